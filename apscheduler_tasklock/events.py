@@ -1,0 +1,77 @@
+"""Events of the task lock, for ``scheduler.add_listener``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from apscheduler.events import JobEvent
+
+# APScheduler 3 uses the bits from 0 to 16. These are far above, so that a later APScheduler 3 has
+# room, and outside its EVENT_ALL: a listener gets them only if it asks for them.
+EVENT_TASK_LOCK_GRANTED = 2**40
+EVENT_TASK_LOCK_REFUSED = 2**41
+EVENT_TASK_LOCK_RELEASED = 2**42
+EVENT_TASK_LOCK_LOST = 2**43
+EVENT_TASK_LOCK_ERROR = 2**44
+EVENT_TASK_LOCK_ALL = (
+    EVENT_TASK_LOCK_GRANTED
+    | EVENT_TASK_LOCK_REFUSED
+    | EVENT_TASK_LOCK_RELEASED
+    | EVENT_TASK_LOCK_LOST
+    | EVENT_TASK_LOCK_ERROR
+)
+
+_NAMES = {
+    EVENT_TASK_LOCK_GRANTED: "granted",
+    EVENT_TASK_LOCK_REFUSED: "refused",
+    EVENT_TASK_LOCK_RELEASED: "released",
+    EVENT_TASK_LOCK_LOST: "lost",
+    EVENT_TASK_LOCK_ERROR: "error",
+}
+
+
+class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
+    """What happened to the task lock of one run time of one job.
+
+    :ivar code: one of the ``EVENT_TASK_LOCK_*`` codes
+    :ivar job_id: id of the job
+    :ivar jobstore: alias of the job store that holds the job
+    :ivar task_name: the task's name, the same on every replica
+    :ivar scheduled_run_time: the run time that the claim was for
+    :ivar holder: id of the replica that holds the task, if known
+    :ivar locked_until: database time until which the task is held, if known
+    :ivar token: the fencing token of the holder's claim, if known
+    :ivar reason: why a claim was refused: ``"running"`` (another run has not ended) or
+        ``"window"`` (the run time's window was run already)
+    :ivar exception: what went wrong, for ``EVENT_TASK_LOCK_ERROR``
+    """
+
+    def __init__(
+        self,
+        code: int,
+        job_id: str,
+        jobstore: str,
+        task_name: str,
+        scheduled_run_time: datetime,
+        *,
+        holder: str | None = None,
+        locked_until: datetime | None = None,
+        token: int | None = None,
+        reason: str | None = None,
+        exception: BaseException | None = None,
+    ) -> None:
+        super().__init__(code, job_id, jobstore)
+        self.task_name = task_name
+        self.scheduled_run_time = scheduled_run_time
+        self.holder = holder
+        self.locked_until = locked_until
+        self.token = token
+        self.reason = reason
+        self.exception = exception
+
+    def __repr__(self) -> str:
+        return (
+            f"<TaskLockEvent {_NAMES.get(self.code, self.code)} task={self.task_name!r} "
+            f"run_time={self.scheduled_run_time.isoformat()} holder={self.holder!r} "
+            f"token={self.token} reason={self.reason!r} exception={self.exception!r}>"
+        )

@@ -1,0 +1,286 @@
+"""The lock-aware executor: what a scheduler sees."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from apscheduler.events import EVENT_JOB_ADDED, EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
+from apscheduler.executors.base import BaseExecutor
+from apscheduler.util import iscoroutinefunction_partial
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+
+from apscheduler_tasklock.carrier import QUIET_LOGGER, Carrier, JobEvents, Submission
+from apscheduler_tasklock.decorator import function_options
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockOptionError,
+)
+from apscheduler_tasklock.events import EVENT_TASK_LOCK_ERROR, TaskLockEvent
+from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.names import (
+    check_name,
+    function_reference,
+    is_anonymous,
+    make_replica_id,
+    refuse_twins,
+)
+from apscheduler_tasklock.options import (
+    DEFAULTS,
+    RESERVED_KEY,
+    LockOptions,
+    parse_job_options,
+    parse_positive_seconds,
+    resolve,
+)
+from apscheduler_tasklock.table import DEFAULT_TABLE
+
+logger = logging.getLogger(__name__)
+
+
+class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
+    """Runs each job on one replica per window, with a task lock in PostgreSQL.
+
+    Every replica schedules its jobs normally. Right before a job fires, in the worker of the
+    executor that this one wraps, its task is claimed; only where the claim is granted it runs.
+
+    Plugin alias: ``tasklock``
+
+    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with the psycopg driver, which is
+        used as it is, except for autocommit
+    :param executor: executor to wrap: an instance, or a plugin alias such as ``"processpool"``;
+        by default the scheduler's own default executor
+    :param min_factor: minimum lock, as a multiple of the job's period; 0 or more
+    :param max_factor: maximum lock, as a multiple of the job's period; above 0
+    :param period: what stands for the period of a run time that no other follows, as of a date
+        trigger; a ``timedelta`` or seconds
+    :param jobs: options of single jobs, as ``{"job-id": {"max_factor": 2}}``, for those whose
+        kwargs or function cannot carry them
+    :param namespace: put before every task name, for applications that share a database
+    :param on_database_error: what becomes of a job when the database stays away: ``"skip"`` it,
+        or ``"run"`` it without a lock
+    :param claim_timeout: seconds for which a claim is tried while the database is away
+    :param schema: schema of the task lock table; by default up to the ``search_path``
+    :param table: name of the task lock table
+    :param replica_id: who holds a lock, for people; by default host, process and a random part
+    :param executor_options: passed on to the wrapped executor, as ``max_workers=20``
+    :raises TaskLockOptionError: an option is unknown or impossible
+    """
+
+    def __init__(
+        self,
+        database: str | URL | Engine,
+        executor: str | BaseExecutor | None = None,
+        *,
+        min_factor: float | str = 0.9,
+        max_factor: float | str = 5.0,
+        period: timedelta | float | str = timedelta(hours=1),
+        jobs: Mapping[str, Any] | None = None,
+        namespace: str = "",
+        on_database_error: Literal["skip", "run"] = "skip",
+        claim_timeout: timedelta | float | str = 10,
+        schema: str | None = None,
+        table: str = DEFAULT_TABLE,
+        replica_id: str | None = None,
+        **executor_options: Any,
+    ) -> None:
+        super().__init__()
+        where = type(self).__name__
+        options = {"min_factor": min_factor, "max_factor": max_factor, "period": period}
+        self._defaults = LockOptions.parse(options, where).over(DEFAULTS, where)
+        self._jobs = {
+            job_id: parse_job_options(options, f"{where}, jobs[{job_id!r}]")
+            for job_id, options in (jobs or {}).items()
+        }
+        self._namespace = namespace
+        if on_database_error not in ("skip", "run"):
+            raise TaskLockOptionError(
+                f"{where}: on_database_error must be 'skip' or 'run', not {on_database_error!r}"
+            )
+        self._run_unlocked = on_database_error == "run"
+        if isinstance(executor, BaseExecutor) and executor_options:
+            raise TaskLockOptionError(
+                f"{where}: unknown options {', '.join(executor_options)}; the executor to wrap is "
+                "an instance already, and takes none"
+            )
+        self._executor = executor
+        self._executor_options = executor_options
+        self._inner: Any = None
+        self._named_by_function: set[str] = set()
+        self.locks = TaskLocks(
+            database,
+            replica_id=replica_id or make_replica_id(),
+            claim_timeout=parse_positive_seconds(claim_timeout, "claim_timeout", where),
+            schema=schema,
+            table=table,
+        )
+
+    def start(self, scheduler: Any, alias: str) -> None:
+        """Start the wrapped executor. Called by the scheduler.
+
+        :raises TaskLockSchemaError: the task lock table is missing, old or not permitted
+        :raises TaskLockOptionError: options of a job that was added already are impossible
+        """
+        super().start(scheduler, alias)
+        self.locks.open()
+        # An outage is logged and passed over. An application should start while its database
+        # restarts; the first claim finds out what this check could not.
+        with suppress(TaskLockDatabaseError):
+            self.locks.check()
+        for job, jobstore, _ in scheduler._pending_jobs:
+            if job.executor == alias:
+                self._task_of(job, jobstore)
+        self._inner = self._make_inner(scheduler)
+        self._inner.start(scheduler, alias)
+        self._instances = self._inner._instances
+        self._deliver_what_is_carried(self._inner)
+        scheduler.add_listener(self._check_added_job, EVENT_JOB_ADDED)
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Shut the wrapped executor down. From now on nothing is claimed.
+
+        :param wait: whether to let running jobs end first; their locks are released either way
+        """
+        self.locks.stop_claiming()
+        if self._inner is not None:
+            self._inner.shutdown(wait)
+        if self._scheduler is not None:
+            self._scheduler.remove_listener(self._check_added_job)
+        if wait or not self._instances:
+            self.locks.close()
+
+    def submit_job(self, job: Any, run_times: list[datetime]) -> None:
+        """Hand a job to the wrapped executor; its worker will claim it. No database work here.
+
+        :raises MaxInstancesReachedError: as many instances as allowed are running
+        :raises TaskLockOptionError: the job's options are impossible
+        """
+        jobstore = job._jobstore_alias
+        try:
+            task_name, options = self._task_of(job, jobstore)
+        except TaskLockError as error:
+            for run_time in run_times:
+                self._scheduler._dispatch_event(
+                    TaskLockEvent(
+                        EVENT_TASK_LOCK_ERROR, job.id, jobstore, "", run_time, exception=error
+                    )
+                )
+            raise
+        submission = Submission(
+            job=job,
+            jobstore=jobstore,
+            trigger=job.trigger,
+            run_times=tuple(run_times),
+            task_name=task_name,
+            options=options,
+            run_unlocked=self._run_unlocked,
+            logger_name=self._logger.name,
+        )
+        carrier = Carrier(submission, self.locks, self._scheduler._dispatch_event)
+        self._inner.submit_job(carrier, run_times[-1:])
+
+    def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
+        raise NotImplementedError("the wrapped executor does this")
+
+    def _task_of(self, job: Any, jobstore: str) -> tuple[str, LockOptions | None]:
+        """Return a job's task name, and its lock options, or ``None`` if it has no lock."""
+        where = f"job {job.id!r}"
+        if iscoroutinefunction_partial(job.func):
+            raise TaskLockOptionError(
+                f"{where}: its function is a coroutine, which this version cannot lock; use a "
+                "plain function"
+            )
+        options = resolve(
+            job.kwargs.get(RESERVED_KEY),
+            self._jobs.get(job.id),
+            function_options(job.func),
+            self._defaults,
+            where=where,
+        )
+        if options is False:
+            return job.id, None
+        name = options.name or self._name_without_option(job, jobstore)
+        return check_name(self._namespace + name, where), options
+
+    def _name_without_option(self, job: Any, jobstore: str) -> str:
+        if not is_anonymous(job, self._scheduler._jobstores.get(jobstore)):
+            return str(job.id)
+        refuse_twins(job, self._anonymous_jobs())
+        name = function_reference(job)
+        if name not in self._named_by_function:
+            self._named_by_function.add(name)
+            logger.warning(
+                "Job %s was added without an id, so its task is named after its function, %s. "
+                "Give it an id in add_job(..., id=...) to keep the name when the function moves",
+                job.id,
+                name,
+            )
+        return name
+
+    def _anonymous_jobs(self) -> Iterator[Any]:
+        for jobstore in self._scheduler._jobstores.values():
+            for job in jobstore.get_all_jobs():
+                options = job.kwargs.get(RESERVED_KEY) or {}
+                if is_anonymous(job, jobstore) and not dict(options).get("name"):
+                    yield job
+
+    def _check_added_job(self, event: Any) -> None:
+        """Say at once what is wrong with a job that was added while the scheduler runs."""
+        job = self._scheduler.get_job(event.job_id, event.jobstore)
+        if job is None or self._scheduler._executors.get(job.executor) is not self:
+            return
+        try:
+            self._task_of(job, event.jobstore)
+        except TaskLockError as error:
+            logger.error("Job %r will not run: %s", job.id, error)
+
+    def _make_inner(self, scheduler: Any) -> Any:
+        if isinstance(self._executor, BaseExecutor):
+            return self._executor
+        try:
+            if self._executor is not None:
+                return scheduler._create_plugin_instance(
+                    "executor", self._executor, dict(self._executor_options)
+                )
+            default = scheduler._create_default_executor()
+            return type(default)(**self._executor_options) if self._executor_options else default
+        except (TypeError, LookupError) as error:
+            raise TaskLockOptionError(
+                f"{type(self).__name__}: the executor to wrap cannot be made: {error}"
+            ) from error
+
+    def _deliver_what_is_carried(self, inner: Any) -> None:
+        """Let the wrapped executor report the events of the job, not those of its carrier."""
+        report = type(inner)._run_job_success
+
+        def report_carried(job_id: str, events: list[Any]) -> None:
+            report(inner, job_id, self._carried(events))
+
+        inner._run_job_success = report_carried
+        inner._logger = _InnerLogger(inner._logger, {})
+
+    def _carried(self, events: list[Any]) -> list[Any]:
+        carried: list[Any] = []
+        for event in events:
+            if event.code == EVENT_JOB_EXECUTED and isinstance(event.retval, JobEvents):
+                carried.extend(event.retval)
+                continue
+            if event.code == EVENT_JOB_ERROR:
+                # The carrier itself failed, and its own log line went to the quiet logger.
+                self._logger.error("Error running job %s", event.job_id, exc_info=event.exception)
+            carried.append(event)
+        return carried
+
+
+class _InnerLogger(logging.LoggerAdapter):  # type: ignore[type-arg]  # generic from Python 3.11
+    """The wrapped executor's logger, under the name that its workers log the carrier to."""
+
+    @property
+    def name(self) -> str:
+        """Name of the logger that ``run_job`` gets."""
+        return QUIET_LOGGER

@@ -1,0 +1,110 @@
+"""What a database error means: away for now, or wrong for good and by which remedy."""
+
+from __future__ import annotations
+
+import psycopg
+import sqlalchemy.exc
+from sqlalchemy import Table
+
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockSchemaError,
+)
+from apscheduler_tasklock.table import DEFAULT_TABLE
+
+UPGRADE_COMMAND = "apscheduler-tasklock upgrade"
+
+# PostgreSQL's error classes and codes that another attempt can overcome.
+_TRANSIENT_STATES = (
+    "08",  # connection exceptions
+    "25006",  # read-only transaction: a standby, until the failover reaches it
+    "40",  # transaction rollback: deadlock, serialization
+    "53",  # insufficient resources: too many connections
+    "55P03",  # lock not available
+    "57",  # operator intervention: shutdown, restart, statement timeout
+    "58",  # system error: the server's input and output
+    "XX",  # internal error
+)
+
+
+_REFUSALS = (
+    "authentication failed",
+    "does not exist",
+    "no pg_hba.conf entry",
+    "not permitted",
+)
+
+
+def explain_away(error: Exception) -> TaskLockDatabaseError | None:
+    """Return the error to raise if ``error`` says that the database is away, else ``None``."""
+    if isinstance(error, sqlalchemy.exc.TimeoutError):
+        return TaskLockDatabaseError("no connection became free in time: all are in use")
+    cause = getattr(error, "orig", None) or error
+    if not isinstance(cause, psycopg.Error):
+        return None
+    if cause.sqlstate is not None:
+        away = cause.sqlstate.startswith(_TRANSIENT_STATES)
+    else:
+        away = isinstance(cause, (psycopg.OperationalError, psycopg.InterfaceError))
+        away = away and not _refused_login(str(cause))
+    return TaskLockDatabaseError(one_line(cause)) if away else None
+
+
+def _refused_login(message: str) -> bool:
+    """Tell a refusal that stays (libpq gives it no error code) from a server that is away."""
+    return "FATAL:" in message and any(sign in message for sign in _REFUSALS)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of a libpq error, which spans several lines, as one."""
+    return " ".join(str(error).split())
+
+
+def explain_refusal(error: psycopg.Error, table: Table, user: str | None) -> TaskLockError:
+    """Return the error to raise for a failure that another attempt would not overcome.
+
+    :param error: what PostgreSQL said
+    :param table: the task lock table
+    :param user: the role that asked, if known
+    """
+    if isinstance(error, (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)):
+        return missing_table(table)
+    if isinstance(error, psycopg.errors.UndefinedColumn):
+        return old_table(table)
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return missing_grant(table, user)
+    return TaskLockError(one_line(error))
+
+
+def missing_table(table: Table) -> TaskLockSchemaError:
+    """Return the error for a database that was never upgraded."""
+    return TaskLockSchemaError(
+        f"the table {table.fullname} does not exist in this database; "
+        f"create it with: {_upgrade_command(table)}"
+    )
+
+
+def old_table(table: Table, missing: str = "") -> TaskLockSchemaError:
+    """Return the error for a table that an older version of this library made."""
+    what = f" (it has no column {missing})" if missing else ""
+    return TaskLockSchemaError(
+        f"the table {table.fullname} is older than this library{what}; "
+        f"bring it up to date with: {_upgrade_command(table)}"
+    )
+
+
+def missing_grant(table: Table, user: str | None) -> TaskLockSchemaError:
+    """Return the error for a role that may not use the table."""
+    role = user or "the application's role"
+    schema = f"GRANT USAGE ON SCHEMA {table.schema} TO {role}; " if table.schema else ""
+    return TaskLockSchemaError(
+        f"role {role} may not use the table {table.fullname}; let its owner run: "
+        f"{schema}GRANT SELECT, INSERT, UPDATE ON {table.fullname} TO {role}"
+    )
+
+
+def _upgrade_command(table: Table) -> str:
+    schema = f" --schema {table.schema}" if table.schema else ""
+    name = f" --table {table.name}" if table.name != DEFAULT_TABLE else ""
+    return f"{UPGRADE_COMMAND}{schema}{name}"

@@ -1,0 +1,273 @@
+"""Task locks on a database: the protocol with retries, outages, and releases that are owed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import psycopg
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+
+from apscheduler_tasklock.check import check_table
+from apscheduler_tasklock.clock import DatabaseClock
+from apscheduler_tasklock.context import HeldLock
+from apscheduler_tasklock.database import Database, parse_url
+from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.failures import explain_refusal
+from apscheduler_tasklock.outage import Outage
+from apscheduler_tasklock.protocol import (
+    ClaimAnswer,
+    ClaimRequest,
+    ReleaseAnswer,
+    TaskLockProtocol,
+)
+from apscheduler_tasklock.releases import OwedReleases
+from apscheduler_tasklock.table import DEFAULT_TABLE, task_lock_table
+
+Result = TypeVar("Result")
+
+# Pauses between attempts while the database is away, in seconds; the last one repeats.
+BACKOFF = (0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A claim that another replica's claim, or an earlier run of the window, stood against.
+
+    :ivar holder: replica of the last claim
+    :ivar token: its fencing token
+    :ivar locked_until: database time until which the task is held
+    :ivar reason: ``"running"`` or ``"window"``
+    """
+
+    holder: str
+    token: int
+    locked_until: datetime
+    reason: str
+
+
+@dataclass(frozen=True)
+class LockSettings:
+    """What another process needs to use the same task locks. ``database`` holds the password."""
+
+    database: URL
+    replica_id: str
+    claim_timeout: float
+    schema: str | None
+    table: str
+
+
+class TaskLocks:
+    """The task locks of one database, as one replica uses them. Safe to share between threads.
+
+    :param database: a URL, or an SQLAlchemy engine with the psycopg driver
+    :param schema: schema of the task lock table; ``None`` leaves it to the ``search_path``
+    :param table: name of the task lock table
+    :param replica_id: who claims, for people
+    :param claim_timeout: seconds for which an unreachable database is tried again
+    :raises TaskLockOptionError: ``database`` is not one that the task lock can use
+    """
+
+    def __init__(
+        self,
+        database: str | URL | Engine,
+        *,
+        replica_id: str,
+        claim_timeout: float = 10.0,
+        schema: str | None = None,
+        table: str = DEFAULT_TABLE,
+    ) -> None:
+        self.settings = LockSettings(_as_url(database), replica_id, claim_timeout, schema, table)
+        self.replica_id = replica_id
+        self.claim_timeout = claim_timeout
+        self.table = task_lock_table(table, schema)
+        self._database = Database(
+            database, timeout=claim_timeout, application_name=f"tasklock {replica_id}"[:63]
+        )
+        self._protocol = TaskLockProtocol(self.table)
+        self._clock = DatabaseClock()
+        self._outage = Outage(self._database.where)
+        self._owed = OwedReleases(self._release_once)
+        self._closed = threading.Event()
+
+    @classmethod
+    def from_settings(cls, settings: LockSettings) -> TaskLocks:
+        """Return the same task locks in another process, on an engine of its own."""
+        return cls(**vars(settings))
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing new is claimed any more."""
+        return self._closed.is_set()
+
+    def check(self) -> None:
+        """Make sure that the table is there, new enough, and permitted.
+
+        :raises TaskLockSchemaError: it is not; the message names the remedy
+        :raises TaskLockDatabaseError: the database is away
+        """
+
+        def statement(cursor: Any) -> None:
+            sent = time.monotonic()
+            database_time = check_table(cursor, self.table, self._database.url.username)
+            self._clock.learn(sent=sent, answered=time.monotonic(), database_time=database_time)
+
+        self._once(statement)
+
+    def claim(
+        self,
+        task_name: str,
+        run_time: datetime | None = None,
+        *,
+        min_lock: float,
+        max_lock: float,
+        keep_unanswered: bool = False,
+    ) -> HeldLock | Refusal:
+        """Claim a task for one run time, and try again while the database is away.
+
+        :param task_name: the task's name
+        :param run_time: the nominal run time, with a time zone; ``None`` for now
+        :param min_lock: seconds from the run time until which its window lasts
+        :param max_lock: seconds after which the claim counts as dead
+        :param keep_unanswered: whether the window stays taken if the claim was sent and never
+            answered, although the database may have granted it
+        :return: the held lock, which must be released, or why it was refused
+        :raises TaskLockDatabaseError: the database stayed away for ``claim_timeout``. A claim
+            that it may have granted all the same is released in the background.
+        :raises TaskLockError: the database refused the statement; the message names the remedy
+        """
+        due = _local_time() if run_time is None else run_time.timestamp()
+        claim_id = uuid4()
+        asked = False
+
+        def statement(cursor: Any) -> tuple[ClaimAnswer, float]:
+            nonlocal asked
+            asked = True
+            # Both clocks are read as late as can be, on a connection that stands.
+            sent, lag = time.monotonic(), max(0.0, _local_time() - due)
+            request = ClaimRequest(
+                task_name,
+                lag,
+                self._clock.latest(sent),
+                min_lock,
+                max_lock,
+                self.replica_id,
+                claim_id,
+            )
+            answer = self._protocol.claim(cursor, request)
+            answered, now = time.monotonic(), answer.database_time
+            held = self._clock.learn(sent=sent, answered=answered, database_time=now)
+            if not held and not answer.granted:
+                return statement(cursor)
+            return answer, sent
+
+        try:
+            answer, sent = self._retried(statement)
+        except TaskLockDatabaseError:
+            if asked:
+                self._owed.add(task_name, claim_id, keep_window=keep_unanswered, seconds=max_lock)
+            raise
+        if not answer.granted:
+            reason = "running" if answer.running else "window"
+            return Refusal(answer.holder, answer.token, answer.locked_until, reason)
+        return HeldLock(
+            name=task_name,
+            token=answer.token,
+            claim_id=claim_id,
+            run_time=run_time,
+            locked_until=answer.locked_until,
+            ends_at=sent + max_lock,
+            extender=self._extend,
+        )
+
+    def release(self, held: HeldLock, *, keep_window: bool = True) -> ReleaseAnswer | None:
+        """End a claim, at the first attempt or in the background.
+
+        :param held: the lock to release
+        :param keep_window: whether its window stays taken; ``False`` opens it at once
+        :return: the task's row, or ``None`` if the claim had expired and was somebody else's
+        :raises TaskLockDatabaseError: the database is away. The release is owed: it is sent again
+            in the background until the claim's end.
+        :raises TaskLockError: the database refused the statement
+        """
+        try:
+            return self._once(
+                lambda cursor: self._protocol.release(
+                    cursor, held.name, held.claim_id, keep_window=keep_window
+                )
+            )
+        except TaskLockDatabaseError:
+            self._owed.add(
+                held.name, held.claim_id, keep_window=keep_window, seconds=held.seconds_left
+            )
+            raise
+
+    def open(self) -> None:
+        """Let claims through again after :meth:`close`."""
+        self._closed.clear()
+
+    def stop_claiming(self) -> None:
+        """End the retries of claims under way. Releases still go through."""
+        self._closed.set()
+
+    def close(self) -> None:
+        """Claim nothing more, try owed releases a last time, and close idle connections."""
+        self._closed.set()
+        self._owed.close()
+        self._database.close()
+
+    def _extend(self, held: HeldLock, by: float) -> datetime | None:
+        return self._once(
+            lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by)
+        )
+
+    def _release_once(self, task_name: str, claim_id: Any, keep_window: bool) -> None:
+        self._once(
+            lambda cursor: self._protocol.release(
+                cursor, task_name, claim_id, keep_window=keep_window
+            )
+        )
+
+    def _retried(self, statement: Callable[[Any], Result]) -> Result:
+        """Run a statement; while the database is away, again until ``claim_timeout`` is over."""
+        deadline = time.monotonic() + self.claim_timeout
+        attempt = 0
+        while True:
+            try:
+                return self._once(statement)
+            except TaskLockDatabaseError as error:
+                pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
+                if time.monotonic() + pause > deadline or self._closed.wait(pause):
+                    raise TaskLockDatabaseError(
+                        f"database {self._database.where} did not answer for "
+                        f"{self.claim_timeout:g} sec: {error}"
+                    ) from error.__cause__
+                attempt += 1
+
+    def _once(self, statement: Callable[[Any], Result]) -> Result:
+        try:
+            with self._database.cursor() as cursor:
+                result = statement(cursor)
+        except TaskLockDatabaseError as error:
+            self._outage.begin(error)
+            raise
+        except psycopg.Error as error:
+            user = self._database.url.username
+            raise explain_refusal(error, self.table, user) from error
+        self._outage.end()
+        return result
+
+
+def _as_url(database: str | URL | Engine) -> URL:
+    return database.url if isinstance(database, Engine) else parse_url(database)
+
+
+def _local_time() -> float:
+    """Return the replica's own clock, which APScheduler's run times are on too."""
+    return time.time()

@@ -1,0 +1,204 @@
+"""Lock options: what may be set, what is refused, and which of several places wins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any, Literal
+
+from apscheduler_tasklock.errors import TaskLockOptionError
+
+# The key that a job's kwargs carry its lock options under.
+RESERVED_KEY = "task_lock"
+
+# Longer than any schedule, and far from where PostgreSQL's timestamps end.
+LONGEST_SECONDS = timedelta(days=36500).total_seconds()
+
+
+@dataclass(frozen=True)
+class LockOptions:
+    """The lock options given in one place. ``None`` leaves an option to the next weaker place.
+
+    :ivar name: the task's name, instead of the job's id
+    :ivar min_factor: minimum lock, as a multiple of the period; 0 or more
+    :ivar max_factor: maximum lock, as a multiple of the period; above 0
+    :ivar min_lock: minimum lock in seconds, instead of a factor
+    :ivar max_lock: maximum lock in seconds, instead of a factor
+    :ivar period: seconds that stand for the period of a run time that no other follows
+    :ivar on_failure: ``"keep"`` or ``"release"`` the window of a run that raised
+    """
+
+    name: str | None = None
+    min_factor: float | None = None
+    max_factor: float | None = None
+    min_lock: float | None = None
+    max_lock: float | None = None
+    period: float | None = None
+    on_failure: Literal["keep", "release"] | None = None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any], where: str) -> LockOptions:
+        """Return checked options.
+
+        :param options: option names and values; numbers may be strings, times ``timedelta``
+        :param where: whose options these are, for messages, as in ``job "clean-up"``
+        :raises TaskLockOptionError: one of them is unknown or impossible
+        """
+        allowed = [field.name for field in fields(cls)]
+        for option in options:
+            if option not in allowed:
+                raise TaskLockOptionError(
+                    f"{where}: unknown task lock option {option!r}; allowed are "
+                    f"{', '.join(allowed)}"
+                )
+        given = {key: value for key, value in options.items() if value is not None}
+        parsed = cls(**{key: _PARSERS[key](value, key, where) for key, value in given.items()})
+        parsed._check_pairs(where)
+        return parsed
+
+    def over(self, weaker: LockOptions, where: str) -> LockOptions:
+        """Return these options, with what they leave open taken from the weaker ones.
+
+        A lock time set here, as a factor or as an absolute time, replaces the weaker one in
+        either form.
+
+        :raises TaskLockOptionError: together they are impossible
+        """
+        merged = {
+            field.name: getattr(weaker if getattr(self, field.name) is None else self, field.name)
+            for field in fields(self)
+        }
+        for factor, time in (("min_factor", "min_lock"), ("max_factor", "max_lock")):
+            if getattr(self, factor) is not None:
+                merged[time] = None
+            if getattr(self, time) is not None:
+                merged[factor] = None
+        options = LockOptions(**merged)
+        options._check_pairs(where)
+        return options
+
+    def _check_pairs(self, where: str) -> None:
+        for smaller, larger in (("min_factor", "max_factor"), ("min_lock", "max_lock")):
+            low, high = getattr(self, smaller), getattr(self, larger)
+            if low is not None and high is not None and low > high:
+                raise TaskLockOptionError(
+                    f"{where}: {smaller} ({low:g}) must not be above {larger} ({high:g})"
+                )
+        for factor, time in (("min_factor", "min_lock"), ("max_factor", "max_lock")):
+            if getattr(self, factor) is not None and getattr(self, time) is not None:
+                raise TaskLockOptionError(f"{where}: give {factor} or {time}, not both")
+
+    def lock_times(self, period: float) -> tuple[float, float]:
+        """Return the minimum and maximum lock for a run time, in seconds.
+
+        The maximum is never below the minimum: an absolute minimum may exceed the maximum that a
+        factor yields for a short period.
+
+        :param period: seconds from the run time to the next one
+        """
+        least = self.min_lock if self.min_lock is not None else (self.min_factor or 0) * period
+        most = self.max_lock if self.max_lock is not None else (self.max_factor or 0) * period
+        least = min(least, LONGEST_SECONDS)
+        return least, min(max(most, least), LONGEST_SECONDS)
+
+
+# What holds where nobody says otherwise (DESIGN: 0.9 and not 1.0, because with 1.0 a replica's
+# next fire misses its window by milliseconds).
+DEFAULTS = LockOptions(min_factor=0.9, max_factor=5.0, period=3600.0, on_failure="keep")
+
+
+def parse_seconds(value: Any, option: str, where: str) -> float:
+    """Return a time given as ``timedelta``, number or numeric string in seconds, 0 or more."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    seconds = parse_number(value, option, where, "seconds or a timedelta, 0 or more")
+    if seconds > LONGEST_SECONDS:
+        raise TaskLockOptionError(f"{where}: {option} must be at most 100 years, not {value!r}")
+    return seconds
+
+
+def parse_positive_seconds(value: Any, option: str, where: str) -> float:
+    """Return a time in seconds, above 0."""
+    seconds = parse_seconds(value, option, where)
+    if seconds == 0:
+        raise TaskLockOptionError(f"{where}: {option} must be above 0, not {value!r}")
+    return seconds
+
+
+def parse_number(
+    value: Any, option: str, where: str, allowed: str = "a number, 0 or more"
+) -> float:
+    """Return a number, 0 or more, given as such or as a string."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0):
+        raise TaskLockOptionError(f"{where}: {option} must be {allowed}, not {value!r}")
+    return number
+
+
+def _parse_positive_number(value: Any, option: str, where: str) -> float:
+    number = parse_number(value, option, where, "a number above 0")
+    if number == 0:
+        raise TaskLockOptionError(f"{where}: {option} must be a number above 0, not {value!r}")
+    return number
+
+
+def _parse_text(value: Any, option: str, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise TaskLockOptionError(
+            f"{where}: {option} must be a text that is not empty, not {value!r}"
+        )
+    return value
+
+
+def _parse_on_failure(value: Any, option: str, where: str) -> str:
+    if value not in ("keep", "release"):
+        raise TaskLockOptionError(f"{where}: {option} must be 'keep' or 'release', not {value!r}")
+    return str(value)
+
+
+_PARSERS: dict[str, Callable[[Any, str, str], Any]] = {
+    "name": _parse_text,
+    "min_factor": parse_number,
+    "max_factor": _parse_positive_number,
+    "min_lock": parse_seconds,
+    "max_lock": parse_positive_seconds,
+    "period": parse_positive_seconds,
+    "on_failure": _parse_on_failure,
+}
+
+
+def parse_job_options(options: Any, where: str) -> LockOptions | Literal[False]:
+    """Return the checked options of one job, or ``False`` for a job without a lock."""
+    if options is False:
+        return False
+    if isinstance(options, LockOptions):
+        return options
+    if not isinstance(options, Mapping):
+        raise TaskLockOptionError(
+            f"{where}: task_lock must be a dict of options, or False to run on every replica, "
+            f"not {options!r}"
+        )
+    return LockOptions.parse(options, where)
+
+
+def resolve(*places: Any, where: str) -> LockOptions | Literal[False]:
+    """Return the options that hold for a job, from those given in several places.
+
+    :param places: options, ``False`` or ``None`` for each place, from the strongest to the weakest
+    :param where: whose options these are, for messages
+    :return: the options, or ``False`` if the strongest place that says anything says so
+    :raises TaskLockOptionError: one of them is unknown or impossible
+    """
+    given = [parse_job_options(place, where) for place in places if place is not None]
+    if given and given[0] is False:
+        return False
+    resolved = LockOptions()
+    for options in given:
+        if options is not False:
+            resolved = resolved.over(options, where)
+    return resolved

@@ -1,0 +1,41 @@
+"""One log line when the database goes away, and one when it is back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from apscheduler_tasklock.errors import TaskLockDatabaseError
+
+logger = logging.getLogger(__name__)
+
+
+class Outage:
+    """Tells of a database that is away once when it goes, and once when it is back."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._lock = threading.Lock()
+        self._since: float | None = None
+
+    def begin(self, error: TaskLockDatabaseError) -> None:
+        """Note that the database did not answer."""
+        with self._lock:
+            if self._since is not None:
+                return
+            self._since = time.monotonic()
+        logger.warning("The task lock database is away (%s): %s", self._where, error)
+
+    def end(self) -> None:
+        """Note that it did."""
+        if self._since is None:
+            return
+        with self._lock:
+            since, self._since = self._since, None
+        if since is not None:
+            logger.info(
+                "The task lock database is back (%s) after %.1f sec",
+                self._where,
+                time.monotonic() - since,
+            )

@@ -1,0 +1,159 @@
+"""What a trigger says about time: a run time's nominal time, and the period that follows it.
+
+Everything here asks copies of a trigger that have neither jitter nor an end date, so that the
+last run before an end date has the period of every other, and asking changes nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from apscheduler.triggers.combining import AndTrigger, BaseCombiningTrigger, OrTrigger
+from apscheduler.triggers.date import DateTrigger
+from apscheduler.triggers.interval import IntervalTrigger
+
+logger = logging.getLogger(__name__)
+
+# How many times the parts of an AndTrigger may disagree before it counts as having no next time.
+# Daily parts that meet once in four years (29 February) disagree under 1,500 times.
+AND_TRIGGER_ROUNDS = 2000
+
+_INSTANT = timedelta(microseconds=1)
+
+
+def nominal_time(trigger: Any, run_time: datetime) -> datetime:
+    """Return the moment that ``run_time`` stands for once the trigger's jitter is taken away.
+
+    Replicas draw their own jitter, so a cron job meant for 03:00 has a different run time on each
+    of them; 03:00 is what they have in common. A trigger that has no such common moment (an
+    interval counts from its own last, jittered run) keeps its run time.
+
+    :param trigger: an APScheduler trigger
+    :param run_time: the run time that the trigger gave, with a time zone
+    """
+    jitter = _total_jitter(trigger)
+    if not jitter or isinstance(trigger, IntervalTrigger):
+        return run_time
+    plain = _without_jitter_and_end(trigger)
+    # Look back in growing steps: the nominal time is the last one at or before the run time, and
+    # a trigger that fires every second must not be walked through an hour of jitter.
+    back = timedelta(seconds=1)
+    while True:
+        back = min(back, timedelta(seconds=jitter))
+        nominal = _last_between(plain, _moved(run_time, -back), run_time)
+        if nominal is not None:
+            return nominal
+        if back >= timedelta(seconds=jitter):
+            return run_time
+        back *= 2
+
+
+def period_after(trigger: Any, run_time: datetime) -> float | None:
+    """Return the seconds from ``run_time`` to the trigger's next run time.
+
+    The difference is one of timestamps: a daily job has 23 or 25 hours across a clock change.
+
+    :param trigger: an APScheduler trigger
+    :param run_time: a nominal run time, with a time zone
+    :return: seconds above 0, or ``None`` if the trigger has no next run time
+    """
+    if isinstance(trigger, IntervalTrigger):
+        return float(trigger.interval_length)
+    if isinstance(trigger, DateTrigger):
+        return None
+    following = _next_after(_without_jitter_and_end(trigger), run_time)
+    return None if following is None else following.timestamp() - run_time.timestamp()
+
+
+def _total_jitter(trigger: Any) -> float:
+    """Return the most seconds by which jitter can move a run time; triggers combine theirs."""
+    own = getattr(trigger, "jitter", None) or 0
+    parts = trigger.triggers if isinstance(trigger, BaseCombiningTrigger) else ()
+    return float(own) + max((_total_jitter(part) for part in parts), default=0.0)
+
+
+def _without_jitter_and_end(trigger: Any) -> Any:
+    """Return a copy of the trigger that is exact and never ends."""
+    if isinstance(trigger, BaseCombiningTrigger):
+        parts = [_without_jitter_and_end(part) for part in trigger.triggers]
+        plain = copy.copy(trigger)
+        plain.triggers = parts
+    else:
+        plain = copy.deepcopy(trigger)
+    for attribute in ("jitter", "end_date"):
+        if getattr(plain, attribute, None) is not None:
+            setattr(plain, attribute, None)
+    return plain
+
+
+def _next_after(trigger: Any, moment: datetime) -> datetime | None:
+    """Return the trigger's first run time after ``moment``, as if it had just fired then."""
+    if isinstance(trigger, AndTrigger):
+        return _agreed_after(trigger, moment)
+    if isinstance(trigger, OrTrigger):
+        times = [_next_after(part, moment) for part in trigger.triggers]
+        return min((time for time in times if time is not None), default=None, key=_timestamp)
+    return _later(trigger, previous=moment, moment=moment)
+
+
+def _agreed_after(trigger: AndTrigger, moment: datetime) -> datetime | None:
+    """Return the first time after ``moment`` on which all parts of an AndTrigger agree.
+
+    ``AndTrigger.get_next_fire_time`` does not stop looking when they never do, and a look here
+    must not hang a worker.
+    """
+    earliest = moment + _INSTANT
+    for _ in range(AND_TRIGGER_ROUNDS):
+        firsts = [_first_from(part, earliest) for part in trigger.triggers]
+        times = [first for first in firsts if first is not None]
+        if not times or len(times) < len(firsts):
+            return None
+        latest = max(times, key=_timestamp)
+        if latest.timestamp() == min(times, key=_timestamp).timestamp():
+            return latest
+        earliest = latest
+    return None
+
+
+def _first_from(trigger: Any, moment: datetime) -> datetime | None:
+    """Return the trigger's first run time at or after ``moment``, whatever it ran before."""
+    if isinstance(trigger, AndTrigger):
+        return _agreed_after(trigger, moment - _INSTANT)
+    if isinstance(trigger, OrTrigger):
+        times = [_first_from(part, moment) for part in trigger.triggers]
+        return min((time for time in times if time is not None), default=None, key=_timestamp)
+    first: datetime | None = trigger.get_next_fire_time(None, moment)
+    # A calendar interval answers with its start date, however long ago: walk on from there.
+    while first is not None and first.timestamp() < moment.timestamp():
+        first = _later(trigger, previous=first, moment=first)
+    return first
+
+
+def _last_between(trigger: Any, start: datetime, end: datetime) -> datetime | None:
+    """Return the trigger's last run time in ``[start, end]``."""
+    last, following = None, _first_from(trigger, start)
+    while following is not None and following.timestamp() <= end.timestamp():
+        last, following = following, _next_after(trigger, following)
+    return last
+
+
+def _later(trigger: Any, *, previous: datetime, moment: datetime) -> datetime | None:
+    """Return what a trigger gives after ``previous``, unless that is no later."""
+    for now in (moment, moment + _INSTANT):
+        following: datetime | None = trigger.get_next_fire_time(previous, now)
+        if following is None or following.timestamp() > previous.timestamp():
+            return following
+    # A custom trigger that stands still has no next run time that could measure a period.
+    return None
+
+
+def _moved(moment: datetime, by: timedelta) -> datetime:
+    """Return ``moment + by`` in elapsed time: local times skip or repeat an hour twice a year."""
+    return (moment.astimezone(timezone.utc) + by).astimezone(moment.tzinfo)
+
+
+def _timestamp(moment: datetime) -> float:
+    return moment.timestamp()

@@ -1,0 +1,101 @@
+"""Releases that are owed: the database was away when a job ended, or when a claim was given up."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+
+logger = logging.getLogger(__name__)
+
+RETRY_INTERVAL = 1.0
+
+
+@dataclass(frozen=True)
+class _Owed:
+    task_name: str
+    claim_id: UUID
+    keep_window: bool
+    until: float
+
+
+class OwedReleases:
+    """Sends releases again until they arrive, or until the claim has ended by itself.
+
+    One thread, which starts with the first owed release and is gone after the last.
+
+    :param release: sends one release; raises ``TaskLockDatabaseError`` if it must be sent again
+    """
+
+    def __init__(self, release: Callable[[str, UUID, bool], None]) -> None:
+        self._release = release
+        self._changed = threading.Condition()
+        self._owed: list[_Owed] = []
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def add(self, task_name: str, claim_id: UUID, *, keep_window: bool, seconds: float) -> None:
+        """Owe a release.
+
+        :param seconds: how long it is worth sending: until the claim ends by itself
+        """
+        owed = _Owed(task_name, claim_id, keep_window, time.monotonic() + seconds)
+        with self._changed:
+            self._owed.append(owed)
+            if self._thread is None or not self._thread.is_alive():  # as in a forked child
+                self._closing = False
+                self._thread = threading.Thread(
+                    target=self._work, name="tasklock-releases", daemon=True
+                )
+                self._thread.start()
+
+    def close(self) -> None:
+        """Send what is owed a last time and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing, RETRY_INTERVAL)
+                last, batch = self._closing, self._owed
+                self._owed = []
+            remaining = self._send(batch)
+            with self._changed:
+                self._owed.extend(remaining)
+                if last or not self._owed:
+                    self._thread = None
+                    break
+        for owed in remaining:
+            logger.warning(
+                "The lock of task %r was not released: it stands until its maximum lock ends",
+                owed.task_name,
+            )
+
+    def _send(self, batch: list[_Owed]) -> list[_Owed]:
+        """Send a batch up to the first that fails; the others would fail alike, one by one."""
+        for done, owed in enumerate(batch):
+            if not self._settled(owed):
+                return batch[done:]
+        return []
+
+    def _settled(self, owed: _Owed) -> bool:
+        """Send one release. True if it arrived, or need not be sent again."""
+        if time.monotonic() >= owed.until:
+            return True
+        try:
+            self._release(owed.task_name, owed.claim_id, owed.keep_window)
+        except TaskLockDatabaseError:
+            return False
+        except TaskLockError:
+            logger.exception("The lock of task %r could not be released", owed.task_name)
+        return True

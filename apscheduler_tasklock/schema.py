@@ -1,0 +1,172 @@
+"""Creating and upgrading the task lock table, with Alembic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, create_engine, func, select, text
+from sqlalchemy.engine import URL
+from sqlalchemy.pool import NullPool
+from sqlalchemy.schema import CreateSchema
+
+from apscheduler_tasklock.database import parse_url
+from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.table import DEFAULT_TABLE
+
+# Any number will do as long as it is the same everywhere: replicas that upgrade at the same
+# moment wait for each other on it.
+_UPGRADE_LOCK = 0x7461736B6C6F636B
+
+_LOCK_TIMEOUT = "60s"
+_CONNECT_TIMEOUT = 10
+
+
+def upgrade(
+    database: str | URL,
+    *,
+    schema: str | None = None,
+    table: str = DEFAULT_TABLE,
+    revision: str = "head",
+) -> None:
+    """Create the task lock table, or bring it up to date.
+
+    Replicas may call this at the same moment; one of them does the work. The schema is created if
+    it is missing.
+
+    :param database: a PostgreSQL URL of a role that may create tables
+    :param schema: schema of the table; ``None`` leaves it to the ``search_path``
+    :param table: name of the table
+    :param revision: an Alembic revision of this library
+    :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL
+    :raises sqlalchemy.exc.SQLAlchemyError: the database is away or refuses
+    """
+    _run(database, schema, table, lambda config: command.upgrade(config, revision))
+
+
+def downgrade(
+    database: str | URL,
+    *,
+    schema: str | None = None,
+    table: str = DEFAULT_TABLE,
+    revision: str = "base",
+) -> None:
+    """Take the task lock table back to a revision; ``"base"`` drops it. See :func:`upgrade`."""
+    _run(database, schema, table, lambda config: command.downgrade(config, revision))
+
+
+def print_upgrade_sql(*, schema: str | None = None, table: str = DEFAULT_TABLE) -> None:
+    """Print the statements of a first upgrade to standard output, for a DBA. Needs no database."""
+    command.upgrade(_config(schema, table), "head", sql=True)
+
+
+def migrate(
+    connection: Connection,
+    *,
+    schema: str | None = None,
+    table: str = DEFAULT_TABLE,
+    revision: str = "head",
+) -> None:
+    """Take the task lock table to a revision within an application's own migration.
+
+    In the application's Alembic script: ``migrate(op.get_bind())`` in ``upgrade()``, and
+    ``migrate(op.get_bind(), revision="base")`` in ``downgrade()``. It takes part in the
+    connection's transaction, and keeps its own history in ``task_lock_alembic_version``.
+
+    :param connection: an SQLAlchemy connection
+    :param schema: schema of the table; ``None`` leaves it to the ``search_path``
+    :param table: name of the table
+    :param revision: an Alembic revision of this library; ``"base"`` drops the table
+    :raises TaskLockError: there is no connection, as in Alembic's offline mode
+    """
+    if connection is None:
+        raise TaskLockError(
+            "migrate() needs a connection, and Alembic's --sql mode has none; add the statements "
+            "that `apscheduler-tasklock upgrade --sql` prints"
+        )
+    scripts = ScriptDirectory(str(_scripts_folder()))
+
+    def steps(heads: Any, _context: MigrationContext) -> Any:
+        # What Alembic's own commands call; it has no public name.
+        if revision == "base":
+            return scripts._downgrade_revs(revision, heads)
+        return scripts._upgrade_revs(revision, heads)
+
+    context = MigrationContext.configure(
+        connection, opts={"fn": steps, "script": scripts, **version_table(schema, table)}
+    )
+    with context.begin_transaction():
+        run_migrations(context, schema, table)
+
+
+def include_name(
+    name: str | None,
+    type_: str,
+    parent_names: Mapping[str, str | None] | MutableMapping[str, str | None],
+    *,
+    schema: str | None = None,
+    table: str = DEFAULT_TABLE,
+) -> bool:
+    """Keep an application's ``alembic revision --autogenerate`` from dropping our tables.
+
+    In the application's ``env.py``: ``context.configure(..., include_name=include_name)``. With
+    another table or schema name, ``functools.partial(include_name, schema="jobs")``.
+
+    :return: ``False`` for the task lock table and its version table, else ``True``
+    """
+    ours = (table, version_table(schema, table)["version_table"])
+    return not (type_ == "table" and name in ours and parent_names.get("schema_name") == schema)
+
+
+def version_table(schema: str | None, table: str) -> dict[str, Any]:
+    """Return Alembic's options for where the task lock table's history is kept."""
+    return {"version_table": f"{table}_alembic_version", "version_table_schema": schema}
+
+
+def run_migrations(context: MigrationContext, schema: str | None, table: str) -> None:
+    """Run the migrations that an Alembic context was configured for, one process at a time."""
+    operations = Operations(context)
+    if not context.as_sql:
+        connection = context.connection
+        assert connection is not None
+        connection.execute(select(func.set_config("lock_timeout", _LOCK_TIMEOUT, True)))
+        connection.execute(select(func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
+    if schema is not None and (context.as_sql or not _schema_exists(context, schema)):
+        operations.execute(CreateSchema(schema, if_not_exists=True))
+    context.run_migrations(op=operations, table=table, schema=schema)
+
+
+def _schema_exists(context: MigrationContext, schema: str) -> bool:
+    # Asked first, because CREATE SCHEMA IF NOT EXISTS needs the right to create even if it does.
+    assert context.connection is not None
+    found = text("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :schema")
+    return context.connection.scalar(found, {"schema": schema}) is not None
+
+
+def _run(database: str | URL, schema: str | None, table: str, run: Any) -> None:
+    engine = create_engine(
+        parse_url(database),
+        poolclass=NullPool,
+        connect_args={"connect_timeout": _CONNECT_TIMEOUT},
+    )
+    with engine.connect() as connection:
+        run(_config(schema, table, connection))
+
+
+def _config(schema: str | None, table: str, connection: Connection | None = None) -> Config:
+    config = Config(attributes={"connection": connection, "schema": schema, "table": table})
+    config.set_main_option("script_location", str(_scripts_folder()).replace("%", "%%"))
+    return config
+
+
+def _scripts_folder() -> Path:
+    """Return the migrations: inside an installed package, or beside the one of a checkout."""
+    package = Path(__file__).parent
+    installed = package / "migrations"
+    return installed if installed.is_dir() else package.parent / "alembic"

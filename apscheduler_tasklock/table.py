@@ -1,0 +1,42 @@
+"""The task lock table as SQLAlchemy knows it. The migrations create it; a test compares both."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, DateTime, MetaData, Table, Text, Uuid
+
+DEFAULT_TABLE = "task_lock"
+
+# Every claim and release updates a row, never its key. A half-empty page keeps such updates
+# on their page (HOT), where the next one prunes them; the absolute threshold makes autovacuum
+# come by for a table whose handful of rows would never reach a share of itself.
+STORAGE_PARAMETERS = {
+    "fillfactor": 50,
+    "autovacuum_vacuum_scale_factor": 0,
+    "autovacuum_vacuum_threshold": 1000,
+}
+
+
+def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Table:
+    """Return the task lock table's definition, in a ``MetaData`` of its own.
+
+    :param name: the table's name
+    :param schema: its schema; ``None`` leaves it to the connection's ``search_path``
+    """
+
+    def moment() -> DateTime:
+        return DateTime(timezone=True)
+
+    return Table(
+        name,
+        MetaData(),
+        Column("task_name", Text, primary_key=True),
+        Column("started_at", moment(), nullable=False),
+        Column("locked_until", moment(), nullable=False),
+        Column("window_start", moment(), nullable=False),
+        Column("window_until", moment(), nullable=False),
+        Column("locked_by", Text, nullable=False),
+        Column("claim_id", Uuid, nullable=False),
+        Column("token", BigInteger, nullable=False),
+        Column("finished_at", moment(), nullable=True),
+        schema=schema,
+    )
