@@ -1,0 +1,100 @@
+"""Fixtures of all tests: a server for the run, and a database with the table for each test."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock import upgrade
+from tests.polling import eventually
+from tests.postgres import Server, start_server
+
+_SERVER = pytest.StashKey[Server]()
+_SEED = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--postgres-url", help="run the tests on this server, as its superuser")
+    parser.addoption("--seed", type=int, help="seed of the random tests; printed by every run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seed = config.getoption("--seed")
+    config.stash[_SEED] = random.randrange(2**32) if seed is None else seed  # noqa: S311
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    if not config.getoption("--collect-only"):
+        config.stash[_SERVER] = start_server(config.getoption("--postgres-url"))
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    server = config.stash.get(_SERVER, None)
+    which = [f"server: {server.description}"] if server else []
+    return [*which, f"seed: --seed={config.stash[_SEED]}"]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _SERVER in config.stash:
+        config.stash[_SERVER].close.close()
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Randomness that the seed in the header repeats."""
+    seed = f"{request.config.stash[_SEED]} {request.node.nodeid}"
+    return random.Random(seed)  # noqa: S311
+
+
+@pytest.fixture(scope="session")
+def server(pytestconfig: pytest.Config) -> Server:
+    return pytestconfig.stash[_SERVER]
+
+
+@pytest.fixture(scope="session")
+def template(server: Server) -> Iterator[str]:
+    """Name of a database with the table, which each test gets a copy of."""
+    with server.database() as url:
+        upgrade(url)
+        yield str(psycopg.conninfo.conninfo_to_dict(url)["dbname"])
+
+
+@pytest.fixture
+def database_url(server: Server, template: str) -> Iterator[str]:
+    """URL of a database of this test's own, with the table."""
+    with server.database(template) as url:
+        yield url
+
+
+@pytest.fixture
+def empty_database_url(server: Server) -> Iterator[str]:
+    """URL of a database of this test's own, without the table."""
+    with server.database() as url:
+        yield url
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A plain connection to the test's database, in autocommit mode."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a thread of the library running."""
+    yield
+    eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("tasklock")])
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The root of the source tree."""
+    return Path(__file__).parent.parent

@@ -1,0 +1,335 @@
+"""The contract of claim and release, against the statements that ship, in travelled time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from tests.contract.conftest import Replica
+
+Travel = Callable[[float], None]
+
+
+def row(connection: psycopg.Connection[Any], task: str = "task") -> dict[str, Any]:
+    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
+    found = cursor.execute("SELECT * FROM task_lock WHERE task_name = %s", [task]).fetchone()
+    assert found is not None
+    return found
+
+
+def database_now(connection: psycopg.Connection[Any]) -> datetime:
+    found = connection.execute("SELECT now()").fetchone()
+    assert found is not None
+    return found[0]  # type: ignore[no-any-return]
+
+
+class TestClaim:
+    def test_an_unknown_task_is_granted(
+        self, one: Replica, connection: psycopg.Connection[Any]
+    ) -> None:
+        claim_id, answer = one.claim(lag=2, min_lock=9, max_lock=50)
+        now = database_now(connection)
+
+        assert answer.granted
+        assert row(connection) == {
+            "task_name": "task",
+            "started_at": now,
+            "locked_until": now + timedelta(seconds=50),
+            "window_start": now - timedelta(seconds=2),
+            "window_until": now + timedelta(seconds=7),
+            "locked_by": "one",
+            "claim_id": claim_id,
+            "token": 1,
+            "finished_at": None,
+        }
+        assert (answer.holder, answer.token) == ("one", 1)
+        assert answer.locked_until == now + timedelta(seconds=50)
+
+    def test_a_later_claim_sets_every_column_anew(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        one.release(one.claim()[0])
+        travel(20)
+        claim_id, answer = other.claim(lag=1, min_lock=5, max_lock=30)
+        now = database_now(connection)
+
+        assert answer.granted
+        assert row(connection) == {
+            "task_name": "task",
+            "started_at": now,
+            "locked_until": now + timedelta(seconds=30),
+            "window_start": now - timedelta(seconds=1),
+            "window_until": now + timedelta(seconds=4),
+            "locked_by": "other",
+            "claim_id": claim_id,
+            "token": 2,
+            "finished_at": None,
+        }
+
+    def test_it_is_refused_while_the_task_runs(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        _, first = one.claim()
+        travel(20)  # two windows later: only the run stands against it
+        _, answer = other.claim()
+
+        assert not answer.granted
+        assert answer.running
+        assert (answer.holder, answer.token) == ("one", 1)
+        assert answer.locked_until == first.locked_until
+
+    def test_it_is_granted_after_the_maximum_lock(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        one.claim(max_lock=50)
+        travel(49.999)
+        assert not other.granted()
+        travel(0.001)
+        assert other.granted()
+
+    def test_it_is_refused_after_an_early_release_until_the_window_ends(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(min_lock=9)
+        travel(2)
+        one.release(claim_id)
+        travel(6.999)
+        _, answer = other.claim(min_lock=9)
+        assert not answer.granted
+        assert not answer.running
+        travel(0.001)
+        assert other.granted(min_lock=9)
+
+    def test_it_is_granted_right_after_a_late_release(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(min_lock=9)
+        travel(25)
+        assert not other.granted()
+        one.release(claim_id)
+        assert other.granted()
+
+    def test_two_tasks_are_independent(self, one: Replica, other: Replica) -> None:
+        assert one.granted("first")
+        assert other.granted("second")
+        assert not other.granted("first")
+
+    def test_the_token_grows_by_one_with_each_claim_and_not_with_a_refusal(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        tokens = []
+        for _ in range(3):
+            claim_id, answer = one.claim()
+            tokens.append(answer.token)
+            assert not other.granted()
+            one.release(claim_id)
+            travel(10)
+        assert tokens == [1, 2, 3]
+
+    def test_the_same_claim_asked_twice_is_granted_once(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any]
+    ) -> None:
+        claim_id, first = one.claim()
+        before = row(connection)
+        _, again = one.claim(claim_id=claim_id)
+
+        assert again.granted
+        assert again.token == first.token
+        assert row(connection) == before
+        assert not other.granted()
+
+    def test_a_refused_claim_leaves_the_row_as_it_is(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        one.claim()
+        before = row(connection)
+        travel(1)
+        assert not other.granted()
+        assert row(connection) == before
+
+    @pytest.mark.parametrize(
+        "task", ['"; DROP TABLE task_lock; --', "job's", "任務 🔒", "%s %(x)s", "x" * 1000]
+    )
+    def test_any_name_that_postgresql_can_store_is_a_task(
+        self, one: Replica, other: Replica, task: str, connection: psycopg.Connection[Any]
+    ) -> None:
+        assert one.granted(task)
+        assert not other.granted(task)
+        assert row(connection, task)["token"] == 1
+
+
+class TestWindow:
+    def test_a_late_claim_owns_the_window_of_its_run_time_not_of_its_claim(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        travel(8)
+        claim_id, _ = one.claim(lag=8, min_lock=9)  # for the run time 0, claimed at 8
+        one.release(claim_id)
+        travel(2)
+        assert other.granted(min_lock=9)  # for the run time 10
+
+    def test_a_starved_claim_does_not_repeat_a_window(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        one.release(one.claim()[0])  # the run time 0
+        travel(3600)
+        assert not other.granted(lag=3600)  # the run time 0 again, an hour late
+        assert other.granted(lag=0)
+
+    def test_a_starved_claim_does_not_repeat_a_window_before_the_last(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        for _ in range(3):
+            one.release(one.claim()[0])
+            travel(10)
+        assert not other.granted(lag=20)
+        assert not other.granted(lag=10)
+
+    def test_a_backlog_runs_each_of_its_windows_once(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        travel(30)
+        runs = []
+        for lag in (30, 20, 10, 0):
+            for replica in (one, other):
+                claim_id, answer = replica.claim(lag=lag)
+                if answer.granted:
+                    runs.append(lag)
+                    replica.release(claim_id)
+        assert runs == [30, 20, 10, 0]
+
+    def test_a_shortened_interval_takes_effect_at_once(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(min_lock=0.9 * 3600, max_lock=5 * 3600)
+        one.release(claim_id)
+        travel(60)
+        assert not one.granted(min_lock=0.9 * 3600)  # a replica with the old interval
+        assert other.granted(min_lock=0.9 * 60)  # one with the new
+
+    def test_a_lengthened_interval_takes_effect_with_the_next_claim(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        one.release(one.claim(min_lock=9)[0])
+        travel(10)
+        other.release(other.claim(min_lock=54)[0])
+        travel(50)
+        assert not other.granted(min_lock=54)
+        travel(10)
+        assert other.granted(min_lock=54)
+
+    def test_a_claim_held_up_on_its_way_does_not_look_newer_than_it_is(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        one.release(one.claim()[0])  # the run time 0
+        when_asked = database_now(connection)  # what the other replica's clock bound says
+        travel(30)  # its statement arrives 30 s later, and still says that it is not late
+        assert not other.granted(lag=0, latest=when_asked)
+        assert other.granted(lag=0, latest=database_now(connection))
+
+
+class TestRelease:
+    def test_it_keeps_the_row_until_the_windows_end(
+        self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(min_lock=9)
+        travel(2)
+        answer = one.release(claim_id)
+        now = database_now(connection)
+
+        assert answer is not None
+        assert answer.locked_until == now + timedelta(seconds=7)
+        assert row(connection)["locked_until"] == answer.locked_until
+        assert row(connection)["finished_at"] == now
+
+    def test_a_late_one_ends_the_lock_now(
+        self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(min_lock=9)
+        travel(20)
+        answer = one.release(claim_id)
+        assert answer is not None
+        assert answer.locked_until == database_now(connection)
+
+    def test_a_former_holders_changes_nothing(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(max_lock=50)
+        travel(60)
+        assert other.granted()
+        before = row(connection)
+
+        assert one.release(claim_id) is None
+        assert row(connection) == before
+
+    def test_an_expired_claim_that_nobody_took_is_still_released(
+        self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(max_lock=50)
+        travel(60)
+        assert one.release(claim_id) is not None
+        assert row(connection)["finished_at"] == database_now(connection)
+
+    def test_an_unknown_claim_changes_nothing(
+        self, one: Replica, connection: psycopg.Connection[Any]
+    ) -> None:
+        one.claim()
+        before = row(connection)
+        assert one.release(uuid4()) is None
+        assert one.release(uuid4(), "unknown") is None
+        assert row(connection) == before
+
+    @pytest.mark.parametrize("keep_window", [True, False])
+    def test_sent_twice_it_releases_once(
+        self,
+        one: Replica,
+        connection: psycopg.Connection[Any],
+        keep_window: bool,
+        travel: Travel,
+    ) -> None:
+        claim_id, _ = one.claim()
+        travel(1)
+        one.release(claim_id, keep_window=keep_window)
+        before = row(connection)
+        travel(1)
+        assert one.release(claim_id, keep_window=keep_window) is not None
+        after = row(connection)
+        assert {**after, "locked_until": None} == {**before, "locked_until": None}
+
+    def test_that_opens_the_window_lets_the_same_run_time_run_again(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim()
+        travel(2)
+        answer = one.release(claim_id, keep_window=False)
+        assert answer is not None
+        assert answer.locked_until == answer.database_time
+        assert other.granted(lag=2.1)  # the same run time, a little earlier by its clock
+
+    def test_that_opens_the_window_does_not_open_the_one_before(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        one.release(one.claim()[0])
+        travel(10)
+        one.release(one.claim()[0], keep_window=False)
+        assert not other.granted(lag=10)
+
+
+def test_extending_moves_the_end_of_a_running_claim_only(
+    one: Replica, connection: psycopg.Connection[Any], travel: Travel
+) -> None:
+    claim_id, answer = one.claim(max_lock=50)
+    cursor = connection.cursor()
+    later = answer.locked_until + timedelta(seconds=10)
+    assert one.protocol.extend(cursor, "task", claim_id, 10) == later
+    travel(59.999)
+    assert one.protocol.extend(cursor, "task", claim_id, 1) is not None
+    travel(10)
+    assert one.protocol.extend(cursor, "task", claim_id, 10) is None
+    assert not one.release(uuid4())
+    assert one.protocol.extend(cursor, "task", uuid4(), 10) is None

@@ -1,0 +1,32 @@
+"""Fixtures of the integration tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock.locks import TaskLocks
+from tests.proxy import Proxy, proxy_to
+
+
+@pytest.fixture
+def proxy(database_url: str) -> Iterator[Proxy]:
+    """A proxy in front of the test's database."""
+    with proxy_to(database_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def make_locks(database_url: str) -> Iterator[Callable[..., TaskLocks]]:
+    """Make :class:`TaskLocks` of a replica; they are closed after the test."""
+    with ExitStack() as closing:
+
+        def make(database: Any = database_url, **options: Any) -> TaskLocks:
+            locks = TaskLocks(database, **{"replica_id": "replica", **options})
+            closing.callback(locks.close)
+            return locks
+
+        yield make

@@ -1,0 +1,367 @@
+"""TaskLocks on a real server: races, retries, lost answers, and releases that are owed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+
+from apscheduler_tasklock.context import HeldLock
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.locks import Refusal, TaskLocks
+from tests.polling import eventually
+from tests.proxy import Proxy, pass_on
+
+MakeLocks = Callable[..., TaskLocks]
+
+
+def claim(locks: TaskLocks, task: str = "task", **times: Any) -> HeldLock | Refusal:
+    return locks.claim(task, **{"min_lock": 9.0, "max_lock": 50.0, **times})
+
+
+def held(locks: TaskLocks, task: str = "task", **times: Any) -> HeldLock:
+    claimed = claim(locks, task, **times)
+    assert isinstance(claimed, HeldLock)
+    return claimed
+
+
+def backends(connection: psycopg.Connection[Any]) -> int:
+    """Count the server's connections from the library."""
+    found = connection.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'tasklock %'"
+    ).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+class TestClaim:
+    @pytest.mark.parametrize("exists", [False, True])
+    def test_of_many_at_the_same_instant_one_is_granted_and_all_others_know_by_whom(
+        self, make_locks: MakeLocks, exists: bool
+    ) -> None:
+        replicas = [make_locks(replica_id=f"replica {number}") for number in range(12)]
+        barrier = threading.Barrier(len(replicas))
+
+        def race(locks: TaskLocks, task: str) -> HeldLock | Refusal:
+            barrier.wait(30)
+            return claim(locks, task, min_lock=0.0 if exists else 9.0)
+
+        with ThreadPoolExecutor(len(replicas)) as pool:
+            for task in (f"task {number}" for number in range(20)):
+                if exists:
+                    replicas[0].release(held(replicas[0], task, min_lock=0.0))
+                claimed = list(pool.map(race, replicas, [task] * len(replicas)))
+                winners = [
+                    locks.replica_id
+                    for locks, result in zip(replicas, claimed, strict=True)
+                    if isinstance(result, HeldLock)
+                ]
+                refusals = [result for result in claimed if isinstance(result, Refusal)]
+                assert len(winners) == 1
+                assert {(refusal.holder, refusal.reason) for refusal in refusals} == {
+                    (winners[0], "running")
+                }
+
+    def test_says_why_it_was_refused(self, make_locks: MakeLocks) -> None:
+        one, other = make_locks(replica_id="one"), make_locks(replica_id="other")
+        lock = held(one)
+        running = claim(other)
+        one.release(lock)
+        window = claim(other)
+        assert isinstance(running, Refusal)
+        assert isinstance(window, Refusal)
+        assert (running.holder, running.reason, running.token) == ("one", "running", 1)
+        assert (window.holder, window.reason, window.token) == ("one", "window", 1)
+        assert running.locked_until == lock.locked_until
+
+    def test_one_thousand_refused_write_no_wal_and_take_no_transaction_id(
+        self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
+    ) -> None:
+        locks, loser = make_locks(), make_locks(replica_id="loser")
+        locks.release(held(locks))
+        held(locks, "running")
+        connection.execute("CHECKPOINT")
+
+        def written() -> tuple[int, int]:
+            before = _wal_and_transaction_ids(connection)
+            for _ in range(500):
+                assert isinstance(claim(loser), Refusal)
+                assert isinstance(claim(loser, "running"), Refusal)
+            after = _wal_and_transaction_ids(connection)
+            return after[0] - before[0], after[1] - before[1]
+
+        # The server's own processes write now and then; refused claims would write every time.
+        rounds = [written() for _ in range(4)]
+        assert (0, 0) in rounds, rounds
+
+    def test_is_one_statement_and_a_release_one_more(
+        self, make_locks: MakeLocks, proxy: Proxy
+    ) -> None:
+        sent: list[bytes] = []
+
+        def count(data: bytes) -> bytes:
+            sent.append(data)
+            return data
+
+        locks = make_locks(proxy.url)
+        held(locks, "connects")
+        proxy.to_server = count
+        lock = held(locks)
+        assert len(sent) == 1, sent
+        assert isinstance(claim(locks), Refusal)
+        assert len(sent) == 2
+        locks.release(lock)
+        assert len(sent) == 3
+
+    def test_holds_no_connection_while_a_job_runs_and_keeps_one_idle(
+        self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
+    ) -> None:
+        locks = make_locks()
+        with ThreadPoolExecutor(20) as pool:
+            list(pool.map(lambda task: held(locks, f"task {task}"), range(100)))
+        assert eventually(lambda: backends(connection) == 1)
+        locks.close()
+        assert eventually(lambda: backends(connection) == 0)
+
+    def test_opens_at_most_five_connections(
+        self, make_locks: MakeLocks, connection: psycopg.Connection[Any], proxy: Proxy
+    ) -> None:
+        go_on = threading.Event()
+        locks = make_locks(proxy.url, claim_timeout=60)
+        proxy.to_client = lambda data: data if go_on.wait(60) else None
+        with ThreadPoolExecutor(20) as pool:
+            claims = [pool.submit(held, locks, f"task {number}") for number in range(20)]
+            eventually(lambda: proxy.accepted == 5)
+            go_on.set()
+            assert {claim.result(60).token for claim in claims} == {1}
+        assert proxy.accepted >= 5
+
+
+class TestLostAnswers:
+    def test_a_claim_whose_answer_was_lost_is_granted_when_asked_again(
+        self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+    ) -> None:
+        locks = make_locks(proxy.url)
+        held(locks, "connects")
+        cut = _cut_once(proxy)
+
+        lock = held(locks)
+
+        assert cut.is_set()
+        assert lock.token == 1
+        assert locks.release(lock) is not None
+        assert _row(connection, "task")["finished_at"] is not None
+
+    def test_a_release_whose_answer_was_lost_arrives(
+        self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+    ) -> None:
+        locks = make_locks(proxy.url)
+        lock = held(locks)
+        cut = _cut_once(proxy)
+        with pytest.raises(TaskLockDatabaseError):
+            locks.release(lock)
+        assert cut.is_set()
+        assert _row(connection, "task")["finished_at"] is not None
+
+    def test_a_claim_that_was_given_up_but_granted_is_released_and_its_window_opened(
+        self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+    ) -> None:
+        locks = make_locks(proxy.url, claim_timeout=0.5)
+        held(locks, "connects")
+        proxy.to_client = lambda _data: None  # no answer gets through any more
+        with pytest.raises(TaskLockDatabaseError, match=r"did not answer for 0\.5 sec"):
+            claim(locks)
+        assert _row(connection, "task")["finished_at"] is None  # it had been granted
+        proxy.to_client = pass_on
+
+        eventually(lambda: _row(connection, "task")["finished_at"] is not None)
+        assert isinstance(claim(make_locks(replica_id="other")), HeldLock)
+
+    def test_a_claim_that_never_left_owes_no_release(
+        self, make_locks: MakeLocks, proxy: Proxy
+    ) -> None:
+        proxy.accepting = False
+        locks = make_locks(proxy.url, claim_timeout=0.2)
+        with pytest.raises(TaskLockDatabaseError):
+            claim(locks)
+        assert not [t for t in threading.enumerate() if t.name == "tasklock-releases"]
+
+    def test_a_claim_held_up_on_its_way_does_not_repeat_a_window(
+        self, make_locks: MakeLocks, proxy: Proxy
+    ) -> None:
+        """The statement says "not late" and arrives after the window has ended."""
+        window = 0.5
+        slow, quick = make_locks(proxy.url, replica_id="slow"), make_locks(replica_id="quick")
+        slow.check()  # learns the database's clock
+        held_up, go_on = threading.Event(), threading.Event()
+
+        def hold_up(data: bytes) -> bytes:
+            held_up.set()
+            go_on.wait(60)
+            return data
+
+        proxy.to_server = hold_up
+        run_time = datetime.now(timezone.utc)
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(slow.claim, "task", run_time, min_lock=window, max_lock=9)
+            assert held_up.wait(60)
+            quick.release(_held(quick.claim("task", run_time, min_lock=window, max_lock=9)))
+            ended = run_time + timedelta(seconds=window + 0.1)
+            eventually(lambda: datetime.now(timezone.utc) > ended)
+            go_on.set()
+            refused = late.result(60)
+        assert isinstance(refused, Refusal)
+        assert refused.reason == "window"
+
+
+class TestAway:
+    def test_a_claim_outlives_a_cut_connection(
+        self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
+    ) -> None:
+        locks = make_locks()
+        lock = held(locks)
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name LIKE 'tasklock %'"
+        )
+        assert isinstance(claim(locks), Refusal)
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name LIKE 'tasklock %'"
+        )
+        with pytest.raises(TaskLockDatabaseError):
+            locks.release(lock)
+        eventually(lambda: _row(connection, "task")["finished_at"] is not None)
+
+    def test_a_server_that_never_answers_is_given_up(
+        self, make_locks: MakeLocks, proxy: Proxy
+    ) -> None:
+        locks = make_locks(proxy.url, claim_timeout=1)
+        held(locks, "connects")
+        proxy.to_client = lambda _data: b""  # swallowed
+        with pytest.raises(TaskLockDatabaseError, match="no answer from the server within"):
+            claim(locks)
+        proxy.to_client = pass_on
+
+    def test_a_row_locked_by_somebody_else_does_not_hang_a_claim(
+        self, make_locks: MakeLocks, database_url: str, connection: psycopg.Connection[Any]
+    ) -> None:
+        locks = make_locks(claim_timeout=1.5)
+        locks.release(held(locks, min_lock=0.0))
+        with psycopg.connect(database_url) as blocker:
+            blocker.execute("SELECT * FROM task_lock FOR UPDATE")
+            with pytest.raises(TaskLockDatabaseError, match="no answer from the server within"):
+                claim(locks)
+            # The statement was cancelled in the server too, and will not claim when it is late.
+            eventually(lambda: _waiting(connection) == 0)
+
+    def test_an_outage_is_a_warning_once_and_its_end_an_info(
+        self, make_locks: MakeLocks, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, "apscheduler_tasklock")
+        locks = make_locks(proxy.url, claim_timeout=0.3)
+        held(locks, "before")
+        proxy.accepting = False
+        proxy.cut_all()
+        for _ in range(3):
+            with pytest.raises(TaskLockDatabaseError):
+                claim(locks)
+        proxy.accepting = True
+        held(locks, "after")
+
+        levels = [
+            (record.levelname, record.getMessage().split(" (")[0]) for record in caplog.records
+        ]
+        assert levels == [
+            ("WARNING", "The task lock database is away"),
+            ("INFO", "The task lock database is back"),
+        ]
+
+    def test_closing_ends_the_retries_of_a_claim(self, make_locks: MakeLocks, proxy: Proxy) -> None:
+        proxy.accepting = False
+        locks = make_locks(proxy.url, claim_timeout=3600)
+        with ThreadPoolExecutor(1) as pool:
+            claiming = pool.submit(claim, locks)
+            eventually(lambda: locks._outage._since is not None)
+            locks.close()
+            with pytest.raises(TaskLockDatabaseError):
+                claiming.result(60)
+
+
+class TestEngine:
+    def test_an_applications_engine_is_used_as_it_is_except_for_autocommit(
+        self, make_locks: MakeLocks, database_url: str, connection: psycopg.Connection[Any]
+    ) -> None:
+        engine = create_engine(
+            database_url.replace("postgresql://", "postgresql+psycopg://"),
+            pool_size=1,
+            max_overflow=0,
+            connect_args={"application_name": "the application"},
+        )
+        try:
+            locks = make_locks(engine)
+            lock = held(locks)
+            assert _row(connection, "task")["token"] == 1  # committed at once
+            locks.release(lock)
+            with engine.connect() as mine:
+                assert not mine.connection.driver_connection.autocommit  # type: ignore[union-attr]
+            locks.close()
+            assert engine.pool.checkedin() == 1  # type: ignore[attr-defined]  # still the application's
+        finally:
+            engine.dispose()
+
+    def test_another_driver_is_refused(self) -> None:
+        engine = create_engine("sqlite://")
+        with pytest.raises(TaskLockError, match="the engine uses sqlite"):
+            TaskLocks(engine, replica_id="replica")
+
+
+def _held(claimed: HeldLock | Refusal) -> HeldLock:
+    assert isinstance(claimed, HeldLock)
+    return claimed
+
+
+def _row(connection: psycopg.Connection[Any], task: str) -> dict[str, Any]:
+    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
+    found = cursor.execute("SELECT * FROM task_lock WHERE task_name = %s", [task]).fetchone()
+    assert found is not None
+    return found
+
+
+def _cut_once(proxy: Proxy) -> threading.Event:
+    """Cut the connection instead of passing the next answer on."""
+    cut = threading.Event()
+
+    def rule(data: bytes) -> bytes | None:
+        if cut.is_set():
+            return data
+        cut.set()
+        return None
+
+    proxy.to_client = rule
+    return cut
+
+
+def _waiting(connection: psycopg.Connection[Any]) -> int:
+    found = connection.execute(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE application_name LIKE 'tasklock %' AND state = 'active'"
+    ).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def _wal_and_transaction_ids(connection: psycopg.Connection[Any]) -> tuple[int, int]:
+    found = connection.execute(
+        "SELECT pg_current_wal_insert_lsn() - '0/0',"
+        " pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+    ).fetchone()
+    assert found is not None
+    return int(found[0]), int(found[1])

@@ -1,0 +1,119 @@
+"""Which PostgreSQL the tests run on: a given one, a container, or the embedded one."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import uuid
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from apscheduler_tasklock.demo.server import EmbeddedServer
+
+IMAGE = "postgres:17-alpine"
+
+
+@dataclass
+class Server:
+    """A running server.
+
+    :ivar url: its superuser's URL
+    :ivar description: for the header of the run
+    :ivar close: what ends it, if it was started here
+    """
+
+    url: str
+    description: str
+    close: contextlib.ExitStack
+
+    def connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.url, autocommit=True, connect_timeout=10)
+
+    def create_database(self, template: str = "template0") -> str:
+        """Create a database and return its URL."""
+        name = f"tasklock_test_{uuid.uuid4().hex[:12]}"
+        with self.connect() as connection:
+            connection.execute(
+                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
+                    sql.Identifier(name), sql.Identifier(template)
+                )
+            )
+        return self.database_url(name)
+
+    def drop_database(self, url: str) -> None:
+        name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+        with self.connect() as connection:
+            connection.execute(
+                sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(str(name)))
+            )
+
+    def database_url(self, name: str) -> str:
+        base, _, query = self.url.partition("?")
+        return f"{base.rpartition('/')[0]}/{name}{'?' + query if query else ''}"
+
+    @contextlib.contextmanager
+    def database(self, template: str = "template0") -> Iterator[str]:
+        url = self.create_database(template)
+        try:
+            yield url
+        finally:
+            self.drop_database(url)
+
+
+def start_server(given_url: str | None) -> Server:
+    """Return the server for this run, in the order that the README names."""
+    url = given_url or os.environ.get("TASKLOCK_TEST_DATABASE_URL")
+    if url:
+        return _described(url, "the given server", contextlib.ExitStack())
+    return _container() or _embedded("")
+
+
+def _container() -> Server | None:
+    """Return a container, if a Docker engine answers and has or gets the image."""
+    import docker
+
+    with warnings.catch_warnings():
+        # docker-py leaves the socket open that it could not connect.
+        warnings.simplefilter("ignore", ResourceWarning)
+        engine = None
+        with contextlib.suppress(docker.errors.DockerException):
+            engine = docker.from_env(timeout=10)
+        gc.collect()
+    if engine is None:
+        return None
+    with contextlib.closing(engine):
+        try:
+            if not engine.images.list(name=IMAGE):
+                engine.images.pull(*IMAGE.split(":"))
+        except docker.errors.DockerException as error:
+            return _embedded(f"; Docker answers, but has no image {IMAGE}: {_short(error)}")
+    from testcontainers.postgres import PostgresContainer
+
+    closing = contextlib.ExitStack()
+    container = closing.enter_context(PostgresContainer(IMAGE, driver=None))
+    return _described(container.get_connection_url(), f"container of {IMAGE}", closing)
+
+
+def _embedded(why: str) -> Server:
+    closing = contextlib.ExitStack()
+    server = closing.enter_context(EmbeddedServer({"fsync": "off", "max_connections": "200"}))
+    return _described(server.url, f"embedded{why}", closing)
+
+
+def _described(url: str, kind: str, closing: contextlib.ExitStack) -> Server:
+    server = Server(url, kind, closing)
+    with server.connect() as connection:
+        row = connection.execute("SHOW server_version").fetchone()
+    assert row is not None
+    server.description = f"PostgreSQL {row[0]}, {kind}"
+    return server
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:80]

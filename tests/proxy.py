@@ -1,0 +1,109 @@
+"""A TCP proxy in front of the server that can hold back, swallow or cut what goes through it."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from psycopg.conninfo import conninfo_to_dict
+
+Rule = Callable[[bytes], bytes | None]
+
+
+def pass_on(data: bytes) -> bytes | None:
+    """Let everything through."""
+    return data
+
+
+class Proxy:
+    """Forwards connections to a server. Its two rules may be changed at any time.
+
+    :ivar to_server: gets what a client sent; returns what to pass on, or ``None`` to cut the
+        connection. It may block, which holds that one connection up.
+    :ivar to_client: the same for what the server sent
+    :ivar accepting: ``False`` refuses new connections by closing them
+    """
+
+    def __init__(self, database_url: str) -> None:
+        self._target = conninfo_to_dict(database_url)
+        self.to_server: Rule = pass_on
+        self.to_client: Rule = pass_on
+        self.accepting = True
+        self.accepted = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: set[socket.socket] = set()
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self._spawn(self._accept)
+
+    @property
+    def url(self) -> str:
+        port = self._listener.getsockname()[1]
+        user, name = self._target["user"], self._target["dbname"]
+        return f"postgresql://{user}@127.0.0.1:{port}/{name}"
+
+    def cut_all(self) -> None:
+        """Cut every connection there is."""
+        for side in list(self._open):
+            with suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._closed = True
+        self._threads[0].join(10)
+        self._listener.close()
+        self.cut_all()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _spawn(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True, name="proxy")
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            if not select.select([self._listener], [], [], 0.05)[0]:
+                continue
+            client, _ = self._listener.accept()
+            if not self.accepting:
+                client.close()
+                continue
+            self.accepted += 1
+            server = self._connect()
+            self._open |= {client, server}
+            self._spawn(self._forward, client, server, "to_server")
+            self._spawn(self._forward, server, client, "to_client")
+
+    def _connect(self) -> socket.socket:
+        host, port = str(self._target.get("host", "")), int(self._target.get("port") or 5432)
+        if host.startswith("/"):
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(f"{host}/.s.PGSQL.{port}")
+            return server
+        return socket.create_connection((host or "127.0.0.1", port))
+
+    def _forward(self, source: socket.socket, sink: socket.socket, rule: str) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                passed = getattr(self, rule)(data)
+                if passed is None:
+                    break
+                sink.sendall(passed)
+        for side in (source, sink):
+            with suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+        source.close()
+        self._open.discard(source)
+
+
+@contextmanager
+def proxy_to(database_url: str) -> Iterator[Proxy]:
+    """Run a proxy in front of a database."""
+    with ExitStack() as stack:
+        proxy = Proxy(database_url)
+        stack.callback(proxy.close)
+        yield proxy
