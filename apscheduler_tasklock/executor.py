@@ -151,7 +151,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._inner.shutdown(wait)
         if self._scheduler is not None:
             self._scheduler.remove_listener(self._check_added_job)
-        if wait or not self._instances:
+        if wait or not any(self._instances.values()):
             self.locks.close()
 
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:

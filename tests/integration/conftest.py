@@ -10,6 +10,7 @@ import pytest
 
 from apscheduler_tasklock.locks import TaskLocks
 from tests.proxy import Proxy, proxy_to
+from tests.schedulers import Replica
 
 
 @pytest.fixture
@@ -28,5 +29,24 @@ def make_locks(database_url: str) -> Iterator[Callable[..., TaskLocks]]:
             locks = TaskLocks(database, **{"replica_id": "replica", **options})
             closing.callback(locks.close)
             return locks
+
+        yield make
+
+
+@pytest.fixture
+def make_replica(database_url: str) -> Iterator[Callable[..., Replica]]:
+    """Make and start a replica; it is shut down after the test."""
+    with ExitStack() as closing:
+
+        def make(
+            database: Any = database_url, *arguments: Any, start: bool = True, **options: Any
+        ) -> Replica:
+            replica = Replica(database, *arguments, **options)
+            if start:
+                replica.scheduler.start()
+            closing.callback(
+                lambda: replica.scheduler.running and replica.scheduler.shutdown(wait=True)
+            )
+            return replica
 
         yield make

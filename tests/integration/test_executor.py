@@ -1,0 +1,599 @@
+"""TaskLockExecutor around the thread pool, in real schedulers on a real server."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import (
+    EVENT_JOB_ERROR,
+    EVENT_JOB_EXECUTED,
+    EVENT_JOB_MAX_INSTANCES,
+    EVENT_JOB_MISSED,
+)
+from apscheduler.schedulers.blocking import BlockingScheduler
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+    HeldLock,
+    TaskLockDatabaseError,
+    TaskLockExecutor,
+    current_lock,
+    task_lock,
+)
+from tests.polling import eventually
+from tests.proxy import Proxy
+from tests.schedulers import Replica
+
+MakeReplica = Callable[..., Replica]
+
+RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
+RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_ERROR]
+
+
+def rows(connection: psycopg.Connection[Any]) -> dict[str, dict[str, Any]]:
+    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
+    return {row["task_name"]: row for row in cursor.execute("SELECT * FROM task_lock").fetchall()}
+
+
+class TestARun:
+    def test_is_granted_run_and_released(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        replica = make_replica(replica_id="me")
+        job = replica.run_once(lambda: 42)
+        executed = replica.one(EVENT_JOB_EXECUTED)
+        replica.idle()
+
+        assert replica.codes() == RUN
+        assert executed.retval == 42
+        granted, released = replica.of()[:2]
+        assert granted.task_name == released.task_name == "job"
+        assert granted.holder == released.holder == "me"
+        assert granted.token == released.token == 1
+        assert granted.scheduled_run_time == executed.scheduled_run_time
+        assert executed.jobstore == granted.jobstore == "default"
+        row = rows(connection)["job"]
+        assert row["locked_until"] == released.locked_until == row["window_until"]
+        assert job.next_run_time - granted.scheduled_run_time == timedelta(hours=1)
+
+    def test_has_lock_times_from_the_jobs_interval(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        replica = make_replica()
+        replica.run_once(lambda: None)
+        granted = replica.one(EVENT_TASK_LOCK_GRANTED)
+        replica.one(EVENT_JOB_EXECUTED)
+        row = rows(connection)["job"]
+        assert row["window_until"] - row["window_start"] == timedelta(hours=0.9)
+        assert granted.locked_until - row["started_at"] == timedelta(hours=5)
+
+    def test_is_refused_on_the_other_replica_and_leaves_no_trace_of_having_run(
+        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        one, other = make_replica(replica_id="one"), make_replica(replica_id="other")
+        one.run_once(lambda: None)
+        one.one(EVENT_JOB_EXECUTED)
+        caplog.clear()
+
+        other.run_once(lambda: None)
+        refused = other.one(EVENT_TASK_LOCK_REFUSED)
+        other.idle()
+
+        assert other.codes() == [EVENT_TASK_LOCK_REFUSED]
+        assert (refused.holder, refused.reason, refused.token) == ("one", "window", 1)
+        told = [record for record in caplog.records if record.name.startswith("apscheduler")]
+        told = [record for record in told if not record.name.startswith("apscheduler.scheduler")]
+        assert [(record.levelname, record.name) for record in told] == [
+            ("DEBUG", "apscheduler_tasklock.carrier")
+        ]
+        assert "held by one" in told[0].getMessage()
+
+    def test_logs_what_apscheduler_logs_and_nothing_of_its_carrier(
+        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, "apscheduler.executors.default")
+        replica = make_replica()
+        replica.run_once(_named)
+        replica.one(EVENT_JOB_EXECUTED)
+        replica.idle()
+        told = [r for r in caplog.records if r.name == "apscheduler.executors.default"]
+        assert [record.getMessage().split(" (")[0] for record in told] == [
+            'Running job "_named',
+            'Job "_named',
+        ]
+        assert told[1].getMessage().endswith("executed successfully")
+
+    @pytest.mark.parametrize("exception", [ValueError("no"), SystemExit(3), KeyboardInterrupt()])
+    def test_that_raises_is_released_and_keeps_its_window(
+        self,
+        make_replica: MakeReplica,
+        exception: BaseException,
+        connection: psycopg.Connection[Any],
+    ) -> None:
+        def fail() -> None:
+            raise exception
+
+        one, other = make_replica(), make_replica()
+        one.run_once(fail)
+        error = one.one(EVENT_JOB_ERROR)
+        one.idle()
+        assert one.codes() == RAISED
+        assert error.exception is exception
+        assert "in fail" in error.traceback
+        assert rows(connection)["job"]["finished_at"] is not None
+
+        other.run_once(fail)
+        assert other.one(EVENT_TASK_LOCK_REFUSED).reason == "window"
+
+    def test_that_calls_sys_exit_is_released(self, make_replica: MakeReplica) -> None:
+        replica = make_replica()
+        replica.run_once(sys.exit, args=[1])
+        replica.one(EVENT_JOB_ERROR)
+        assert replica.codes() == RAISED
+
+    def test_that_raises_opens_its_window_with_on_failure_release(
+        self, make_replica: MakeReplica
+    ) -> None:
+        def fail(**_: Any) -> None:
+            raise ValueError
+
+        one, other = make_replica(), make_replica()
+        one.run_once(fail, kwargs={"task_lock": {"on_failure": "release"}})
+        one.one(EVENT_JOB_ERROR)
+        other.run_once(lambda: "instead")
+        assert other.one(EVENT_JOB_EXECUTED).retval == "instead"
+
+    def test_that_outlives_its_lock_is_told_and_frees_nobody_elses(
+        self,
+        make_replica: MakeReplica,
+        connection: psycopg.Connection[Any],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        go_on = threading.Event()
+        seen: list[bool] = []
+
+        def outlive(**_: Any) -> None:
+            lock = current_lock()
+            assert lock is not None
+            eventually(lambda: lock.lost)
+            assert go_on.wait(60)
+            seen.append(lock.lost)
+
+        options = {"min_lock": 0.05, "max_lock": 0.1}
+        one, other = make_replica(replica_id="one"), make_replica(replica_id="other")
+        one.run_once(outlive, kwargs={"task_lock": options})
+        one.one(EVENT_TASK_LOCK_GRANTED)
+        eventually(lambda: _expired(connection))
+        other.run_once(_wait_for(go_on), kwargs={"task_lock": {"min_lock": 0.05, "max_lock": 60}})
+        other.one(EVENT_TASK_LOCK_GRANTED)
+        held = rows(connection)["job"]
+        go_on.set()
+
+        one.one(EVENT_TASK_LOCK_LOST)
+        assert seen == [True]
+        assert held["locked_by"] == "other"
+        assert held["finished_at"] is None
+        assert "outlived its lock" in caplog.text
+
+
+class TestLateness:
+    def test_a_misfire_claims_nothing(
+        self,
+        make_replica: MakeReplica,
+        connection: psycopg.Connection[Any],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        replica = make_replica(start=False)
+        now = datetime.now(timezone.utc)
+        replica.scheduler.add_job(
+            lambda: None,
+            "interval",
+            hours=1,
+            id="job",
+            next_run_time=now - timedelta(seconds=60),
+            misfire_grace_time=30,
+        )
+        replica.scheduler.start()
+        replica.one(EVENT_JOB_MISSED)
+        replica.idle()
+        assert replica.codes() == [EVENT_JOB_MISSED]
+        assert rows(connection) == {}
+        assert "was missed by 0:01:0" in caplog.text
+
+    def test_a_granted_run_is_not_dropped_because_the_claim_took_long(
+        self, make_replica: MakeReplica, proxy: Proxy
+    ) -> None:
+        replica = make_replica(proxy.url)
+        run_time = datetime.now(timezone.utc)
+        too_late = run_time + timedelta(seconds=1.2)
+
+        def hold_up(data: bytes) -> bytes:
+            eventually(lambda: datetime.now(timezone.utc) > too_late)
+            return data
+
+        proxy.to_client = hold_up
+        replica.scheduler.add_job(
+            lambda: None,
+            "interval",
+            hours=1,
+            id="job",
+            next_run_time=run_time,
+            misfire_grace_time=1,
+        )
+        replica.one(EVENT_JOB_EXECUTED)
+        assert replica.codes() == RUN
+
+    def test_a_backlog_runs_each_of_its_windows_once_across_replicas(
+        self, make_replica: MakeReplica
+    ) -> None:
+        start = datetime.now(timezone.utc) - timedelta(seconds=95)
+        runs: list[datetime] = []
+
+        def record() -> None:
+            lock = current_lock()
+            assert lock is not None
+            assert lock.run_time is not None
+            runs.append(lock.run_time)
+
+        for _ in range(2):
+            replica = make_replica(start=False)
+            replica.scheduler.add_job(
+                record,
+                "interval",
+                seconds=10,
+                start_date=start,
+                id="job",
+                next_run_time=start,
+                misfire_grace_time=None,
+                coalesce=False,
+            )
+            replica.scheduler.start()
+            eventually(lambda replica=replica: replica.of())
+            replica.idle()
+            replica.scheduler.pause()
+        expected = [start + timedelta(seconds=10 * number) for number in range(10)]
+        assert [time for time in runs if time in expected] == expected
+
+    def test_a_starved_replica_never_repeats_a_run_time(self, make_replica: MakeReplica) -> None:
+        """Its only worker is busy for several windows; what it submitted meanwhile comes late."""
+        busy, go_on = threading.Event(), threading.Event()
+        runs: list[datetime] = []
+
+        def occupy() -> None:
+            busy.set()
+            assert go_on.wait(60)
+
+        def record() -> None:
+            lock = current_lock()
+            assert lock is not None
+            assert lock.run_time is not None
+            runs.append(lock.run_time)
+
+        starved = make_replica(max_workers=1, jobs={"occupy": False})
+        starved.run_once(occupy, job_id="occupy")
+        assert busy.wait(60)
+        healthy = make_replica()
+        for replica in (starved, healthy):
+            replica.scheduler.add_job(
+                record,
+                "cron",
+                second="*",
+                id="job",
+                misfire_grace_time=None,
+                max_instances=100,
+            )
+        eventually(lambda: starved.executor._instances.get("job", 0) >= 3)
+        eventually(lambda: len(runs) >= 3)
+        go_on.set()
+        eventually(lambda: starved.codes().count(EVENT_TASK_LOCK_REFUSED) >= 3)
+        for replica in (starved, healthy):
+            replica.scheduler.remove_job("job")
+            replica.idle()
+
+        assert max(Counter(runs).values()) == 1
+        # Nor is one lost: the grid of seconds has no hole.
+        assert sorted(runs) == [
+            min(runs) + timedelta(seconds=number) for number in range(len(runs))
+        ]
+
+
+class TestJobOptions:
+    def test_reach_a_function_with_kwargs_without_the_reserved_key(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        def job(**kwargs: Any) -> dict[str, Any]:
+            return kwargs
+
+        replica = make_replica()
+        options = {"name": "another name", "min_factor": 0.5, "max_factor": "2"}
+        replica.run_once(job, kwargs={"a": 1, "task_lock": options})
+        assert replica.one(EVENT_JOB_EXECUTED).retval == {"a": 1}
+        row = rows(connection)["another name"]
+        assert row["window_until"] - row["window_start"] == timedelta(minutes=30)
+        assert replica.one(EVENT_TASK_LOCK_GRANTED).locked_until - row["started_at"] == timedelta(
+            hours=2
+        )
+
+    def test_reach_a_decorated_function(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        @task_lock(min_lock=60, max_factor=3)
+        def job(number: int) -> int:
+            return number
+
+        replica = make_replica()
+        replica.run_once(job, args=[7], kwargs={"task_lock": {"max_lock": 90}})
+        assert replica.one(EVENT_JOB_EXECUTED).retval == 7
+        row = rows(connection)["job"]
+        assert row["window_until"] - row["window_start"] == timedelta(seconds=60)
+        assert replica.one(EVENT_TASK_LOCK_GRANTED).locked_until - row["started_at"] == timedelta(
+            seconds=90
+        )
+
+    def test_of_a_job_id_in_the_executor_are_weaker_than_its_kwargs(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        def job(**_: Any) -> None: ...
+
+        replica = make_replica(
+            jobs={"job": {"min_factor": 0.5, "name": "from jobs"}}, namespace="app."
+        )
+        replica.run_once(job, kwargs={"task_lock": {"min_factor": 0.25}})
+        replica.one(EVENT_JOB_EXECUTED)
+        row = rows(connection)["app.from jobs"]
+        assert row["window_until"] - row["window_start"] == timedelta(minutes=15)
+
+    def test_false_runs_the_job_on_every_replica_without_a_lock(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        def job(**kwargs: Any) -> tuple[Any, HeldLock | None]:
+            return kwargs, current_lock()
+
+        for _ in range(2):
+            replica = make_replica()
+            replica.run_once(job, kwargs={"task_lock": False})
+            assert replica.one(EVENT_JOB_EXECUTED).retval == ({}, None)
+            assert replica.codes() == [EVENT_JOB_EXECUTED]
+        assert rows(connection) == {}
+
+    def test_a_job_without_an_id_is_named_after_its_function(
+        self,
+        make_replica: MakeReplica,
+        connection: psycopg.Connection[Any],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        now = datetime.now(timezone.utc)
+        for _ in range(2):
+            replica = make_replica()
+            job = replica.scheduler.add_job(
+                _named, "interval", hours=1, next_run_time=now, misfire_grace_time=None
+            )
+            eventually(lambda replica=replica, job=job: replica.of(job.id))
+            replica.idle()
+        assert replica.codes(job.id) == [EVENT_TASK_LOCK_REFUSED]
+        assert list(rows(connection)) == [f"{__name__}:_named"]
+        warnings = [r for r in caplog.records if "without an id" in r.getMessage()]
+        assert len(warnings) == 2  # one on each replica
+
+    def test_two_jobs_without_an_id_that_share_a_function_do_not_run(
+        self,
+        make_replica: MakeReplica,
+        connection: psycopg.Connection[Any],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        replica = make_replica()
+        replica.scheduler.pause()
+        now = datetime.now(timezone.utc)
+        jobs = [
+            replica.scheduler.add_job(_named, "interval", hours=1, next_run_time=now)
+            for _ in range(2)
+        ]
+        replica.scheduler.resume()
+        for job in jobs:
+            error = replica.one(EVENT_TASK_LOCK_ERROR, job.id).exception
+            assert "give each an id" in str(error)
+        assert rows(connection) == {}
+        assert "will not run" in caplog.text
+
+
+class TestCurrentLock:
+    def test_is_the_held_lock_inside_the_job_and_none_outside(
+        self, make_replica: MakeReplica
+    ) -> None:
+        seen: dict[str, Any] = {}
+
+        def job() -> None:
+            lock = current_lock()
+            assert lock is not None
+            seen.update(name=lock.name, token=lock.token, lost=lock.lost, run_time=lock.run_time)
+            seen.update(until=lock.locked_until)
+            lock.extend(timedelta(hours=1))
+            seen.update(later=lock.locked_until)
+
+        replica = make_replica()
+        replica.run_once(job)
+        event = replica.one(EVENT_JOB_EXECUTED)
+        granted = replica.one(EVENT_TASK_LOCK_GRANTED)
+        assert seen == {
+            "name": "job",
+            "token": 1,
+            "lost": False,
+            "run_time": event.scheduled_run_time,
+            "until": granted.locked_until,
+            "later": granted.locked_until + timedelta(hours=1),
+        }
+        assert current_lock() is None
+
+
+class TestDatabaseAway:
+    def test_a_job_is_skipped_with_one_event_and_the_scheduler_lives_on(
+        self, make_replica: MakeReplica, proxy: Proxy
+    ) -> None:
+        replica = make_replica(proxy.url, claim_timeout=0.2)
+        _go_away(proxy)
+        replica.run_once(lambda: None)
+        error = replica.one(EVENT_TASK_LOCK_ERROR)
+        replica.idle()
+        assert isinstance(error.exception, TaskLockDatabaseError)
+        assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
+
+        proxy.accepting = True
+        replica.run_once(lambda: None, job_id="next")
+        replica.one(EVENT_JOB_EXECUTED, "next")
+
+    def test_a_job_runs_without_a_lock_with_on_database_error_run(
+        self, make_replica: MakeReplica, proxy: Proxy
+    ) -> None:
+        replica = make_replica(proxy.url, claim_timeout=0.2, on_database_error="run")
+        _go_away(proxy)
+        replica.run_once(current_lock)
+        assert replica.one(EVENT_JOB_EXECUTED).retval is None
+        assert replica.codes() == [EVENT_TASK_LOCK_ERROR, EVENT_JOB_EXECUTED]
+
+    def test_a_failing_release_does_not_replace_the_jobs_exception_and_is_sent_again(
+        self, make_replica: MakeReplica, proxy: Proxy, connection: psycopg.Connection[Any]
+    ) -> None:
+        def fail() -> None:
+            _go_away(proxy)
+            raise ValueError("the job's own")
+
+        replica = make_replica(proxy.url)
+        replica.run_once(fail)
+        error = replica.one(EVENT_JOB_ERROR)
+        replica.idle()
+        assert str(error.exception) == "the job's own"
+        assert replica.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_ERROR, EVENT_JOB_ERROR]
+        assert rows(connection)["job"]["finished_at"] is None
+
+        proxy.accepting = True
+        eventually(lambda: rows(connection)["job"]["finished_at"])
+
+    def test_a_scheduler_starts_while_its_database_is_away(
+        self, make_replica: MakeReplica, proxy: Proxy
+    ) -> None:
+        _go_away(proxy)
+        replica = make_replica(proxy.url, claim_timeout=30)
+        replica.run_once(lambda: None)
+        proxy.accepting = True
+        replica.one(EVENT_JOB_EXECUTED)
+
+
+class TestScheduler:
+    def test_max_instances_means_what_it_did(self, make_replica: MakeReplica) -> None:
+        go_on = threading.Event()
+        replica = make_replica()
+        replica.scheduler.add_job(go_on.wait, "cron", second="*", args=[60], id="job")
+        eventually(lambda: [e for e in replica.events if e.code == EVENT_JOB_MAX_INSTANCES])
+        replica.scheduler.remove_job("job")
+        go_on.set()
+        replica.idle()
+        assert replica.codes()[:3] == RUN
+
+    def test_shutdown_lets_a_running_job_end_and_releases_it(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        go_on = threading.Event()
+        replica = make_replica(max_workers=1)
+        replica.run_once(go_on.wait, args=[60])
+        replica.run_once(lambda: None, job_id="queued")
+        replica.one(EVENT_TASK_LOCK_GRANTED)
+        eventually(lambda: replica.executor._instances.get("queued"))
+        stopping = threading.Thread(target=replica.scheduler.shutdown)
+        stopping.start()
+        eventually(lambda: replica.executor.locks.closed)
+        go_on.set()
+        stopping.join(60)
+
+        assert rows(connection)["job"]["finished_at"] is not None
+        assert "queued" not in rows(connection)  # nothing new is claimed
+        assert _connections(connection) == 0
+
+    def test_shutdown_without_waiting_still_releases_and_leaves_no_connection(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        go_on = threading.Event()
+        replica = make_replica()
+        replica.run_once(go_on.wait, args=[60])
+        replica.one(EVENT_TASK_LOCK_GRANTED)
+        replica.scheduler.shutdown(wait=False)
+        go_on.set()
+        eventually(lambda: rows(connection)["job"]["finished_at"])
+        eventually(lambda: _connections(connection) == 0)
+
+    def test_a_scheduler_can_be_started_again(self, make_replica: MakeReplica) -> None:
+        replica = make_replica()
+        replica.scheduler.shutdown()
+        replica.scheduler.start()
+        replica.run_once(lambda: None)
+        replica.one(EVENT_JOB_EXECUTED)
+
+    def test_the_blocking_scheduler_runs_locked_jobs(
+        self, database_url: str, connection: psycopg.Connection[Any]
+    ) -> None:
+        scheduler = BlockingScheduler(executors={"default": TaskLockExecutor(database_url)})
+
+        def job() -> str:
+            threading.Thread(target=scheduler.shutdown).start()
+            return "ran"
+
+        now = datetime.now(timezone.utc)
+        scheduler.add_job(job, "interval", hours=1, id="job", next_run_time=now)
+        scheduler.start()
+        assert eventually(lambda: rows(connection)["job"]["finished_at"])
+
+    def test_the_plugin_alias_takes_strings_for_numbers(self, database_url: str) -> None:
+        replica = Replica(database_url)
+        replica.scheduler.add_executor(
+            "tasklock",
+            "configured",
+            database=database_url,
+            min_factor="0.5",
+            claim_timeout="3",
+            max_workers="2",
+        )
+        replica.scheduler.start()
+        replica.run_once(lambda: "ran", executor="configured")
+        assert replica.one(EVENT_JOB_EXECUTED).retval == "ran"
+        replica.scheduler.shutdown()
+
+
+def _named() -> None:
+    """Do nothing, under a name."""
+
+
+def _wait_for(event: threading.Event) -> Callable[..., None]:
+    def wait(**_: Any) -> None:
+        assert event.wait(60)
+
+    return wait
+
+
+def _go_away(proxy: Proxy) -> None:
+    proxy.accepting = False
+    proxy.cut_all()
+
+
+def _expired(connection: psycopg.Connection[Any]) -> bool:
+    found = connection.execute("SELECT bool_and(locked_until < now()) FROM task_lock").fetchone()
+    return bool(found and found[0])
+
+
+def _connections(connection: psycopg.Connection[Any]) -> int:
+    found = connection.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'tasklock %'"
+    ).fetchone()
+    assert found is not None
+    return int(found[0])

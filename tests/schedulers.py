@@ -1,0 +1,60 @@
+"""Schedulers under test, and what they reported."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+from apscheduler.events import EVENT_ALL, JobExecutionEvent
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from apscheduler_tasklock import EVENT_TASK_LOCK_ALL, TaskLockEvent, TaskLockExecutor
+from tests.polling import eventually
+
+
+class Replica:
+    """A background scheduler with a task lock executor, recording every event about a job."""
+
+    def __init__(self, database: Any, *arguments: Any, **options: Any) -> None:
+        self.executor = TaskLockExecutor(database, *arguments, **options)
+        self.scheduler = BackgroundScheduler(
+            executors={"default": self.executor}, timezone=timezone.utc
+        )
+        self.events: list[Any] = []
+        self._lock = threading.Lock()
+        self.scheduler.add_listener(self._record, EVENT_ALL | EVENT_TASK_LOCK_ALL)
+
+    def _record(self, event: Any) -> None:
+        with self._lock:
+            self.events.append(event)
+
+    def codes(self, job_id: str = "job") -> list[int]:
+        """Return the codes of the executions and lock events of a job, in their order."""
+        return [event.code for event in self.of(job_id)]
+
+    def of(self, job_id: str = "job") -> list[Any]:
+        return [
+            event
+            for event in list(self.events)
+            if isinstance(event, (JobExecutionEvent, TaskLockEvent)) and event.job_id == job_id
+        ]
+
+    def one(self, code: int, job_id: str = "job") -> Any:
+        """Wait for an event of this kind, and return it."""
+        found = eventually(lambda: [e for e in self.of(job_id) if e.code == code])
+        assert len(found) == 1, found
+        return found[0]
+
+    def idle(self) -> None:
+        """Wait until nothing runs; that is, until the instance counts are back at zero."""
+        eventually(lambda: not any(self.executor._instances.values()))
+
+    def run_once(self, function: Callable[..., Any], *, job_id: str = "job", **job: Any) -> Any:
+        """Add a job that fires now, and not again for an hour."""
+        now = datetime.now(timezone.utc)
+        defaults = {"trigger": "interval", "hours": 1, "next_run_time": now}
+        return self.scheduler.add_job(
+            function, id=job_id, misfire_grace_time=None, **{**defaults, **job}
+        )
