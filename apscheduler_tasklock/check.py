@@ -6,12 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Table
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.sql.compiler import IdentifierPreparer
 
 from apscheduler_tasklock.failures import missing_grant, missing_table, old_table
-
-_POSTGRESQL: Any = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+from apscheduler_tasklock.table import quoted_name
 
 # From the catalogue, which every role may read: the run-time role has rights on the task lock
 # table only, and so cannot read the version that Alembic notes in a table of its own.
@@ -23,12 +20,6 @@ _CHECK = """
            AND has_table_privilege(found.oid, 'UPDATE')
     FROM (SELECT to_regclass(%s) AS oid) AS found
 """
-
-
-def quoted_name(table: Table) -> str:
-    """Return the table's name, with its schema if it has one, quoted for SQL."""
-    preparer: IdentifierPreparer = _POSTGRESQL.identifier_preparer
-    return preparer.format_table(table)
 
 
 def check_table(cursor: Any, table: Table, user: str | None) -> datetime:

@@ -37,7 +37,8 @@ class DatabaseClock:
         if self._reading is None:
             return None
         since, then = self._reading
-        return then + timedelta(seconds=(at - since) * (1 + DRIFT))
+        elapsed = at - since
+        return then + timedelta(seconds=elapsed + abs(elapsed) * DRIFT)
 
     def learn(self, *, sent: float, answered: float, database_time: datetime) -> bool:
         """Take in an answer that carries the database's time.

@@ -47,9 +47,14 @@ def task_lock(options: Any = None, /, **named: Any) -> Any:
 
     :raises TaskLockOptionError: an option is unknown or impossible
     """
-    if callable(options):
-        _mark(options, {})
+    if callable(options) or isinstance(options, classmethod):
+        _mark(options, named)
         return options
+    if not (options is None or (options is False and not named)):
+        raise TaskLockOptionError(
+            "@task_lock takes options by their names, as in @task_lock(max_factor=2), or False "
+            f"alone, not {options!r}"
+        )
 
     def decorate(function: Function) -> Function:
         _mark(function, False if options is False else named)
@@ -71,13 +76,16 @@ def function_options(function: Callable[..., Any]) -> LockOptions | Literal[Fals
 def _mark(function: Any, options: Any) -> None:
     target = function.__func__ if isinstance(function, (classmethod, staticmethod)) else function
     where = f"@task_lock on {getattr(target, '__qualname__', target)!s}"
+    marked_before = hasattr(target, _FUNCTION_ATTRIBUTE)
     setattr(target, _FUNCTION_ATTRIBUTE, parse_job_options(options, where))
-    _accept_reserved_key(target, where)
+    if not marked_before:
+        _accept_reserved_key(target, where)
 
 
 def _accept_reserved_key(function: Any, where: str) -> None:
     """Make APScheduler's check of job kwargs pass the reserved key, which is taken out later."""
-    signature = inspect.signature(function)
+    # As APScheduler sees it: a wrapper may pass its function arguments that a job does not have.
+    signature = inspect.signature(function, follow_wrapped=False)
     parameters = list(signature.parameters.values())
     if RESERVED_KEY in signature.parameters:
         raise TaskLockOptionError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -127,15 +126,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         :raises TaskLockOptionError: options of a job that was added already are impossible
         """
         super().start(scheduler, alias)
-        self.locks.open()
-        # An outage is logged and passed over. An application should start while its database
-        # restarts; the first claim finds out what this check could not.
-        with suppress(TaskLockDatabaseError):
-            self.locks.check()
         for job, jobstore, _ in scheduler._pending_jobs:
             if job.executor == alias:
                 self._task_of(job, jobstore)
         self._inner = self._make_inner(scheduler)
+        self._check_database()
+        self.locks.open()
         self._inner.start(scheduler, alias)
         self._instances = self._inner._instances
         self._deliver_what_is_carried(self._inner)
@@ -183,6 +179,18 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         )
         carrier = Carrier(submission, self.locks, self._scheduler._dispatch_event)
         self._inner.submit_job(carrier, run_times[-1:])
+
+    def _check_database(self) -> None:
+        """Check the task lock table; leave no connection behind if it cannot be used."""
+        try:
+            self.locks.check()
+        except TaskLockDatabaseError:
+            # Logged as an outage. An application should start while its database restarts; the
+            # first claim finds out what this check could not.
+            pass
+        except TaskLockError:
+            self.locks.close()
+            raise
 
     def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
         raise NotImplementedError("the wrapped executor does this")

@@ -11,7 +11,7 @@ from apscheduler_tasklock.errors import (
     TaskLockError,
     TaskLockSchemaError,
 )
-from apscheduler_tasklock.table import DEFAULT_TABLE
+from apscheduler_tasklock.table import DEFAULT_TABLE, quoted, quoted_name
 
 UPGRADE_COMMAND = "apscheduler-tasklock upgrade"
 
@@ -96,11 +96,11 @@ def old_table(table: Table, missing: str = "") -> TaskLockSchemaError:
 
 def missing_grant(table: Table, user: str | None) -> TaskLockSchemaError:
     """Return the error for a role that may not use the table."""
-    role = user or "the application's role"
-    schema = f"GRANT USAGE ON SCHEMA {table.schema} TO {role}; " if table.schema else ""
+    role = quoted(user) if user else "<the application's role>"
+    schema = f"GRANT USAGE ON SCHEMA {quoted(table.schema)} TO {role}; " if table.schema else ""
     return TaskLockSchemaError(
         f"role {role} may not use the table {table.fullname}; let its owner run: "
-        f"{schema}GRANT SELECT, INSERT, UPDATE ON {table.fullname} TO {role}"
+        f"{schema}GRANT SELECT, INSERT, UPDATE ON {quoted_name(table)} TO {role}"
     )
 
 

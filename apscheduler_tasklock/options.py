@@ -133,7 +133,7 @@ def parse_number(
     """Return a number, 0 or more, given as such or as a string."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and number >= 0):
         raise TaskLockOptionError(f"{where}: {option} must be {allowed}, not {value!r}")

@@ -12,14 +12,29 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from apscheduler.triggers.combining import AndTrigger, BaseCombiningTrigger, OrTrigger
+from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
+
+from apscheduler_tasklock.options import LONGEST_SECONDS
+
+try:
+    from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
+except ImportError:  # APScheduler 3.10 has none
+    CalendarIntervalTrigger = None
 
 logger = logging.getLogger(__name__)
 
 # How many times the parts of an AndTrigger may disagree before it counts as having no next time.
 # Daily parts that meet once in four years (29 February) disagree under 1,500 times.
 AND_TRIGGER_ROUNDS = 2000
+
+# How many steps a trigger that always answers with its first run time is followed from there: a
+# daily one's of a hundred years.
+LONGEST_WALK = 36500
+
+# Triggers whose attributes are replaced and never changed, so that a shallow copy is a copy.
+_STOCK = (CronTrigger, IntervalTrigger, CalendarIntervalTrigger)
 
 _INSTANT = timedelta(microseconds=1)
 
@@ -34,21 +49,20 @@ def nominal_time(trigger: Any, run_time: datetime) -> datetime:
     :param trigger: an APScheduler trigger
     :param run_time: the run time that the trigger gave, with a time zone
     """
-    jitter = _total_jitter(trigger)
-    if not jitter or isinstance(trigger, IntervalTrigger):
+    if isinstance(trigger, IntervalTrigger):
         return run_time
-    plain = _without_jitter_and_end(trigger)
-    # Look back in growing steps: the nominal time is the last one at or before the run time, and
-    # a trigger that fires every second must not be walked through an hour of jitter.
-    back = timedelta(seconds=1)
-    while True:
-        back = min(back, timedelta(seconds=jitter))
-        nominal = _last_between(plain, _moved(run_time, -back), run_time)
-        if nominal is not None:
-            return nominal
-        if back >= timedelta(seconds=jitter):
-            return run_time
-        back *= 2
+    try:
+        jitter = _total_jitter(trigger)
+        return _last_without_jitter(trigger, run_time, jitter) if jitter else run_time
+    except Exception:  # a custom trigger's own code may raise anything
+        logger.warning(
+            "The trigger %s cannot tell what its run time %s is without jitter; replicas that drew "
+            "another one may run the job too",
+            trigger,
+            run_time,
+            exc_info=True,
+        )
+        return run_time
 
 
 def period_after(trigger: Any, run_time: datetime) -> float | None:
@@ -59,6 +73,7 @@ def period_after(trigger: Any, run_time: datetime) -> float | None:
     :param trigger: an APScheduler trigger
     :param run_time: a nominal run time, with a time zone
     :return: seconds above 0, or ``None`` if the trigger has no next run time
+    :raises Exception: whatever a custom trigger raises when it is copied or asked
     """
     if isinstance(trigger, IntervalTrigger):
         return float(trigger.interval_length)
@@ -66,6 +81,26 @@ def period_after(trigger: Any, run_time: datetime) -> float | None:
         return None
     following = _next_after(_without_jitter_and_end(trigger), run_time)
     return None if following is None else following.timestamp() - run_time.timestamp()
+
+
+def _last_without_jitter(trigger: Any, run_time: datetime, seconds: float) -> datetime:
+    """Return the trigger's last time without jitter at or before a run time, if it has one."""
+    plain = _without_jitter_and_end(trigger)
+    jitter = timedelta(seconds=seconds)
+    # APScheduler adds jitter to the local time, so that an hour that comes twice makes it longer.
+    earliest = min(_moved(run_time, -jitter), run_time - jitter, key=_timestamp)
+    first = _first_from(plain, earliest)
+    if first is None or first.timestamp() > run_time.timestamp():
+        return run_time
+    # Look back in growing steps: a trigger that fires every second must not be walked through an
+    # hour of jitter.
+    back = timedelta(seconds=1)
+    while (start := _moved(run_time, -back)).timestamp() > first.timestamp():
+        nearer = _first_from(plain, start)
+        if nearer is not None and nearer.timestamp() <= run_time.timestamp():
+            return _last_until(plain, nearer, run_time)
+        back *= 2
+    return _last_until(plain, first, run_time)
 
 
 def _total_jitter(trigger: Any) -> float:
@@ -77,12 +112,12 @@ def _total_jitter(trigger: Any) -> float:
 
 def _without_jitter_and_end(trigger: Any) -> Any:
     """Return a copy of the trigger that is exact and never ends."""
-    if isinstance(trigger, BaseCombiningTrigger):
-        parts = [_without_jitter_and_end(part) for part in trigger.triggers]
-        plain = copy.copy(trigger)
-        plain.triggers = parts
-    else:
-        plain = copy.deepcopy(trigger)
+    if isinstance(trigger, (AndTrigger, OrTrigger)):
+        # Not copied: their copying needs parts that can be pickled, and a custom one need not.
+        combine = AndTrigger if isinstance(trigger, AndTrigger) else OrTrigger
+        return combine([_without_jitter_and_end(part) for part in trigger.triggers])
+    # A stock trigger never changes its parts, and a deep copy takes longer than all else here.
+    plain = copy.copy(trigger) if type(trigger) in _STOCK else copy.deepcopy(trigger)
     for attribute in ("jitter", "end_date"):
         if getattr(plain, attribute, None) is not None:
             setattr(plain, attribute, None)
@@ -114,6 +149,8 @@ def _agreed_after(trigger: AndTrigger, moment: datetime) -> datetime | None:
         latest = max(times, key=_timestamp)
         if latest.timestamp() == min(times, key=_timestamp).timestamp():
             return latest
+        if latest.timestamp() - moment.timestamp() > LONGEST_SECONDS:
+            return None
         earliest = latest
     return None
 
@@ -127,14 +164,19 @@ def _first_from(trigger: Any, moment: datetime) -> datetime | None:
         return min((time for time in times if time is not None), default=None, key=_timestamp)
     first: datetime | None = trigger.get_next_fire_time(None, moment)
     # A calendar interval answers with its start date, however long ago: walk on from there.
-    while first is not None and first.timestamp() < moment.timestamp():
+    for _ in range(LONGEST_WALK):
+        if first is None or first.timestamp() >= moment.timestamp():
+            return first
+        if type(trigger) is CalendarIntervalTrigger:
+            # The copy need not be walked here again: nobody asks it for earlier times later on.
+            trigger.start_date = first.date()
         first = _later(trigger, previous=first, moment=first)
-    return first
+    return None
 
 
-def _last_between(trigger: Any, start: datetime, end: datetime) -> datetime | None:
-    """Return the trigger's last run time in ``[start, end]``."""
-    last, following = None, _first_from(trigger, start)
+def _last_until(trigger: Any, first: datetime, end: datetime) -> datetime:
+    """Return the trigger's last run time until ``end``, walking on from ``first``."""
+    last, following = first, _next_after(trigger, first)
     while following is not None and following.timestamp() <= end.timestamp():
         last, following = following, _next_after(trigger, following)
     return last

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import Table
 
-from apscheduler_tasklock.check import quoted_name
+from apscheduler_tasklock.table import quoted_name
 
 # Point 1 of the decision: nobody is running the task. A run that never finished counts until its
 # maximum lock has passed.

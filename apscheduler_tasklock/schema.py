@@ -77,7 +77,8 @@ def migrate(
 
     In the application's Alembic script: ``migrate(op.get_bind())`` in ``upgrade()``, and
     ``migrate(op.get_bind(), revision="base")`` in ``downgrade()``. It takes part in the
-    connection's transaction, and keeps its own history in ``task_lock_alembic_version``.
+    connection's transaction, which the caller commits, and keeps a history of its own in
+    ``task_lock_alembic_version``.
 
     :param connection: an SQLAlchemy connection
     :param schema: schema of the table; ``None`` leaves it to the ``search_path``
@@ -101,8 +102,7 @@ def migrate(
     context = MigrationContext.configure(
         connection, opts={"fn": steps, "script": scripts, **version_table(schema, table)}
     )
-    with context.begin_transaction():
-        run_migrations(context, schema, table)
+    run_migrations(context, schema, table)
 
 
 def include_name(

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, DateTime, MetaData, Table, Text, Uuid
+from sqlalchemy.dialects.postgresql.base import PGDialect, PGIdentifierPreparer
 
 DEFAULT_TABLE = "task_lock"
+
+# With a parameter style that leaves percent signs as they are.
+_DIALECT = PGDialect(paramstyle="named")  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+_preparer = PGIdentifierPreparer(_DIALECT)
 
 # Every claim and release updates a row, never its key. A half-empty page keeps such updates
 # on their page (HOT), where the next one prunes them; the absolute threshold makes autovacuum
@@ -40,3 +45,13 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("finished_at", moment(), nullable=True),
         schema=schema,
     )
+
+
+def quoted_name(table: Table) -> str:
+    """Return the table's name, with its schema if it has one, quoted for SQL where needed."""
+    return _preparer.format_table(table)
+
+
+def quoted(identifier: str) -> str:
+    """Return an identifier, quoted for SQL where needed."""
+    return str(_preparer.quote(identifier))

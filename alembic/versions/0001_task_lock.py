@@ -7,6 +7,8 @@ Revises:
 import sqlalchemy as sa
 from alembic.operations import Operations
 
+from apscheduler_tasklock.table import quoted
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -28,8 +30,7 @@ def upgrade(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
         schema=schema,
     )
-    quote = op.get_context().dialect.identifier_preparer.quote
-    name = f"{quote(schema)}.{quote(table)}" if schema else quote(table)
+    name = f"{quoted(schema)}.{quoted(table)}" if schema else quoted(table)
     op.execute(
         f"ALTER TABLE {name} SET (fillfactor = 50, "
         "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)"

@@ -10,6 +10,9 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from apscheduler_tasklock import upgrade
+from apscheduler_tasklock.protocol import TaskLockProtocol
+from apscheduler_tasklock.table import task_lock_table
 from tests.contract.conftest import Replica
 
 Travel = Callable[[float], None]
@@ -333,3 +336,15 @@ def test_extending_moves_the_end_of_a_running_claim_only(
     assert one.protocol.extend(cursor, "task", claim_id, 10) is None
     assert not one.release(uuid4())
     assert one.protocol.extend(cursor, "task", uuid4(), 10) is None
+
+
+@pytest.mark.parametrize("name", ["locks", 'My "locks"', "100% locks", "Größe"])
+def test_any_schema_and_table_name_will_do(empty_database_url: str, name: str) -> None:
+    upgrade(empty_database_url, schema=name, table=name)
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        replica = Replica("one", connection)
+        replica.protocol = TaskLockProtocol(task_lock_table(name, name))
+        claim_id, answer = replica.claim()
+        assert answer.granted
+        assert not replica.granted()
+        assert replica.release(claim_id) is not None

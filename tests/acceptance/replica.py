@@ -1,0 +1,52 @@
+"""What a replica process runs: one job, whose doings it prints line by line."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from apscheduler.schedulers.blocking import BlockingScheduler
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ALL,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_REFUSED,
+    TaskLockExecutor,
+    current_lock,
+)
+
+NAMES = {EVENT_TASK_LOCK_REFUSED: "refused", EVENT_TASK_LOCK_LOST: "lost"}
+
+
+def job(takes: float, **_: Any) -> None:
+    lock = current_lock()
+    assert lock is not None
+    print("runs", lock.run_time, lock.token, flush=True)
+    time.sleep(takes)  # the work
+    print("ends", lock.token, "lost" if lock.lost else "held", flush=True)
+
+
+def main() -> None:
+    options = json.loads(os.environ["JOB"])
+    scheduler = BlockingScheduler(
+        executors={"default": TaskLockExecutor(os.environ["DATABASE_URL"])}, timezone="UTC"
+    )
+    scheduler.add_listener(
+        lambda event: print(NAMES.get(event.code, "event"), event.task_name, flush=True),
+        EVENT_TASK_LOCK_ALL,
+    )
+    scheduler.add_job(
+        job,
+        "interval",
+        seconds=options.pop("every"),
+        kwargs={"takes": options.pop("takes"), "task_lock": options},
+        id="job",
+        misfire_grace_time=None,
+    )
+    scheduler.start()
+
+
+if __name__ == "__main__":
+    main()

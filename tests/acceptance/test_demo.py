@@ -1,0 +1,363 @@
+"""The demo as its user sees it, and its verdict on faults put in by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from apscheduler_tasklock.demo.jobs import DemoTask
+from apscheduler_tasklock.demo.verdict import Run, verdict
+from tests.conftest import eventually
+from tests.postgres import Server
+
+CODE = """
+import sys
+from apscheduler_tasklock.demo.run import run_demo
+database, replicas, seconds = sys.argv[1:]
+sys.exit(run_demo(database or None, int(replicas), float(seconds)))
+"""
+TIMEOUT = 90.0
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+class Demo:
+    """A running demo whose standard output and error are files, or a terminal."""
+
+    def __init__(self, folder: Path, database: str, seconds: float, **streams: Any) -> None:
+        self.folder = folder
+        self._out, self._err = folder / "out", folder / "err"
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")
+        }
+        environment |= {"TMPDIR": str(folder), "TERM": "xterm-256color", "PYTHONUTF8": "1"}
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                # The database comes as an argument here, but must not get into the replicas'.
+                [sys.executable, "-c", CODE, database, "3", str(seconds)],
+                env=environment,
+                **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **streams},
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def servers(self) -> list[Path]:
+        """The folders of its embedded servers."""
+        return list(self.folder.glob("tasklock-postgres-*"))
+
+    def wait(self) -> int:
+        return self.process.wait(TIMEOUT)
+
+    def wait_for(self, text: str) -> None:
+        eventually(lambda: text in self.out or self.process.poll() is not None, TIMEOUT)
+        assert text in self.out, self.err
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Demo]]:
+    """Start demos, and end those that a failed test leaves behind."""
+    # Not tmp_path: only its owner may look into it, and as root the server runs as somebody else.
+    folder = Path(tempfile.mkdtemp(prefix="demo-test-"))
+    folder.chmod(0o755)
+    demos: list[Demo] = []
+
+    def start(seconds: float, database: str = "", **streams: Any) -> Demo:
+        demos.append(Demo(folder, database, seconds, **streams))
+        return demos[-1]
+
+    yield start
+    for demo in demos:
+        if demo.process.poll() is None:
+            demo.process.terminate()
+            demo.wait()
+    shutil.rmtree(folder)
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Return the command lines of all processes below one, by their ids."""
+    parents, commands = {}, {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+            commands[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {child: commands[child] for child in found - {pid} if child in commands}
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def test_piped_it_prints_events_then_a_table_then_the_verdict(start: Callable[..., Demo]) -> None:
+    demo = start(8)
+    assert demo.wait() == 0, demo.out + demo.err
+    lines = demo.out.splitlines()
+    match = re.fullmatch(r"windows=(\d+) runs=(\d+) doubled=0 missed=0", lines[-1])
+    assert match is not None, lines[-1]
+    assert match[1] == match[2]
+    assert int(match[2]) >= 6
+
+    event = re.compile(
+        r" *\d+\.\d{3}s  replica [123]  (tick-2s|report-3s|flaky-2s) +"
+        r"(granted|refused|released|raised) +\(scheduled \d\d:\d\d:\d\d\.\d\d, .+\)"
+    )
+    kinds = Counter(found[2] for line in lines if (found := event.fullmatch(line)))
+    assert kinds["granted"] == kinds["released"] == int(match[2])
+    assert kinds["refused"] > kinds["granted"]
+    assert kinds["raised"] >= 1
+
+    heading = next(n for n, line in enumerate(lines) if line.startswith("task "))
+    assert lines[heading].split("  ")[-3:] == ["replica 1", "replica 2", "replica 3"]
+    rows = [line.split() for line in lines[heading + 1 : heading + 4]]
+    assert [row[0] for row in rows] == ["tick-2s", "report-3s", "flaky-2s"]
+    assert all(sum(map(int, row[5:])) == int(row[2]) for row in rows)
+    assert sum(int(row[2]) for row in rows) == int(match[2])
+    assert "Traceback" not in demo.err
+    assert "\x1b" not in demo.out
+    assert demo.servers == []
+
+
+@linux_only
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_no_process_and_no_folder(
+    start: Callable[..., Demo], number: signal.Signals
+) -> None:
+    demo = start(60)
+    demo.wait_for(" granted ")
+    children = descendants(demo.process.pid)
+    assert sum("demo.replica" in command for command in children.values()) == 3
+    assert len(demo.servers) == 1
+    demo.process.send_signal(number)
+    assert demo.wait() == 130
+    assert [command for pid, command in children.items() if alive(pid)] == []
+    assert demo.servers == []
+    assert "Traceback" not in demo.err
+    assert "windows=" not in demo.out
+
+
+@linux_only
+def test_a_replica_is_out_of_reach_of_the_terminals_ctrl_c(start: Callable[..., Demo]) -> None:
+    demo = start(60)
+    demo.wait_for(" granted ")
+    replicas = [p for p, c in descendants(demo.process.pid).items() if "demo.replica" in c]
+    assert len(replicas) == 3
+    assert all(os.getpgid(pid) != os.getpgid(demo.process.pid) for pid in replicas)
+
+
+@linux_only
+def test_a_killed_demo_takes_its_replicas_along(start: Callable[..., Demo], server: Server) -> None:
+    with server.database() as url:
+        demo = start(60, url)
+        demo.wait_for(" granted ")
+        children = descendants(demo.process.pid)
+        assert len(children) == 3
+        demo.process.kill()
+        demo.wait()
+        eventually(lambda: not any(alive(pid) for pid in children))
+
+
+@linux_only
+def test_a_killed_replica_is_reported(start: Callable[..., Demo], empty_database_url: str) -> None:
+    demo = start(5, empty_database_url)
+    demo.wait_for(" granted ")
+    (victim,) = (p for p, c in descendants(demo.process.pid).items() if "demo.replica 2 " in c)
+    os.kill(victim, signal.SIGKILL)
+    assert demo.wait() == 1
+    assert "replica 2 ended with status -9" in demo.err
+    assert demo.out.splitlines()[-1].startswith("windows=")
+
+
+@linux_only
+def test_a_given_database_is_left_as_it_was_and_its_password_unseen(
+    start: Callable[..., Demo], server: Server, empty_database_url: str
+) -> None:
+    name, password = f"demo_{uuid4().hex[:8]}", uuid4().hex
+    role = sql.Identifier(name)
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        database = sql.Identifier(connection.info.dbname)
+        connection.execute(
+            sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, sql.Literal(password))
+        )
+        connection.execute(sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(database, role))
+        info = connection.info
+        url = f"postgresql://{name}:{password}@{info.host}:{info.port}/{info.dbname}"
+        before = contents(connection)
+        demo = start(4, url)
+        demo.wait_for(" granted ")
+        children = descendants(demo.process.pid)
+        assert demo.wait() == 0, demo.out + demo.err
+        assert contents(connection) == before
+        assert len(children) == 3
+        assert not any(password in command for command in children.values())
+        assert password not in demo.out + demo.err
+        connection.execute(sql.SQL("DROP OWNED BY {}").format(role))
+        connection.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+def contents(connection: psycopg.Connection[Any]) -> list[Any]:
+    """Return the names of all schemas and tables."""
+    return connection.execute(
+        "SELECT nspname, relname FROM pg_namespace LEFT JOIN pg_class"
+        " ON pg_namespace.oid = relnamespace AND relkind = 'r'"
+        " WHERE nspname !~ '^pg_(temp|toast)' ORDER BY 1, 2"
+    ).fetchall()
+
+
+def test_faults_in_the_ledger_are_counted_and_end_in_status_1(
+    start: Callable[..., Demo], empty_database_url: str
+) -> None:
+    demo = start(6, empty_database_url)
+    demo.wait_for(" granted ")
+    schema = re.search(r"tasklock_demo_\w+", demo.out)
+    assert schema is not None
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        ledger = sql.Identifier(schema[0], "ledger")
+        for statement in (
+            "INSERT INTO {0} SELECT * FROM {0} WHERE task = 'flaky-2s' LIMIT 1",
+            "DELETE FROM {0} WHERE run_time = (SELECT min(run_time) FROM {0}"
+            " WHERE task = 'report-3s') AND task = 'report-3s'",
+        ):
+            query = sql.SQL(statement).format(ledger)
+            eventually(lambda query=query: connection.execute(query).rowcount == 1)
+    assert demo.wait() == 1
+    assert demo.out.splitlines()[-1].endswith("doubled=1 missed=1")
+
+
+def test_a_database_that_is_away_is_named_without_a_traceback(start: Callable[..., Demo]) -> None:
+    demo = start(4, "postgresql://app:hidden@127.0.0.1:1/app")
+    assert demo.wait() == 2
+    assert demo.err.startswith("The demo cannot run: ")
+    assert "127.0.0.1" in demo.err
+    assert "Traceback" not in demo.err
+    assert "hidden" not in demo.out + demo.err
+
+
+def test_on_a_terminal_it_draws_a_lane_per_replica(
+    start: Callable[..., Demo], empty_database_url: str
+) -> None:
+    pytest.importorskip("rich")
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    demo = start(7, empty_database_url, stdin=slave, stdout=slave)
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO, once the demo has ended
+        while part := os.read(master, 65536):
+            shown += part
+    os.close(master)
+    assert demo.wait() == 0, demo.err
+
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").split("\n")
+    lanes = [line for line in lines if re.match(r"(replica \d|runs \d+|refused \d+) ", line)]
+    last = lanes[-9:]
+    assert [line.split("  ")[0] for line in last[::3]] == ["replica 1", "replica 2", "replica 3"]
+    assert [line[12:22].strip() for line in last] == ["tick-2s", "report-3s", "flaky-2s"] * 3
+    for task in range(3):
+        assert any("█" in line for line in last[task::3]), last
+        assert any("·" in line for line in last[task::3]), last
+    assert max(map(len, lines)) <= 80
+    assert re.search("flaky-2s.*\x1b\\[1;31m█", shown.decode()), "runs that raise are red"
+    assert any(re.fullmatch(" +0s .* 7s *", line) for line in lines), "the axis fits"
+    assert len(lanes) > 9 * 20, "it is redrawn as time goes by"
+    assert re.fullmatch(r"windows=\d+ runs=\d+ doubled=0 missed=0", [*filter(None, lines)][-1])
+
+
+TICK = DemoTask("tick", 2, on_grid=False, about="")
+CRON = DemoTask("cron", 3, on_grid=True, about="")
+
+
+def judge(task: DemoTask, runs: list[float], fires: list[float]) -> tuple[int, int, int, int]:
+    base = 1_800_000_000.123456
+    ledger = [Run(task.name, 1, base + time) for time in runs]
+    found = verdict(ledger, [base + time for time in fires], task)
+    return found.windows, found.runs, found.doubled, found.missed
+
+
+@pytest.mark.parametrize(
+    ("runs", "fires", "expected"),
+    [
+        pytest.param([], [], (0, 0, 0, 0), id="nothing"),
+        pytest.param([0, 3, 6], [0, 0, 3, 6], (3, 3, 0, 0), id="clean"),
+        pytest.param([0, 3, 3, 6], [0, 3, 6], (3, 4, 1, 0), id="doubled"),
+        pytest.param([0, 3, 3, 3], [0, 3], (2, 4, 2, 0), id="tripled"),
+        pytest.param([0, 6], [0, 3, 6], (3, 2, 0, 1), id="missed"),
+        pytest.param([0, 9], [0, 9], (4, 2, 0, 2), id="missed by all, not even fired"),
+        pytest.param([3, 6], [0, 3, 6], (3, 2, 0, 1), id="first missed"),
+        pytest.param([0, 3], [0, 3, 6], (3, 2, 0, 1), id="last missed"),
+        pytest.param([], [0, 3, 6], (3, 0, 0, 3), id="all missed"),
+        pytest.param([0, 0, 6], [0, 3, 6], (3, 3, 1, 1), id="doubled does not make up for missed"),
+        pytest.param([6, 0, 3], [], (3, 3, 0, 0), id="any order, runs whose event was lost"),
+    ],
+)
+def test_verdict_on_a_grid(
+    runs: list[float], fires: list[float], expected: tuple[int, int, int, int]
+) -> None:
+    assert judge(CRON, runs, fires) == expected
+
+
+@pytest.mark.parametrize(
+    ("runs", "fires", "expected"),
+    [
+        pytest.param([], [], (0, 0, 0, 0), id="nothing"),
+        pytest.param([0, 2, 4], [0.7, 2.7, 4.7], (3, 3, 0, 0), id="clean, others refused"),
+        pytest.param([0, 1.9, 3.8, 5.7], [], (4, 4, 0, 0), id="each as early as allowed"),
+        pytest.param([0, 1.79, 3.58], [], (3, 3, 0, 0), id="within the tolerance"),
+        pytest.param([0, 1.77], [], (1, 2, 1, 0), id="beyond the tolerance"),
+        pytest.param([0, 0.7, 2, 4], [], (3, 4, 1, 0), id="doubled counts once"),
+        pytest.param([0, 0.7, 1.4, 2], [], (2, 4, 2, 0), id="every replica ran"),
+        pytest.param([0, 4], [2], (3, 2, 0, 1), id="missed"),
+        pytest.param([0, 2.9], [], (2, 2, 0, 0), id="late is not missed"),
+        pytest.param([0, 3.7], [], (3, 2, 0, 1), id="missed, then another replica"),
+        pytest.param([0, 8], [], (5, 2, 0, 3), id="three missed"),
+        pytest.param([0.7, 2.7], [0], (2, 2, 0, 0), id="first fire refused within the window"),
+        pytest.param([2.7, 4.7], [0], (3, 2, 0, 1), id="first missed"),
+        pytest.param([0, 2], [3.4], (2, 2, 0, 0), id="last fire refused within the window"),
+        pytest.param([0, 2], [4], (3, 2, 0, 1), id="last missed"),
+        pytest.param([0, 2], [3.99], (3, 2, 0, 1), id="last missed, within the tolerance"),
+        pytest.param([0, 2], [6.7], (4, 2, 0, 2), id="last two missed"),
+        pytest.param([], [0, 0.7, 2, 2.7], (2, 0, 0, 2), id="all missed"),
+        pytest.param([0, 0.7, 4], [2], (3, 3, 1, 1), id="doubled does not make up for missed"),
+    ],
+)
+def test_verdict_by_spacing(
+    runs: list[float], fires: list[float], expected: tuple[int, int, int, int]
+) -> None:
+    assert judge(TICK, runs, fires) == expected
+
+
+def test_verdict_counts_the_runs_of_each_replica() -> None:
+    runs = [Run("cron", replica, 3.0 * n) for n, replica in enumerate([1, 3, 3, 1, 1])]
+    assert verdict(runs, [], CRON).by_replica == {1: 3, 3: 2}

@@ -1,0 +1,59 @@
+"""Holders that are killed or paused in mid-job: real processes, real signals."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from tests.acceptance.conftest import ReplicaProcess
+from tests.polling import eventually
+
+StartReplica = Callable[..., ReplicaProcess]
+
+
+def row(connection: psycopg.Connection[Any]) -> dict[str, Any]:
+    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
+    found = cursor.execute(
+        "SELECT *, locked_until <= now() AS expired FROM task_lock WHERE task_name = 'job'"
+    ).fetchone()
+    assert found is not None
+    return found
+
+
+def test_a_killed_holder_blocks_its_task_until_the_maximum_lock_and_no_longer(
+    start_replica: StartReplica, connection: psycopg.Connection[Any]
+) -> None:
+    holder = start_replica(every=1, takes=600, max_lock=4)
+    holder.says("runs")
+    holder.signal(signal.SIGKILL)
+    killed = row(connection)
+
+    other = start_replica(every=1, takes=0, max_lock=4)
+    other.says("refused")
+    other.says("runs")
+    taken = row(connection)
+    assert killed["finished_at"] is None
+    assert taken["started_at"] >= killed["locked_until"]
+    assert taken["locked_by"] != killed["locked_by"]
+
+
+def test_a_holder_paused_past_its_lock_is_told_and_frees_nobody_elses(
+    start_replica: StartReplica, connection: psycopg.Connection[Any]
+) -> None:
+    holder = start_replica(every=1, takes=3, max_lock=2)
+    holder.says("runs")
+    holder.signal(signal.SIGSTOP)
+    eventually(lambda: row(connection)["expired"])
+    other = start_replica(every=1, takes=600, max_lock=3600)
+    other.says("runs")
+    held = row(connection)
+
+    holder.signal(signal.SIGCONT)
+    holder.says("lost")
+    assert any(said.endswith("lost") for said in holder.said if said.startswith("ends"))
+    still = row(connection)
+    assert {**still, "expired": None} == {**held, "expired": None}
+    assert still["finished_at"] is None

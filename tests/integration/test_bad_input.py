@@ -1,0 +1,288 @@
+"""Wrong set-ups: each gets one clear error that says what to do, and loses nothing."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED
+from psycopg import sql
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockExecutor,
+    TaskLockOptionError,
+    TaskLockSchemaError,
+)
+from tests.postgres import Server
+from tests.schedulers import Replica
+
+MakeReplica = Callable[..., Replica]
+Connection = psycopg.Connection[Any]
+
+PASSWORD = "hunter2"
+
+
+@contextmanager
+def role(
+    database_url: str, options: str = f"LOGIN PASSWORD '{PASSWORD}'"
+) -> Iterator[tuple[str, str]]:
+    """Create a role. Yield its name, and the database's URL for it."""
+    name = f"role {uuid4().hex[:8]}"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        create = sql.SQL("CREATE ROLE {} " + options)  # type: ignore[arg-type]
+        connection.execute(create.format(sql.Identifier(name)))
+        try:
+            yield name, url_of(database_url, name)
+        finally:
+            connection.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
+            connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+
+
+def url_of(database_url: str, user: str) -> str:
+    from apscheduler_tasklock.database import parse_url
+
+    url = parse_url(database_url).set(username=user, password=PASSWORD)
+    return url.render_as_string(hide_password=False)
+
+
+class TestDatabase:
+    @pytest.mark.parametrize(
+        ("database", "says"),
+        [
+            ("localhost/app", "not a URL"),
+            ("", "not a URL"),
+            ("mysql://user:hunter2@host/app", "a mysql URL; the task lock needs PostgreSQL"),
+            (42, "must be a URL like postgresql://user@host/name or an SQLAlchemy Engine"),
+            (None, "must be a URL like"),
+        ],
+    )
+    def test_a_wrong_url_is_refused_when_the_executor_is_made(
+        self, database: Any, says: str
+    ) -> None:
+        with pytest.raises(TaskLockOptionError, match=says) as error:
+            TaskLockExecutor(database)
+        assert "hunter2" not in str(error.value)
+
+    def test_an_unreachable_server_is_one_warning_that_names_it(
+        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            port = nobody.getsockname()[1]
+        replica = make_replica(f"postgresql://app:hunter2@127.0.0.1:{port}/db", claim_timeout=0.2)
+        replica.run_once(lambda: None)
+        error = replica.one(EVENT_TASK_LOCK_ERROR).exception
+        assert isinstance(error, TaskLockDatabaseError)
+        assert f"127.0.0.1:{port}, database 'db' did not answer for 0.2 sec" in str(error)
+        warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+        assert len(warnings) == 1
+        assert "is away" in warnings[0].getMessage()
+        assert "Connection refused" in warnings[0].getMessage()
+
+    def test_a_refusing_server_is_an_error_at_start(self, database_url: str) -> None:
+        with role(database_url, "NOLOGIN") as (_, url):
+            replica = Replica(url)
+            with pytest.raises(TaskLockError, match="is not permitted to log in") as error:
+                replica.scheduler.start()
+        assert not isinstance(error.value, TaskLockDatabaseError)
+
+    def test_a_database_that_does_not_exist_is_an_error_at_start(self, server: Server) -> None:
+        replica = Replica(server.database_url("nowhere"))
+        with pytest.raises(TaskLockError, match='database "nowhere" does not exist'):
+            replica.scheduler.start()
+
+
+class TestTable:
+    def test_a_missing_one_is_an_error_at_start_that_names_the_command(
+        self, empty_database_url: str
+    ) -> None:
+        replica = Replica(empty_database_url)
+        with pytest.raises(
+            TaskLockSchemaError,
+            match=r"table task_lock does not exist .* apscheduler-tasklock upgrade$",
+        ):
+            replica.scheduler.start()
+
+    def test_one_of_another_name_is_named_with_its_options(self, database_url: str) -> None:
+        replica = Replica(database_url, schema="jobs", table="locks")
+        with pytest.raises(
+            TaskLockSchemaError,
+            match=r"table jobs\.locks .*upgrade --schema jobs --table locks$",
+        ):
+            replica.scheduler.start()
+
+    def test_an_older_one_is_an_error_at_start(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        connection.execute("ALTER TABLE task_lock DROP COLUMN token")
+        replica = Replica(database_url)
+        with pytest.raises(
+            TaskLockSchemaError, match=r"older .*\(it has no column token\).* upgrade$"
+        ):
+            replica.scheduler.start()
+
+    def test_a_newer_one_is_used(self, make_replica: MakeReplica, connection: Connection) -> None:
+        connection.execute("ALTER TABLE task_lock ADD COLUMN of_the_future text")
+        replica = make_replica()
+        replica.run_once(lambda: None)
+        replica.one(EVENT_JOB_EXECUTED)
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ("DROP TABLE task_lock", "does not exist"),
+            ("ALTER TABLE task_lock DROP COLUMN window_until", "is older"),
+        ],
+    )
+    def test_one_that_changes_later_is_an_error_at_each_fire(
+        self,
+        make_replica: MakeReplica,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+        change: str,
+        says: str,
+    ) -> None:
+        replica = make_replica()
+        connection.execute(change)  # type: ignore[call-overload]
+        replica.run_once(lambda: None)
+        error = replica.one(EVENT_TASK_LOCK_ERROR)
+        replica.idle()
+        assert isinstance(error.exception, TaskLockSchemaError)
+        assert says in str(error.exception)
+        assert [r.levelname for r in caplog.records if says in r.getMessage()] == ["ERROR"]
+
+
+class TestRole:
+    def test_select_insert_and_update_on_the_table_are_enough(
+        self, make_replica: MakeReplica, database_url: str, connection: Connection
+    ) -> None:
+        with role(database_url) as (name, url):
+            grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+            connection.execute(grant.format(sql.Identifier(name)))
+            replica = make_replica(url)
+            for job_id in ("new", "known", "known"):
+                replica.events.clear()
+                replica.run_once(lambda: None, job_id=job_id, replace_existing=True)
+                replica.idle()
+                assert not [e for e in replica.of(job_id) if e.code == EVENT_TASK_LOCK_ERROR]
+            replica.scheduler.shutdown()
+
+    def test_fewer_are_an_error_at_start_that_names_the_grant(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        with role(database_url) as (name, url):
+            grant = sql.SQL("GRANT SELECT, INSERT ON task_lock TO {}")
+            connection.execute(grant.format(sql.Identifier(name)))
+            replica = Replica(url)
+            with pytest.raises(
+                TaskLockSchemaError,
+                match=f'GRANT SELECT, INSERT, UPDATE ON task_lock TO "{name}"',
+            ):
+                replica.scheduler.start()
+
+    def test_a_password_is_nowhere_to_be_read(
+        self,
+        make_replica: MakeReplica,
+        database_url: str,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        with role(database_url) as (name, url):
+            grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+            connection.execute(grant.format(sql.Identifier(name)))
+            replica = make_replica(url, claim_timeout=0.2)
+            replica.run_once(lambda: None)
+            replica.one(EVENT_JOB_EXECUTED)
+            connection.execute("DROP TABLE task_lock")
+            replica.run_once(lambda: None, job_id="fails")
+            replica.one(EVENT_TASK_LOCK_ERROR, "fails")
+            replica.scheduler.shutdown()
+        told = [record.getMessage() for record in caplog.records]
+        told += [record.exc_text or "" for record in caplog.records]
+        told += [repr(event) + repr(vars(event)) for event in replica.events]
+        told += [repr(value) for value in vars(replica.executor.locks).values()]
+        told += [repr(replica.executor), repr(replica.executor.locks), str(capfd.readouterr())]
+        assert "hunter2" not in "\n".join(told)
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"min_factor": -1}, "min_factor must be a number, 0 or more, not -1"),
+            ({"max_factor": float("nan")}, "max_factor must be a number above 0, not nan"),
+            ({"max_factor": "five"}, "max_factor must be a number above 0, not 'five'"),
+            ({"min_factor": 6}, r"min_factor \(6\) must not be above max_factor \(5\)"),
+            ({"claim_timeout": 0}, "claim_timeout must be above 0"),
+            ({"period": "soon"}, "period must be seconds or a timedelta"),
+            ({"on_database_error": "panic"}, "on_database_error must be 'skip' or 'run'"),
+            ({"jobs": {"a": {"factor": 1}}}, r"jobs\['a'\]: unknown task lock option 'factor'"),
+        ],
+    )
+    def test_of_the_executor_are_refused_when_it_is_made(
+        self, options: dict[str, Any], says: str
+    ) -> None:
+        with pytest.raises(TaskLockOptionError, match=says):
+            TaskLockExecutor("postgresql://localhost/app", **options)
+
+    def test_unknown_ones_of_the_executor_are_an_error_at_start(self, database_url: str) -> None:
+        replica = Replica(database_url, min_facter=0.5)
+        with pytest.raises(TaskLockOptionError, match="unexpected keyword argument 'min_facter'"):
+            replica.scheduler.start()
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"min_factor": -1}, "job 'job': min_factor must be a number, 0 or more, not -1"),
+            ({"max_factor": 0.5}, r"job 'job': min_factor \(0.9\) must not be above max_factor"),
+            ({"max": 1}, "job 'job': unknown task lock option 'max'; allowed are name, min_f"),
+            ({"name": "x" * 1001}, "job 'job': the task's name has 1001 bytes"),
+            ({"name": "a\0b"}, "job 'job': the task's name .* has a NUL character"),
+            ("fast", "job 'job': task_lock must be a dict of options, or False"),
+        ],
+    )
+    def test_of_a_job_are_refused_at_start_if_it_was_added_before(
+        self, database_url: str, options: Any, says: str
+    ) -> None:
+        replica = Replica(database_url)
+        replica.scheduler.add_job(
+            _takes_anything, "interval", hours=1, id="job", kwargs={"task_lock": options}
+        )
+        with pytest.raises(TaskLockOptionError, match=says):
+            replica.scheduler.start()
+
+    def test_of_a_job_added_later_are_an_error_at_once_and_at_each_fire(
+        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        replica = make_replica()
+        replica.scheduler.pause()
+        replica.run_once(_takes_anything, kwargs={"task_lock": {"max": 1}})
+        assert "Job 'job' will not run: job 'job': unknown task lock option 'max'" in caplog.text
+        replica.scheduler.resume()
+        error = replica.one(EVENT_TASK_LOCK_ERROR)
+        assert isinstance(error.exception, TaskLockOptionError)
+        assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
+
+    def test_a_coroutine_function_is_refused(self, make_replica: MakeReplica) -> None:
+        async def coroutine() -> None: ...
+
+        replica = make_replica()
+        now = datetime.now(timezone.utc)
+        replica.scheduler.add_job(
+            coroutine, "interval", hours=1, id="job", next_run_time=now, misfire_grace_time=None
+        )
+        assert "is a coroutine" in str(replica.one(EVENT_TASK_LOCK_ERROR).exception)
+
+
+def _takes_anything(**_: Any) -> None: ...

@@ -1,0 +1,166 @@
+"""TaskLockExecutor around the process pool: the claim is made in the worker process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
+from sqlalchemy import create_engine
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+    TaskLockExecutor,
+)
+from tests import pool_jobs
+from tests.polling import eventually
+from tests.schedulers import Replica
+
+MakeReplica = Callable[..., Replica]
+
+RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
+RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_ERROR]
+
+
+@pytest.fixture(params=["spawn", "fork"])
+def pool(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Options of a process pool; fork is the default of APScheduler 3.10, spawn of 3.11."""
+    context = multiprocessing.get_context(request.param)
+    return {"max_workers": 1, "pool_kwargs": {"mp_context": context}}
+
+
+@pytest.fixture
+def make_pooled(make_replica: MakeReplica, pool: dict[str, Any]) -> MakeReplica:
+    def make(*arguments: Any, **options: Any) -> Replica:
+        return make_replica(*arguments, executor="processpool", **pool, **options)
+
+    return make
+
+
+def row(connection: psycopg.Connection[Any]) -> dict[str, Any]:
+    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
+    found = cursor.execute("SELECT * FROM task_lock WHERE task_name = 'job'").fetchone()
+    assert found is not None
+    return found
+
+
+def test_a_run_is_claimed_in_the_worker_and_told_in_the_scheduler(
+    make_pooled: MakeReplica, connection: psycopg.Connection[Any]
+) -> None:
+    one, other = make_pooled(replica_id="one"), make_pooled(replica_id="other")
+    one.run_once(pool_jobs.lock_and_process, kwargs={"a": 1, "task_lock": {"max_factor": 2}})
+    executed = one.one(EVENT_JOB_EXECUTED)
+    one.idle()
+    other.run_once(pool_jobs.lock_and_process)
+    refused = other.one(EVENT_TASK_LOCK_REFUSED)
+    other.idle()
+
+    assert one.codes() == RUN
+    granted = one.of()[0]
+    *lock, pid, kwargs = executed.retval
+    assert lock == ["job", 1, executed.scheduled_run_time, granted.locked_until, False]
+    assert pid != os.getpid()
+    assert kwargs == {"a": 1}
+    assert granted.holder == "one"
+    assert granted.locked_until - row(connection)["started_at"] == timedelta(hours=2)
+    assert other.codes() == [EVENT_TASK_LOCK_REFUSED]
+    assert (refused.holder, refused.reason) == ("one", "window")
+
+
+@pytest.mark.parametrize(
+    ("function", "exception"), [(pool_jobs.fail, ValueError), (pool_jobs.leave, SystemExit)]
+)
+def test_a_run_that_raises_is_released(
+    make_pooled: MakeReplica,
+    connection: psycopg.Connection[Any],
+    function: Callable[[], None],
+    exception: type[BaseException],
+) -> None:
+    replica = make_pooled()
+    replica.run_once(function)
+    error = replica.one(EVENT_JOB_ERROR)
+    replica.idle()
+    assert replica.codes() == RAISED
+    assert isinstance(error.exception, exception)
+    assert f"in {function.__name__}" in error.traceback
+    assert row(connection)["finished_at"] is not None
+
+
+def test_a_decorated_function_has_its_options_in_the_worker(
+    make_pooled: MakeReplica, connection: psycopg.Connection[Any]
+) -> None:
+    replica = make_pooled()
+    replica.run_once(pool_jobs.decorated, args=[7])
+    assert replica.one(EVENT_JOB_EXECUTED).retval == 7
+    assert row(connection)["window_until"] - row(connection)["window_start"] == timedelta(
+        minutes=30
+    )
+
+
+def test_a_killed_worker_keeps_the_lock_until_its_maximum_and_the_pool_goes_on(
+    make_pooled: MakeReplica, connection: psycopg.Connection[Any]
+) -> None:
+    replica = make_pooled()
+    replica.run_once(pool_jobs.die)
+    eventually(lambda: connection.execute("SELECT FROM task_lock").rowcount == 1)
+    replica.idle()
+    assert row(connection)["finished_at"] is None
+    replica.run_once(pool_jobs.decorated, job_id="next", args=[1])
+    assert replica.one(EVENT_JOB_EXECUTED, "next").retval == 1
+
+
+def test_workers_leave_no_connection_behind(
+    make_pooled: MakeReplica, connection: psycopg.Connection[Any]
+) -> None:
+    replica = make_pooled()
+    replica.run_once(pool_jobs.decorated, args=[1])
+    replica.one(EVENT_JOB_EXECUTED)
+    replica.scheduler.shutdown()
+
+    def connections() -> int:
+        found = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'tasklock %'"
+        ).fetchone()
+        assert found is not None
+        return int(found[0])
+
+    assert eventually(lambda: connections() == 0)
+
+
+def test_a_forked_child_does_not_use_its_parents_connection(
+    make_pooled: MakeReplica, make_replica: MakeReplica
+) -> None:
+    """The parent has an idle connection when the pool forks its worker."""
+    replica = make_replica()
+    replica.run_once(lambda: None)
+    replica.one(EVENT_JOB_EXECUTED)
+    pooled = make_pooled(replica.executor.locks.settings.database)
+    pooled.run_once(pool_jobs.decorated, job_id="pooled", args=[1])
+    pooled.one(EVENT_JOB_EXECUTED, "pooled")
+    replica.run_once(lambda: 2, job_id="after")
+    assert replica.one(EVENT_JOB_EXECUTED, "after").retval == 2
+
+
+def test_an_engines_url_serves_the_workers(make_pooled: MakeReplica, database_url: str) -> None:
+    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
+    replica = make_pooled(engine)
+    replica.run_once(pool_jobs.decorated, args=[1])
+    assert replica.one(EVENT_JOB_EXECUTED).retval == 1
+    replica.scheduler.shutdown()
+    engine.dispose()
+
+
+def test_a_pool_can_be_given_as_an_instance(make_replica: MakeReplica, database_url: str) -> None:
+    from apscheduler.executors.pool import ProcessPoolExecutor
+
+    replica = make_replica(database_url, ProcessPoolExecutor(1))
+    assert isinstance(replica.executor, TaskLockExecutor)
+    replica.run_once(pool_jobs.decorated, args=[1])
+    assert replica.one(EVENT_JOB_EXECUTED).retval == 1

@@ -1,0 +1,211 @@
+"""The task lock table's own migrations, by every way in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine
+
+from apscheduler_tasklock import TaskLockError, downgrade, include_name, migrate, upgrade
+from apscheduler_tasklock.table import STORAGE_PARAMETERS, task_lock_table
+from tests.migration.conftest import Run, described, tables
+
+OURS = {"public.task_lock", "public.task_lock_alembic_version"}
+CLI = "apscheduler_tasklock.cli"
+
+
+def engine_url(database_url: str) -> str:
+    return database_url.replace("postgresql://", "postgresql+psycopg://")
+
+
+def test_the_migrated_table_is_the_declared_one(database_url: str) -> None:
+    engine = create_engine(engine_url(database_url))
+    with engine.connect() as connection:
+        options = {
+            "compare_type": True,
+            "compare_server_default": True,
+            "include_name": lambda name, *_: name != "task_lock_alembic_version",
+        }
+        context = MigrationContext.configure(connection, opts=options)
+        difference = compare_metadata(context, task_lock_table().metadata)
+    engine.dispose()
+    assert difference == []
+    reloptions = {row[2] for row in described(database_url) if row[1] == "task_lock"}
+    expected = ",".join(f"{name}={value}" for name, value in STORAGE_PARAMETERS.items())
+    assert reloptions == {f"{{{expected}}}"}
+
+
+def test_alembic_in_a_checkout_upgrades_and_downgrades(empty_database_url: str, run: Run) -> None:
+    run("alembic", "upgrade", "head", TASKLOCK_DATABASE_URL=empty_database_url)
+    assert tables(empty_database_url) == OURS
+    run("alembic", "-x", f"database={empty_database_url}", "downgrade", "base")
+    assert tables(empty_database_url) == OURS - {"public.task_lock"}
+    run("alembic", "-x", f"database={empty_database_url}", "upgrade", "head")
+    assert tables(empty_database_url) == OURS
+
+
+def test_every_way_in_leads_to_the_same_tables(
+    empty_database_url: str, database_url: str, run: Run
+) -> None:
+    """The fixture's table came by upgrade(); compare the command and the printed SQL with it."""
+    expected = described(database_url)
+    run(CLI, "upgrade", "--database", empty_database_url)
+    assert described(empty_database_url) == expected
+    run(CLI, "downgrade", TASKLOCK_DATABASE_URL=empty_database_url)
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("DROP TABLE task_lock_alembic_version")
+
+    printed = run(CLI, "upgrade", "--sql")
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(printed)  # type: ignore[call-overload]  # it is our own SQL
+    assert described(empty_database_url) == expected
+    assert printed == run("alembic", "upgrade", "head", "--sql")
+
+
+@pytest.mark.parametrize("name", ["jobs", 'My "schema"', "100%"])
+def test_another_schema_and_name_are_created_and_dropped(
+    empty_database_url: str, name: str
+) -> None:
+    upgrade(empty_database_url, schema=name, table=f"{name}_lock")
+    assert tables(empty_database_url) == {
+        f"{name}.{name}_lock",
+        f"{name}.{name}_lock_alembic_version",
+    }
+    upgrade(empty_database_url, schema=name, table=f"{name}_lock")  # nothing to do
+    downgrade(empty_database_url, schema=name, table=f"{name}_lock")
+    assert tables(empty_database_url) == {f"{name}.{name}_lock_alembic_version"}
+
+
+def test_an_existing_schema_needs_no_right_to_create_one(
+    empty_database_url: str,
+) -> None:
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE migrator LOGIN; CREATE SCHEMA jobs AUTHORIZATION migrator")
+        try:
+            upgrade(empty_database_url.replace("//postgres@", "//migrator@"), schema="jobs")
+            assert "jobs.task_lock" in tables(empty_database_url)
+        finally:
+            connection.execute("DROP OWNED BY migrator; DROP ROLE migrator")
+
+
+def test_replicas_that_upgrade_at_the_same_moment_all_succeed(
+    empty_database_url: str, checkout: Path
+) -> None:
+    replicas = [
+        subprocess.Popen(
+            [sys.executable, "-m", CLI, "upgrade", "--database", empty_database_url],
+            cwd=checkout,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(5)
+    ]
+    ended = [(*replica.communicate(timeout=120), replica.returncode) for replica in replicas]
+    assert [status for *_, status in ended] == [0] * 5, ended
+    assert tables(empty_database_url) == OURS
+
+
+def test_the_wheel_brings_its_migrations(
+    empty_database_url: str, checkout: Path, tmp_path: Path, run: Run
+) -> None:
+    build = ("pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir")
+    run(*build, str(tmp_path), str(checkout))
+    [wheel] = tmp_path.glob("*.whl")
+    venv.create(tmp_path / "venv", with_pip=False)
+    [site] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    run("pip", "--quiet", "install", "--no-deps", "--target", str(site), str(wheel))
+    command = str(tmp_path / "venv" / "bin" / "python")
+    # The dependencies come from here; an editable install's .pth file is not read on this path.
+    here = str(Path(psycopg.__file__).parent.parent)
+
+    from_wheel = partial(run, cwd=tmp_path, python=command, PYTHONPATH=here)
+    where = "import apscheduler_tasklock.schema as s; print(s._scripts_folder())"
+    folder = subprocess.run(
+        [command, "-c", where],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": here},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert Path(folder.strip()).is_relative_to(site)
+    from_wheel(CLI, "upgrade", "--database", empty_database_url)
+    assert tables(empty_database_url) == OURS
+
+
+class TestCommandLine:
+    def fails(self, checkout: Path, *arguments: str) -> str:
+        finished = subprocess.run(
+            [sys.executable, "-m", CLI, *arguments],
+            cwd=checkout,
+            env={k: v for k, v in os.environ.items() if k != "TASKLOCK_DATABASE_URL"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert finished.returncode == 1
+        assert "Traceback" not in finished.stderr
+        return finished.stderr
+
+    def test_asks_which_database(self, checkout: Path) -> None:
+        assert "Pass --database postgresql://" in self.fails(checkout, "upgrade")
+
+    def test_says_that_a_url_is_none(self, checkout: Path) -> None:
+        said = self.fails(checkout, "upgrade", "--database", "mysql://me:hunter2@host/db")
+        assert "mysql URL; the task lock needs PostgreSQL" in said
+        assert "hunter2" not in said
+
+    def test_says_that_nobody_answers(self, checkout: Path) -> None:
+        said = self.fails(
+            checkout, "upgrade", "--database", "postgresql://me:hunter2@127.0.0.1:1/d"
+        )
+        assert "Connection refused" in said
+        assert "hunter2" not in said
+
+
+class TestIncludeName:
+    @pytest.mark.parametrize("name", ["task_lock", "task_lock_alembic_version"])
+    def test_hides_our_tables(self, name: str) -> None:
+        assert not include_name(name, "table", {"schema_name": None})
+
+    def test_shows_everything_else(self) -> None:
+        assert include_name("users", "table", {"schema_name": None})
+        assert include_name(None, "schema", {})
+        assert include_name("task_lock", "column", {"schema_name": None})
+        assert include_name("task_lock", "table", {"schema_name": "another"})
+
+    def test_takes_another_schema_and_name(self) -> None:
+        jobs = partial(include_name, schema="jobs", table="locks")
+        assert not jobs("locks_alembic_version", "table", {"schema_name": "jobs"})
+        assert jobs("locks", "table", {"schema_name": None})
+
+
+class TestMigrate:
+    def test_takes_part_in_the_callers_transaction(self, empty_database_url: str) -> None:
+        engine = create_engine(engine_url(empty_database_url))
+        with engine.connect() as connection:
+            migrate(connection, schema="jobs")
+            connection.rollback()
+            assert tables(empty_database_url) == set()
+            migrate(connection)
+            connection.commit()
+            assert tables(empty_database_url) == OURS
+            migrate(connection, revision="base")
+            connection.commit()
+        engine.dispose()
+        assert tables(empty_database_url) == {"public.task_lock_alembic_version"}
+
+    def test_without_a_connection_says_what_to_do(self) -> None:
+        with pytest.raises(TaskLockError, match="upgrade --sql"):
+            migrate(None)  # type: ignore[arg-type]  # as op.get_bind() does in offline mode

@@ -1,0 +1,33 @@
+"""Job functions that a worker process can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from apscheduler_tasklock import current_lock, task_lock
+
+
+def lock_and_process(**kwargs: Any) -> tuple[Any, ...]:
+    lock = current_lock()
+    assert lock is not None
+    return lock.name, lock.token, lock.run_time, lock.locked_until, lock.lost, os.getpid(), kwargs
+
+
+@task_lock(min_factor=0.5)
+def decorated(number: int) -> int:
+    return number
+
+
+def fail() -> None:
+    raise ValueError("in the pool")
+
+
+def leave() -> None:
+    sys.exit(3)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

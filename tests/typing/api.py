@@ -1,0 +1,192 @@
+"""The public names as an application uses them. mypy checks this file; nothing runs it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from functools import partial
+
+from alembic import context
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+from sqlalchemy import Connection, create_engine
+from sqlalchemy.engine import URL
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ALL,
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+    HeldLock,
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockEvent,
+    TaskLockExecutor,
+    TaskLockOptionError,
+    TaskLockSchemaError,
+    current_lock,
+    downgrade,
+    include_name,
+    migrate,
+    task_lock,
+    upgrade,
+)
+
+DATABASE = "postgresql://app@db/app"
+
+# The executor.
+
+TaskLockExecutor(DATABASE)
+TaskLockExecutor(URL.create("postgresql"), "processpool", max_workers=4)
+TaskLockExecutor(
+    create_engine("postgresql+psycopg://app@db/app"),
+    ThreadPoolExecutor(5),
+    min_factor=0.5,
+    max_factor=2,
+    period=timedelta(minutes=5),
+    jobs={"sync-prices": {"max_factor": 3}, "warm-cache": False},
+    namespace="shop/",
+    on_database_error="run",
+    claim_timeout=5,
+    schema="jobs",
+    table="locks",
+    replica_id="web-1",
+)
+# As a configuration file spells them.
+TaskLockExecutor(
+    DATABASE, min_factor="0.5", max_factor="2", period="300", claim_timeout="5", max_workers="20"
+)
+TaskLockExecutor(DATABASE, on_database_error="ignore")  # type: ignore[arg-type]
+TaskLockExecutor(5)  # type: ignore[arg-type]
+
+scheduler = BackgroundScheduler(executors={"default": TaskLockExecutor(DATABASE)})
+
+
+# The decorator keeps the function's type.
+
+
+@task_lock
+def bare(first: int) -> str:
+    return str(first)
+
+
+@task_lock(
+    name="sync",
+    min_factor=0.5,
+    max_lock=timedelta(minutes=10),
+    period=300,
+    on_failure="release",
+)
+def with_options(first: int, *, second: str = "") -> str:
+    return second * first
+
+
+@task_lock(max_factor=2, min_lock=1.5)
+async def coroutine(first: int) -> str:
+    return str(first)
+
+
+@task_lock(False)
+def on_every_replica() -> None: ...
+
+
+class Service:
+    @task_lock(max_factor=2)
+    def method(self, first: int) -> str:
+        return str(first)
+
+    @staticmethod
+    @task_lock
+    def static(first: int) -> str:
+        return str(first)
+
+
+text: str = bare(1)
+text = with_options(1, second="a")
+text = Service().method(1)
+text = Service.static(1)
+bare("1")  # type: ignore[arg-type]
+with_options(1, third="")  # type: ignore[call-arg]
+
+
+async def awaits() -> str:
+    return await coroutine(1)
+
+
+task_lock(max_facto=2)  # type: ignore[call-overload]
+task_lock(on_failure="ignore")  # type: ignore[call-overload]
+task_lock(True)  # type: ignore[call-overload]
+
+
+# The lock inside a job.
+
+
+def job() -> None:
+    lock: HeldLock | None = current_lock()
+    if lock is None:
+        return
+    name: str = lock.name
+    token: int = lock.token
+    run_time: datetime | None = lock.run_time
+    until: datetime = lock.locked_until
+    left: float = lock.seconds_left
+    lost: bool = lock.lost
+    lock.extend(30)
+    lock.extend(timedelta(minutes=1))
+    lock.extend("30")  # type: ignore[arg-type]
+    lock.locked_until = until  # type: ignore[misc]
+    lock.lost = False  # type: ignore[misc]
+    print(name, token, run_time, left, lost)  # noqa: T201
+
+
+# Events.
+
+
+def listener(event: TaskLockEvent) -> None:
+    name: str = event.task_name
+    run_time: datetime = event.scheduled_run_time
+    holder: str | None = event.holder
+    until: datetime | None = event.locked_until
+    token: int | None = event.token
+    reason: str | None = event.reason
+    exception: BaseException | None = event.exception
+    print(name, run_time, holder, until, token, reason, exception)  # noqa: T201
+
+
+mask: int = (
+    EVENT_TASK_LOCK_GRANTED
+    | EVENT_TASK_LOCK_REFUSED
+    | EVENT_TASK_LOCK_RELEASED
+    | EVENT_TASK_LOCK_LOST
+    | EVENT_TASK_LOCK_ERROR
+)
+assert mask == EVENT_TASK_LOCK_ALL
+scheduler.add_listener(listener, mask)
+
+
+# Errors.
+
+try:
+    scheduler.start()
+except TaskLockOptionError as error:
+    as_value_error: ValueError = error
+except (TaskLockSchemaError, TaskLockDatabaseError) as error:
+    as_base: TaskLockError = error
+
+
+# Migrations.
+
+
+def deploy(connection: Connection) -> None:
+    upgrade(DATABASE)
+    upgrade(URL.create("postgresql"), schema="jobs", table="locks", revision="head")
+    downgrade(DATABASE, schema="jobs", table="locks", revision="base")
+    migrate(connection)
+    migrate(connection, schema="jobs", table="locks", revision="base")
+    migrate(DATABASE)  # type: ignore[arg-type]
+
+
+def configure_alembic() -> None:
+    context.configure(include_name=include_name)
+    context.configure(include_name=partial(include_name, schema="jobs", table="locks"))

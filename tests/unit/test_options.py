@@ -1,0 +1,293 @@
+"""Lock options: parsing, refusals, precedence."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.options import (
+    DEFAULTS,
+    LONGEST_SECONDS,
+    LockOptions,
+    parse_job_options,
+    resolve,
+)
+
+WHERE = 'job "clean-up"'
+
+FACTORS = ["min_factor", "max_factor"]
+TIMES = ["min_lock", "max_lock", "period"]
+NUMBERS = FACTORS + TIMES
+ABOVE_0 = ["max_factor", "max_lock", "period"]
+
+
+def parse(**options: Any) -> LockOptions:
+    return LockOptions.parse(options, WHERE)
+
+
+@pytest.mark.parametrize("option", NUMBERS)
+@pytest.mark.parametrize(
+    ("given", "parsed"), [(2, 2.0), (0.25, 0.25), ("30", 30.0), ("0.5", 0.5), (" 1e3 ", 1000.0)]
+)
+def test_numbers_may_be_strings(option: str, given: Any, parsed: float) -> None:
+    value = getattr(parse(**{option: given}), option)
+    assert (value, type(value)) == (parsed, float)
+
+
+@pytest.mark.parametrize("option", TIMES)
+def test_times_may_be_timedeltas(option: str) -> None:
+    assert getattr(parse(**{option: timedelta(minutes=1, milliseconds=500)}), option) == 60.5
+
+
+@pytest.mark.parametrize("option", ["min_factor", "min_lock"])
+@pytest.mark.parametrize("zero", [0, "0", 0.0])
+def test_minimum_may_be_0(option: str, zero: Any) -> None:
+    assert getattr(parse(**{option: zero}), option) == 0
+
+
+@pytest.mark.parametrize("option", ["min_lock", "max_lock", "period"])
+def test_a_hundred_years_are_the_longest_time(option: str) -> None:
+    assert getattr(parse(**{option: timedelta(days=36500)}), option) == LONGEST_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("name", "sync"), ("on_failure", "keep"), ("on_failure", "release")]
+)
+def test_texts_are_taken_as_they_are(option: str, value: str) -> None:
+    assert getattr(parse(**{option: value}), option) == value
+
+
+@pytest.mark.parametrize("option", [*NUMBERS, "name", "on_failure"])
+def test_none_is_unset(option: str) -> None:
+    assert parse(**{option: None}) == LockOptions()
+
+
+def test_factor_that_is_none_leaves_room_for_the_absolute_time() -> None:
+    assert parse(min_factor=None, min_lock=5, max_factor=3, max_lock=None) == LockOptions(
+        min_lock=5.0, max_factor=3.0
+    )
+
+
+NO_NUMBERS = [
+    -1,
+    -1e-9,
+    "-1",
+    float("nan"),
+    "nan",
+    float("inf"),
+    "inf",
+    "1e400",
+    10**400,
+    "soon",
+    "",
+    True,
+    False,
+    [5],
+    {"seconds": 5},
+    b"\xff",
+]
+
+
+def allowed_for(option: str) -> str:
+    if option in TIMES:
+        return "seconds or a timedelta, 0 or more"
+    return "a number, 0 or more" if option == "min_factor" else "a number above 0"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        *((option, value, allowed_for(option)) for option in NUMBERS for value in NO_NUMBERS),
+        *((option, zero, "above 0") for option in ABOVE_0 for zero in (0, "0", 0.0)),
+        *((option, timedelta(0), "above 0") for option in ABOVE_0 if option in TIMES),
+        *((option, timedelta(seconds=-1), "seconds or a timedelta, 0 or more") for option in TIMES),
+        *((option, timedelta(seconds=1), allowed_for(option)) for option in FACTORS),
+        *((option, timedelta(days=36501), "at most 100 years") for option in TIMES),
+        *((option, 1e300, "at most 100 years") for option in TIMES),
+        *(("name", value, "a text that is not empty") for value in ("", 5, b"sync", True, ["a"])),
+        *(
+            ("on_failure", value, "'keep' or 'release'")
+            for value in ("ignore", "", "KEEP", True, [], 1)
+        ),
+    ],
+)
+def test_impossible_value_is_refused_with_job_option_and_what_is_allowed(
+    option: str, value: Any, allowed: str
+) -> None:
+    with pytest.raises(TaskLockOptionError) as refused:
+        parse(**{option: value})
+    message = str(refused.value)
+    assert message.startswith(f"{WHERE}: {option} must be ")
+    assert allowed in message
+    if not isinstance(value, timedelta):  # which may be shown in seconds
+        assert repr(value)[:50] in message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"min_factor": 3, "max_factor": 2},
+            "min_factor (3) must not be above max_factor (2)",
+        ),
+        (
+            {"min_lock": timedelta(minutes=1), "max_lock": "59.5"},
+            "min_lock (60) must not be above max_lock (59.5)",
+        ),
+        ({"min_factor": 0.5, "min_lock": 5}, "give min_factor or min_lock, not both"),
+        ({"max_factor": 2, "max_lock": 5}, "give max_factor or max_lock, not both"),
+        ({"min_factor": 0, "min_lock": 0}, "give min_factor or min_lock, not both"),
+    ],
+)
+def test_impossible_pair_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskLockOptionError) as refused:
+        LockOptions.parse(options, WHERE)
+    assert str(refused.value) == f"{WHERE}: {message}"
+
+
+def test_equal_minimum_and_maximum_are_possible() -> None:
+    assert parse(min_factor=2, max_factor=2).max_factor == 2
+    assert parse(min_lock=2, max_lock=2).max_lock == 2
+
+
+@pytest.mark.parametrize("option", ["max_facto", "", "task_lock", 5, None])
+def test_unknown_option_is_refused_with_those_that_are_known(option: Any) -> None:
+    with pytest.raises(TaskLockOptionError) as refused:
+        LockOptions.parse({option: None}, WHERE)
+    message = str(refused.value)
+    assert message.startswith(f"{WHERE}: unknown task lock option {option!r}; allowed are ")
+    for known in [*NUMBERS, "name", "on_failure"]:
+        assert known in message
+
+
+# Precedence
+
+
+@pytest.mark.parametrize(
+    ("stronger", "weaker", "merged"),
+    [
+        ({}, {"name": "a", "period": 5}, {"name": "a", "period": 5}),
+        ({"name": "b"}, {"name": "a", "period": 5}, {"name": "b", "period": 5}),
+        ({"on_failure": "keep"}, {"on_failure": "release"}, {"on_failure": "keep"}),
+        ({"min_factor": 0}, {"min_factor": 0.5}, {"min_factor": 0}),
+        ({"min_lock": 0}, {"min_factor": 0.5}, {"min_lock": 0}),
+        ({"min_factor": 0.5}, {"min_lock": 7}, {"min_factor": 0.5}),
+        ({"max_lock": 9}, {"max_factor": 3}, {"max_lock": 9}),
+        ({"max_factor": 3}, {"max_lock": 9}, {"max_factor": 3}),
+        (
+            {"max_lock": 9},
+            {"min_factor": 0.9, "max_factor": 5},
+            {"min_factor": 0.9, "max_lock": 9},
+        ),
+        (
+            {"min_lock": 1, "max_factor": 2},
+            {"min_factor": 0.9, "max_lock": 9, "name": "a"},
+            {"min_lock": 1, "max_factor": 2, "name": "a"},
+        ),
+    ],
+)
+def test_stronger_option_replaces_the_weaker_one_in_either_form(
+    stronger: dict[str, Any], weaker: dict[str, Any], merged: dict[str, Any]
+) -> None:
+    over = parse(**stronger).over(parse(**weaker), WHERE)
+    assert over == parse(**merged)
+
+
+@pytest.mark.parametrize(
+    ("stronger", "weaker", "message"),
+    [
+        ({"min_factor": 6}, {"max_factor": 5}, "min_factor (6) must not be above max_factor (5)"),
+        ({"max_lock": 5}, {"min_lock": 6}, "min_lock (6) must not be above max_lock (5)"),
+    ],
+)
+def test_options_that_are_impossible_together_are_refused(
+    stronger: dict[str, Any], weaker: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TaskLockOptionError) as refused:
+        parse(**stronger).over(parse(**weaker), WHERE)
+    assert str(refused.value) == f"{WHERE}: {message}"
+
+
+def test_strongest_place_wins_option_by_option() -> None:
+    options = resolve(
+        {"max_factor": 2},
+        None,
+        parse(name="from-jobs", max_lock=50, min_lock=3),
+        DEFAULTS,
+        where=WHERE,
+    )
+    assert options == LockOptions(
+        name="from-jobs", min_lock=3, max_factor=2, period=3600, on_failure="keep"
+    )
+
+
+@pytest.mark.parametrize(
+    ("places", "resolved"),
+    [
+        ((), LockOptions()),
+        ((None, None), LockOptions()),
+        ((False,), False),
+        ((None, False, {"max_factor": 2}), False),
+        ((False, {"max_factor": 2}, False), False),
+        (({"max_factor": 2}, False), LockOptions(max_factor=2)),
+        (({"max_factor": 2}, False, {"name": "a"}), LockOptions(max_factor=2, name="a")),
+        # Options, although there are none: this job has a lock again.
+        (({}, False, {"name": "a"}), LockOptions(name="a")),
+    ],
+)
+def test_false_holds_only_in_the_strongest_place_that_says_anything(
+    places: tuple[Any, ...], resolved: Any
+) -> None:
+    assert resolve(*places, where=WHERE) == resolved
+
+
+@pytest.mark.parametrize(
+    "places", [({"max_factor": 0},), ({"max_factor": 2}, {"min_lock": -1}), (False, {"oops": 1})]
+)
+def test_impossible_options_are_refused_in_every_place(places: tuple[Any, ...]) -> None:
+    with pytest.raises(TaskLockOptionError, match=WHERE):
+        resolve(*places, where=WHERE)
+
+
+@pytest.mark.parametrize("options", [True, 0, 1, "max_factor=2", ["max_factor"], ("a", 1)])
+def test_job_options_are_a_mapping_or_false(options: Any) -> None:
+    with pytest.raises(TaskLockOptionError) as refused:
+        parse_job_options(options, WHERE)
+    assert str(refused.value).startswith(f"{WHERE}: task_lock must be a dict of options, or False")
+    assert repr(options) in str(refused.value)
+
+
+def test_checked_job_options_pass_unchanged() -> None:
+    options = parse(max_factor=2)
+    assert parse_job_options(options, "elsewhere") is options
+    assert parse_job_options(False, "elsewhere") is False
+
+
+# Lock times
+
+
+@pytest.mark.parametrize(
+    ("options", "period", "times"),
+    [
+        ({}, 300, (270, 1500)),
+        ({}, 86400, (77760, 432000)),
+        ({"min_lock": 20}, 300, (20, 1500)),
+        ({"max_lock": 400}, 300, (270, 400)),
+        ({"min_lock": 20, "max_lock": 40}, 300, (20, 40)),
+        ({"min_factor": 0}, 300, (0, 1500)),
+        ({"min_lock": 0}, 300, (0, 1500)),
+        # The maximum is never below the minimum, whichever of them is absolute.
+        ({"min_lock": 100}, 10, (100, 100)),
+        ({"max_lock": 60}, 86400, (77760, 77760)),
+        # Nor is any of them longer than PostgreSQL's timestamps reach.
+        ({}, LONGEST_SECONDS, (0.9 * LONGEST_SECONDS, LONGEST_SECONDS)),
+        ({"min_factor": 1e300, "max_factor": 1e308}, 1e9, (LONGEST_SECONDS, LONGEST_SECONDS)),
+    ],
+)
+def test_lock_times_follow_from_the_period(
+    options: dict[str, Any], period: float, times: tuple[float, float]
+) -> None:
+    assert parse(**options).over(DEFAULTS, WHERE).lock_times(period) == pytest.approx(times)
