@@ -1,0 +1,37 @@
+# Each target sets up what it needs in .venv. PYTHON chooses the interpreter, 3.10 or later.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+.PHONY: demo test lint types bench clean
+
+demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 seconds
+	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
+
+test: $(VENV)/.dev ## Run the tests
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev ## Check the code's style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev ## Check the types
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev ## Measure claims and releases against bare psycopg
+	$(BIN)/python -m benchmarks.hot_path
+
+clean: ## Remove the environment and what tools left
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
+
+$(VENV)/.%: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "Python 3.10 or later is needed: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)

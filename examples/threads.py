@@ -1,0 +1,33 @@
+"""A job that runs once a period, however many copies of this script are running.
+
+pip install "apscheduler-tasklock[binary]"
+export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
+apscheduler-tasklock upgrade
+python threads.py &  python threads.py &  python threads.py
+"""
+
+import os
+
+from apscheduler.schedulers.blocking import BlockingScheduler
+
+from apscheduler_tasklock import TaskLockExecutor, current_lock
+
+
+def sync_prices() -> None:
+    """Stand for the work that must not be done twice."""
+    lock = current_lock()
+    assert lock is not None
+    print(f"process {os.getpid()} syncs prices: run {lock.token}", flush=True)
+
+
+def main() -> None:
+    """Schedule the job, as without the lock; only the executor is another."""
+    scheduler = BlockingScheduler(
+        executors={"default": TaskLockExecutor(os.environ["TASKLOCK_DATABASE_URL"])}
+    )
+    scheduler.add_job(sync_prices, "interval", seconds=2, id="sync-prices")
+    scheduler.start()
+
+
+if __name__ == "__main__":
+    main()
