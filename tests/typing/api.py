@@ -137,7 +137,7 @@ def job() -> None:
     lock.extend("30")  # type: ignore[arg-type]
     lock.locked_until = until  # type: ignore[misc]
     lock.lost = False  # type: ignore[misc]
-    print(name, token, run_time, left, lost)  # noqa: T201
+    print(name, token, run_time, left, lost)
 
 
 # Events.
@@ -151,7 +151,7 @@ def listener(event: TaskLockEvent) -> None:
     token: int | None = event.token
     reason: str | None = event.reason
     exception: BaseException | None = event.exception
-    print(name, run_time, holder, until, token, reason, exception)  # noqa: T201
+    print(name, run_time, holder, until, token, reason, exception)
 
 
 mask: int = (
@@ -188,5 +188,5 @@ def deploy(connection: Connection) -> None:
 
 
 def configure_alembic() -> None:
-    context.configure(include_name=include_name)
+    context.configure(include_name=include_name)  # type: ignore[arg-type]  # a flaw of its type
     context.configure(include_name=partial(include_name, schema="jobs", table="locks"))

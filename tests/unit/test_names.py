@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
+from uuid import NAMESPACE_DNS, uuid1, uuid4, uuid5
 
 import pytest
 from apscheduler.jobstores.base import BaseJobStore
@@ -106,7 +106,9 @@ def test_id_that_apscheduler_makes_is_anonymous(_again: int) -> None:
         "clean-up",
         "0" * 32,
         str(uuid4()),
-        uuid4().hex.upper(),
+        uuid1().hex,
+        uuid5(NAMESPACE_DNS, "clean-up").hex,
+        "ABCDEF" + uuid4().hex[6:],
         uuid4().hex[:-1],
         uuid4().hex + "0",
         uuid4().hex + "\n",
@@ -148,7 +150,7 @@ HERE = __name__
             f"{HERE}:Service.method",
             id="partial-of-partial-of-method",
         ),
-        pytest.param(f"{HERE}:module_function", f"{HERE}:module_function", id="text"),
+        pytest.param("os:getcwd", "os:getcwd", id="text"),
     ],
 )
 def test_function_reference_is_the_same_on_every_replica(function: Any, reference: str) -> None:

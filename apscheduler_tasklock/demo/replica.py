@@ -1,0 +1,140 @@
+"""One replica of the demo: ``python -m apscheduler_tasklock.demo.replica NUMBER OFFSET SCHEMA``.
+
+It says ``ready``, waits for a line on standard input, and schedules the jobs ``OFFSET`` seconds
+later. It ends on SIGTERM, or when standard input ends, as it does when the demo is killed. What
+happens goes to standard output, a line of JSON per event.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any, NoReturn
+
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from apscheduler_tasklock.database import parse_url
+from apscheduler_tasklock.demo.jobs import ExpectedError, schedule
+from apscheduler_tasklock.demo.ledger import Ledger
+from apscheduler_tasklock.events import (
+    EVENT_TASK_LOCK_ALL,
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+    TaskLockEvent,
+)
+from apscheduler_tasklock.executor import TaskLockExecutor
+
+# The URL may hold a password, and arguments are there for everybody to read.
+DATABASE_VARIABLE = "TASKLOCK_DEMO_DATABASE"
+
+_KINDS = {
+    EVENT_TASK_LOCK_GRANTED: "granted",
+    EVENT_TASK_LOCK_REFUSED: "refused",
+    EVENT_TASK_LOCK_RELEASED: "released",
+    EVENT_TASK_LOCK_LOST: "lost",
+    EVENT_TASK_LOCK_ERROR: "error",
+}
+
+# A line longer than what a pipe takes at once could be mixed with another thread's.
+_LONGEST_DETAIL = 500
+
+
+def main(number: int, offset: float, schema: str) -> None:
+    """Run the replica until it is told to stop."""
+    signal.signal(signal.SIGTERM, _stop)
+    ledger = Ledger(parse_url(os.environ[DATABASE_VARIABLE]), schema, number)
+    scheduler = make_scheduler(ledger)
+    tell("ready")
+    try:
+        if sys.stdin.readline():
+            time.sleep(offset)
+            schedule(scheduler, ledger)
+            scheduler.start()
+            sys.stdin.read()
+    finally:
+        if scheduler.running:
+            scheduler.shutdown(wait=True)
+
+
+def make_scheduler(ledger: Ledger) -> BackgroundScheduler:
+    """Return a scheduler that takes the task lock before each run, and tells what happens."""
+    scheduler = BackgroundScheduler(
+        executors={
+            "default": TaskLockExecutor(
+                ledger.url, schema=ledger.schema, replica_id=f"replica {ledger.replica}"
+            )
+        },
+        # On a machine that stalls, runs are late and not left out: the demo counts them.
+        job_defaults={"misfire_grace_time": None, "coalesce": False, "max_instances": 5},
+        timezone="UTC",
+    )
+    scheduler.add_listener(tell_lock_event, EVENT_TASK_LOCK_ALL)
+    scheduler.add_listener(tell_job_error, EVENT_JOB_ERROR)
+    scheduler.add_listener(tell_crowded, EVENT_JOB_MAX_INSTANCES)
+    return scheduler
+
+
+def tell_lock_event(event: TaskLockEvent) -> None:
+    """Tell the demo what became of a claim."""
+    tell(
+        _KINDS[event.code],
+        task=event.task_name,
+        run_time=event.scheduled_run_time.timestamp(),
+        token=event.token,
+        holder=event.holder,
+        reason=event.reason,
+        detail=_short(event.exception),
+    )
+
+
+def tell_job_error(event: Any) -> None:
+    """Tell the demo that a job raised, and whether it was meant to."""
+    expected = isinstance(event.exception, ExpectedError)
+    tell(
+        "raised" if expected else "error",
+        task=event.job_id,
+        run_time=event.scheduled_run_time.timestamp(),
+        detail=_short(event.exception),
+    )
+
+
+def tell_crowded(event: Any) -> None:
+    """Tell the demo that APScheduler left a run out."""
+    tell(
+        "error",
+        task=event.job_id,
+        run_time=event.scheduled_run_times[0].timestamp(),
+        detail="left out: too many runs of it are still going on",
+    )
+
+
+def tell(kind: str, **details: Any) -> None:
+    """Write one event as a line, in a single call: jobs end in several threads."""
+    line = json.dumps({"kind": kind, "at": time.time(), **details}) + "\n"
+    os.write(sys.stdout.fileno(), line.encode())
+
+
+def _short(exception: BaseException | None) -> str:
+    if exception is None:
+        return ""
+    return f"{type(exception).__name__}: {exception}"[:_LONGEST_DETAIL]
+
+
+def _stop(_number: int, _frame: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    # The flaky job's tracebacks are no news; what matters is told by the events.
+    logging.getLogger("apscheduler").addFilter(lambda _record: False)
+    logging.getLogger("apscheduler").setLevel(logging.CRITICAL + 1)
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])

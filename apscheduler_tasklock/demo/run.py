@@ -1,0 +1,191 @@
+"""The demo from its start to the verdict, and the ways it can be ended before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import psycopg
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
+
+from apscheduler_tasklock.database import parse_url
+from apscheduler_tasklock.demo.fleet import Event, Fleet
+from apscheduler_tasklock.demo.jobs import TASKS
+from apscheduler_tasklock.demo.ledger import Ledger, new_schema_name
+from apscheduler_tasklock.demo.server import EmbeddedServer
+from apscheduler_tasklock.demo.verdict import Verdict, verdict
+from apscheduler_tasklock.demo.views import View, choose_view, describe_tasks
+from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
+from apscheduler_tasklock.schema import upgrade
+
+# Exit statuses. 128 and a signal's number are what shells give a process that it ended.
+OK, FAULTS, NO_DEMO, INTERRUPTED, NOBODY_READS = 0, 1, 2, 128 + 2, 128 + 13
+
+_READY_TIMEOUT = 60.0
+_FRAME = 0.1  # seconds from one picture of the timeline to the next
+
+
+class InterruptedDemo(Exception):  # noqa: N818  # not an error
+    """Somebody wants the demo to end."""
+
+
+class Interrupts:
+    """Notes SIGINT, SIGTERM and SIGHUP, for the demo to look at where it can well stop.
+
+    An exception out of a signal's handler could come between the start of a process and the note
+    that it must be ended.
+    """
+
+    def __init__(self) -> None:
+        self.noted = False
+
+    def check(self) -> None:
+        """Raise :class:`InterruptedDemo` if one of the signals has come."""
+        if self.noted:
+            raise InterruptedDemo
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Catch the signals."""
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not under nohup
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self._note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, _number: int, _frame: object) -> None:
+        self.noted = True
+
+
+def run_demo(database: str | None, replicas: int, seconds: float) -> int:
+    """Run the demo and print what it shows.
+
+    :param database: a PostgreSQL URL; ``None`` starts the embedded server
+    :param replicas: how many replica processes, 1 or more
+    :param seconds: how long they run, above 0
+    :return: the exit status: 0, 1 if a window was doubled or missed or a replica failed, 2 if
+        there could be no demo, 130 if it was interrupted
+    """
+    interrupts = Interrupts()
+    try:
+        with interrupts.listening():
+            return _Demo(replicas, seconds, interrupts).run(database)
+    except InterruptedDemo:
+        # Not to standard output: of `demo | tee log`, Ctrl-C has ended tee as well.
+        print("\nInterrupted; the replicas, and all that was created, are gone.", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # As in `demo | head`. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INTERRUPTED if interrupts.noted else NOBODY_READS
+    except (TaskLockError, psycopg.Error, SQLAlchemyError) as error:
+        # SQLAlchemy's own text would repeat the statement.
+        print(f"The demo cannot run: {getattr(error, 'orig', None) or error}", file=sys.stderr)
+        return NO_DEMO
+
+
+class _Demo:
+    def __init__(self, replicas: int, seconds: float, interrupts: Interrupts) -> None:
+        if replicas < 1 or seconds <= 0:
+            raise TaskLockOptionError("it needs 1 replica or more, and more than 0 seconds")
+        self._replicas = replicas
+        self._seconds = seconds
+        self._interrupts = interrupts
+        self._view = choose_view(replicas, seconds)
+        self._fires: dict[str, list[float]] = defaultdict(list)
+        self._faults: list[str] = []
+
+    def run(self, database: str | None) -> int:
+        """Set everything up, watch, judge. Whatever happens, nothing is left behind."""
+        with ExitStack() as stack:
+            url = parse_url(database) if database else self._start_server(stack)
+            ledger = Ledger(url, new_schema_name())
+            self._say(f"Creating schema {ledger.schema}, which is dropped at the end")
+            stack.enter_context(ledger)
+            upgrade(url, schema=ledger.schema)
+            ledger.create_table()
+            self._say(f"Starting {self._replicas} replicas, which all schedule the same jobs:")
+            print(describe_tasks(), flush=True)
+            fleet = stack.enter_context(Fleet(ledger, self._replicas))
+            self._wait_until_ready(fleet)
+            self._watch(fleet)
+            self._faults += fleet.wait()
+            return self._judge(ledger)
+
+    def _say(self, what: str) -> None:
+        self._interrupts.check()
+        print(what, flush=True)
+
+    def _start_server(self, stack: ExitStack) -> URL:
+        self._say("Starting the embedded PostgreSQL")
+        return parse_url(stack.enter_context(EmbeddedServer()).url)
+
+    def _wait_until_ready(self, fleet: Fleet) -> None:
+        deadline = time.monotonic() + _READY_TIMEOUT
+        ready = 0
+        while ready < self._replicas:
+            self._interrupts.check()
+            event = fleet.next_event(_FRAME)
+            if event is not None and event.kind == "ready":
+                ready += 1
+            elif event is not None or time.monotonic() > deadline:
+                fleet.stop()
+                raise TaskLockError("\n".join(["a replica did not start", *fleet.wait()]))
+
+    def _watch(self, fleet: Fleet) -> None:
+        """Show what the replicas do, until the time is up and they have all ended."""
+        fleet.go()
+        started = time.time()
+        exited = 0
+        stopping = False
+        with self._view as view:
+            while exited < self._replicas:
+                self._interrupts.check()
+                event = fleet.next_event(_FRAME)
+                elapsed = time.time() - started
+                if event is not None:
+                    self._take_in(event, view, started)
+                    exited += event.kind == "exited"
+                if not stopping and elapsed > self._seconds:
+                    fleet.stop()
+                    stopping = True
+                view.tick(elapsed, stopping=stopping)
+
+    def _take_in(self, event: Event, view: View, started: float) -> None:
+        view.show(event, event.at - started)
+        if event.kind in ("granted", "refused"):
+            self._fires[event.task].append(event.run_time)
+        elif event.kind in ("lost", "error"):
+            self._faults.append(
+                f"replica {event.replica}, {event.task}: {event.kind} {event.detail}"
+            )
+
+    def _judge(self, ledger: Ledger) -> int:
+        """Read the ledger, print the verdict, and return the exit status."""
+        runs = ledger.read_runs()
+        verdicts = [
+            verdict([run for run in runs if run.task == task.name], self._fires[task.name], task)
+            for task in TASKS
+        ]
+        self._view.show_verdicts(verdicts, self._replicas)
+        sys.stdout.flush()
+        for fault in self._faults:
+            print(fault, file=sys.stderr, flush=True)
+        print(_last_line(verdicts))
+        faulty = self._faults or any(found.doubled or found.missed for found in verdicts)
+        return FAULTS if faulty else OK
+
+
+def _last_line(verdicts: list[Verdict]) -> str:
+    totals = ("windows", "runs", "doubled", "missed")
+    return " ".join(f"{name}={sum(getattr(found, name) for found in verdicts)}" for name in totals)

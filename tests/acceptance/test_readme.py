@@ -1,0 +1,60 @@
+"""What the README shows is run as it stands there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock import current_lock
+from apscheduler_tasklock.context import HeldLock
+from apscheduler_tasklock.locks import Refusal, TaskLocks
+from tests.polling import eventually
+
+
+def blocks(checkout: Path, language: str) -> list[str]:
+    readme = (checkout / "README.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def locks(database_url: str) -> Iterator[TaskLocks]:
+    locks = TaskLocks(database_url, replica_id="replica")
+    yield locks
+    locks.close()
+
+
+def test_the_first_example_runs(
+    checkout: Path, database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    example = blocks(checkout, "python")[0]
+    assert "postgresql://app@db/app" in example
+    example = example.replace("postgresql://app@db/app", database_url)
+    example = example.replace("minutes=5", "seconds=1")
+    names: dict[str, Any] = {"sync_prices": current_lock, "clean_up": lambda **_: None}
+    exec(example, names)  # noqa: S102  # the README's own code
+    try:
+        eventually(lambda: connection.execute("SELECT FROM task_lock").rowcount == 1)
+        assert {job.id for job in names["scheduler"].get_jobs()} == {"sync-prices", "clean-up"}
+    finally:
+        names["scheduler"].shutdown()
+
+
+def test_a_stuck_task_is_found_and_freed_by_the_statements_given(
+    checkout: Path, locks: TaskLocks, connection: psycopg.Connection[Any]
+) -> None:
+    find, free = blocks(checkout, "sql")
+    held = locks.claim("clean-up", min_lock=0, max_lock=3600)
+    assert isinstance(held, HeldLock)
+    [(name, holder, token, *_)] = connection.execute(find).fetchall()  # type: ignore[call-overload]
+    assert (name, holder, token) == ("clean-up", "replica", 1)
+
+    connection.execute(free)  # type: ignore[call-overload]  # names token 17: not this claim
+    assert isinstance(locks.claim("clean-up", min_lock=0, max_lock=3600), Refusal)
+    connection.execute(free.replace("17", "1"))  # type: ignore[call-overload]
+    assert connection.execute(find).fetchall() == []  # type: ignore[call-overload]
+    assert isinstance(locks.claim("clean-up", min_lock=0, max_lock=3600), HeldLock)
