@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from apscheduler.events import EVENT_JOB_ADDED, EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
 from apscheduler.executors.base import BaseExecutor
-from apscheduler.util import iscoroutinefunction_partial
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock.carrier import QUIET_LOGGER, Carrier, JobEvents, Submission
-from apscheduler_tasklock.decorator import function_options
+from apscheduler_tasklock.carrier import QUIET_LOGGER, Carrier, JobEvents
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockOptionError,
 )
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ERROR, TaskLockEvent
+from apscheduler_tasklock.locked_run import Submission
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.names import (
-    check_name,
-    function_reference,
-    is_anonymous,
-    make_replica_id,
-    refuse_twins,
-)
-from apscheduler_tasklock.options import (
-    DEFAULTS,
-    RESERVED_KEY,
-    LockOptions,
-    parse_job_options,
-    parse_positive_seconds,
-    resolve,
-)
+from apscheduler_tasklock.names import make_replica_id
+from apscheduler_tasklock.options import DEFAULTS, LockOptions, parse_positive_seconds
 from apscheduler_tasklock.table import DEFAULT_TABLE
+from apscheduler_tasklock.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -91,12 +78,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         super().__init__()
         where = type(self).__name__
         options = {"min_factor": min_factor, "max_factor": max_factor, "period": period}
-        self._defaults = LockOptions.parse(options, where).over(DEFAULTS, where)
-        self._jobs = {
-            job_id: parse_job_options(options, f"{where}, jobs[{job_id!r}]")
-            for job_id, options in (jobs or {}).items()
-        }
-        self._namespace = namespace
+        defaults = LockOptions.parse(options, where).over(DEFAULTS, where)
+        self._tasks = Tasks(defaults, jobs or {}, namespace, where)
         if on_database_error not in ("skip", "run"):
             raise TaskLockOptionError(
                 f"{where}: on_database_error must be 'skip' or 'run', not {on_database_error!r}"
@@ -110,7 +93,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._executor = executor
         self._executor_options = executor_options
         self._inner: Any = None
-        self._named_by_function: set[str] = set()
         self.locks = TaskLocks(
             database,
             replica_id=replica_id or make_replica_id(),
@@ -128,7 +110,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         super().start(scheduler, alias)
         for job, jobstore, _ in scheduler._pending_jobs:
             if job.executor == alias:
-                self._task_of(job, jobstore)
+                self._tasks.of(job, jobstore, self._scheduler._jobstores)
         self._inner = self._make_inner(scheduler)
         self._check_database()
         self.locks.open()
@@ -158,7 +140,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """
         jobstore = job._jobstore_alias
         try:
-            task_name, options = self._task_of(job, jobstore)
+            task_name, options = self._tasks.of(job, jobstore, self._scheduler._jobstores)
         except TaskLockError as error:
             for run_time in run_times:
                 self._scheduler._dispatch_event(
@@ -195,55 +177,13 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
         raise NotImplementedError("the wrapped executor does this")
 
-    def _task_of(self, job: Any, jobstore: str) -> tuple[str, LockOptions | None]:
-        """Return a job's task name, and its lock options, or ``None`` if it has no lock."""
-        where = f"job {job.id!r}"
-        if iscoroutinefunction_partial(job.func):
-            raise TaskLockOptionError(
-                f"{where}: its function is a coroutine, which this version cannot lock; use a "
-                "plain function"
-            )
-        options = resolve(
-            job.kwargs.get(RESERVED_KEY),
-            self._jobs.get(job.id),
-            function_options(job.func),
-            self._defaults,
-            where=where,
-        )
-        if options is False:
-            return job.id, None
-        name = options.name or self._name_without_option(job, jobstore)
-        return check_name(self._namespace + name, where), options
-
-    def _name_without_option(self, job: Any, jobstore: str) -> str:
-        if not is_anonymous(job, self._scheduler._jobstores.get(jobstore)):
-            return str(job.id)
-        refuse_twins(job, self._anonymous_jobs())
-        name = function_reference(job)
-        if name not in self._named_by_function:
-            self._named_by_function.add(name)
-            logger.warning(
-                "Job %s was added without an id, so its task is named after its function, %s. "
-                "Give it an id in add_job(..., id=...) to keep the name when the function moves",
-                job.id,
-                name,
-            )
-        return name
-
-    def _anonymous_jobs(self) -> Iterator[Any]:
-        for jobstore in self._scheduler._jobstores.values():
-            for job in jobstore.get_all_jobs():
-                options = job.kwargs.get(RESERVED_KEY) or {}
-                if is_anonymous(job, jobstore) and not dict(options).get("name"):
-                    yield job
-
     def _check_added_job(self, event: Any) -> None:
         """Say at once what is wrong with a job that was added while the scheduler runs."""
         job = self._scheduler.get_job(event.job_id, event.jobstore)
         if job is None or self._scheduler._executors.get(job.executor) is not self:
             return
         try:
-            self._task_of(job, event.jobstore)
+            self._tasks.of(job, event.jobstore, self._scheduler._jobstores)
         except TaskLockError as error:
             logger.error("Job %r will not run: %s", job.id, error)
 

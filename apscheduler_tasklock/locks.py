@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
-import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.check import check_table
 from apscheduler_tasklock.clock import DatabaseClock
 from apscheduler_tasklock.context import HeldLock
 from apscheduler_tasklock.database import Database, parse_url
 from apscheduler_tasklock.errors import TaskLockDatabaseError
-from apscheduler_tasklock.failures import explain_refusal
-from apscheduler_tasklock.outage import Outage
 from apscheduler_tasklock.protocol import (
     ClaimAnswer,
     ClaimRequest,
@@ -29,11 +26,6 @@ from apscheduler_tasklock.protocol import (
 )
 from apscheduler_tasklock.releases import OwedReleases
 from apscheduler_tasklock.table import DEFAULT_TABLE, task_lock_table
-
-Result = TypeVar("Result")
-
-# Pauses between attempts while the database is away, in seconds; the last one repeats.
-BACKOFF = (0.05, 0.1, 0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
@@ -92,9 +84,9 @@ class TaskLocks:
         )
         self._protocol = TaskLockProtocol(self.table)
         self._clock = DatabaseClock()
-        self._outage = Outage(self._database.where)
-        self._owed = OwedReleases(self._release_once)
         self._closed = threading.Event()
+        self._attempts = Attempts(self._database, self.table, self._closed)
+        self._owed = OwedReleases(self._release_once)
 
     @classmethod
     def from_settings(cls, settings: LockSettings) -> TaskLocks:
@@ -118,7 +110,7 @@ class TaskLocks:
             database_time = check_table(cursor, self.table, self._database.url.username)
             self._clock.learn(sent=sent, answered=time.monotonic(), database_time=database_time)
 
-        self._once(statement)
+        self._attempts.once(statement)
 
     def claim(
         self,
@@ -168,7 +160,7 @@ class TaskLocks:
             return answer, sent
 
         try:
-            answer, sent = self._retried(statement)
+            answer, sent = self._attempts.until(self.claim_timeout, statement)
         except TaskLockDatabaseError:
             if asked:
                 self._owed.add(task_name, claim_id, keep_window=keep_unanswered, seconds=max_lock)
@@ -197,7 +189,7 @@ class TaskLocks:
         :raises TaskLockError: the database refused the statement
         """
         try:
-            return self._once(
+            return self._attempts.once(
                 lambda cursor: self._protocol.release(
                     cursor, held.name, held.claim_id, keep_window=keep_window
                 )
@@ -223,45 +215,16 @@ class TaskLocks:
         self._database.close()
 
     def _extend(self, held: HeldLock, by: float) -> datetime | None:
-        return self._once(
+        return self._attempts.once(
             lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by)
         )
 
     def _release_once(self, task_name: str, claim_id: Any, keep_window: bool) -> None:
-        self._once(
+        self._attempts.once(
             lambda cursor: self._protocol.release(
                 cursor, task_name, claim_id, keep_window=keep_window
             )
         )
-
-    def _retried(self, statement: Callable[[Any], Result]) -> Result:
-        """Run a statement; while the database is away, again until ``claim_timeout`` is over."""
-        deadline = time.monotonic() + self.claim_timeout
-        attempt = 0
-        while True:
-            try:
-                return self._once(statement)
-            except TaskLockDatabaseError as error:
-                pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
-                if time.monotonic() + pause > deadline or self._closed.wait(pause):
-                    raise TaskLockDatabaseError(
-                        f"database {self._database.where} did not answer for "
-                        f"{self.claim_timeout:g} sec: {error}"
-                    ) from error.__cause__
-                attempt += 1
-
-    def _once(self, statement: Callable[[Any], Result]) -> Result:
-        try:
-            with self._database.cursor() as cursor:
-                result = statement(cursor)
-        except TaskLockDatabaseError as error:
-            self._outage.begin(error)
-            raise
-        except psycopg.Error as error:
-            user = self._database.url.username
-            raise explain_refusal(error, self.table, user) from error
-        self._outage.end()
-        return result
 
 
 def _as_url(database: str | URL | Engine) -> URL:

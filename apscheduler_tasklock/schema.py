@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ def migrate(
 def include_name(
     name: str | None,
     type_: str,
-    parent_names: Mapping[str, str | None] | MutableMapping[str, str | None],
+    parent_names: MutableMapping[Any, str | None],
     *,
     schema: str | None = None,
     table: str = DEFAULT_TABLE,

@@ -289,7 +289,7 @@ class TestAway:
         locks = make_locks(proxy.url, claim_timeout=3600)
         with ThreadPoolExecutor(1) as pool:
             claiming = pool.submit(claim, locks)
-            eventually(lambda: locks._outage._since is not None)
+            eventually(lambda: locks._attempts._outage._since is not None)
             locks.close()
             with pytest.raises(TaskLockDatabaseError):
                 claiming.result(60)

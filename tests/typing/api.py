@@ -188,5 +188,5 @@ def deploy(connection: Connection) -> None:
 
 
 def configure_alembic() -> None:
-    context.configure(include_name=include_name)  # type: ignore[arg-type]  # a flaw of its type
+    context.configure(include_name=include_name)
     context.configure(include_name=partial(include_name, schema="jobs", table="locks"))

@@ -1,0 +1,74 @@
+"""Statements on a database that may be away: once, or again until a time limit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+from sqlalchemy import Table
+
+from apscheduler_tasklock.database import Database
+from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.failures import explain_refusal
+from apscheduler_tasklock.outage import Outage
+
+Result = TypeVar("Result")
+
+# Pauses between attempts while the database is away, in seconds; the last one repeats.
+BACKOFF = (0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class Attempts:
+    """Runs statements, notes when the database goes away and is back, and explains refusals.
+
+    :param database: where to
+    :param table: the task lock table, for messages
+    :param closed: set when nothing should be tried again
+    """
+
+    def __init__(self, database: Database, table: Table, closed: threading.Event) -> None:
+        self._database = database
+        self._table = table
+        self._closed = closed
+        self._outage = Outage(database.where)
+
+    def once(self, statement: Callable[[Any], Result]) -> Result:
+        """Run a statement on a cursor, and return what it returns.
+
+        :raises TaskLockDatabaseError: the database is away
+        :raises TaskLockError: the database refuses; the message names the remedy
+        """
+        try:
+            with self._database.cursor() as cursor:
+                result = statement(cursor)
+        except TaskLockDatabaseError as error:
+            self._outage.begin(error)
+            raise
+        except psycopg.Error as error:
+            user = self._database.url.username
+            raise explain_refusal(error, self._table, user) from error
+        self._outage.end()
+        return result
+
+    def until(self, seconds: float, statement: Callable[[Any], Result]) -> Result:
+        """Run a statement; while the database is away, again until so many seconds are over.
+
+        :raises TaskLockDatabaseError: it stayed away
+        :raises TaskLockError: the database refuses; the message names the remedy
+        """
+        deadline = time.monotonic() + seconds
+        attempt = 0
+        while True:
+            try:
+                return self.once(statement)
+            except TaskLockDatabaseError as error:
+                pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
+                if time.monotonic() + pause > deadline or self._closed.wait(pause):
+                    raise TaskLockDatabaseError(
+                        f"database {self._database.where} did not answer for {seconds:g} sec: "
+                        f"{error}"
+                    ) from error.__cause__
+                attempt += 1
