@@ -26,13 +26,11 @@ class Attempts:
 
     :param database: where to
     :param table: the task lock table, for messages
-    :param closed: set when nothing should be tried again
     """
 
-    def __init__(self, database: Database, table: Table, closed: threading.Event) -> None:
+    def __init__(self, database: Database, table: Table) -> None:
         self._database = database
         self._table = table
-        self._closed = closed
         self._outage = Outage(database.where)
 
     def once(self, statement: Callable[[Any], Result]) -> Result:
@@ -53,20 +51,27 @@ class Attempts:
         self._outage.end()
         return result
 
-    def until(self, seconds: float, statement: Callable[[Any], Result]) -> Result:
+    def until(
+        self,
+        seconds: float,
+        statement: Callable[[Any], Result],
+        stop: threading.Event | None = None,
+    ) -> Result:
         """Run a statement; while the database is away, again until so many seconds are over.
 
+        :param stop: ends the attempts when it is set
         :raises TaskLockDatabaseError: it stayed away
         :raises TaskLockError: the database refuses; the message names the remedy
         """
         deadline = time.monotonic() + seconds
+        stop = stop or threading.Event()
         attempt = 0
         while True:
             try:
                 return self.once(statement)
             except TaskLockDatabaseError as error:
                 pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
-                if time.monotonic() + pause > deadline or self._closed.wait(pause):
+                if time.monotonic() + pause > deadline or stop.wait(pause):
                     raise TaskLockDatabaseError(
                         f"database {self._database.where} did not answer for {seconds:g} sec: "
                         f"{error}"

@@ -7,19 +7,21 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from apscheduler.events import EVENT_JOB_ADDED, EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
+from apscheduler.events import EVENT_JOB_ADDED
 from apscheduler.executors.base import BaseExecutor
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock.carrier import QUIET_LOGGER, Carrier, JobEvents
+from apscheduler_tasklock.active_runs import ActiveRuns
+from apscheduler_tasklock.carrier import Carrier
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockOptionError,
 )
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ERROR, TaskLockEvent
-from apscheduler_tasklock.locked_run import Submission
+from apscheduler_tasklock.fire import Submission
+from apscheduler_tasklock.inner import make_inner, report_jobs
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.names import make_replica_id
 from apscheduler_tasklock.options import DEFAULTS, LockOptions, parse_positive_seconds
@@ -100,6 +102,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             schema=schema,
             table=table,
         )
+        self._runs = ActiveRuns(self.locks)
 
     def start(self, scheduler: Any, alias: str) -> None:
         """Start the wrapped executor. Called by the scheduler.
@@ -111,12 +114,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         for job, jobstore, _ in scheduler._pending_jobs:
             if job.executor == alias:
                 self._tasks.of(job, jobstore, self._scheduler._jobstores)
-        self._inner = self._make_inner(scheduler)
+        self._inner = make_inner(self._executor, self._executor_options, scheduler)
         self._check_database()
-        self.locks.open()
+        self._runs.open()
         self._inner.start(scheduler, alias)
         self._instances = self._inner._instances
-        self._deliver_what_is_carried(self._inner)
+        report_jobs(self._inner)
         scheduler.add_listener(self._check_added_job, EVENT_JOB_ADDED)
 
     def shutdown(self, wait: bool = True) -> None:
@@ -129,8 +132,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._inner.shutdown(wait)
         if self._scheduler is not None:
             self._scheduler.remove_listener(self._check_added_job)
-        if wait or not any(self._instances.values()):
-            self.locks.close()
+        self._runs.close()
 
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
         """Hand a job to the wrapped executor; its worker will claim it. No database work here.
@@ -159,7 +161,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             run_unlocked=self._run_unlocked,
             logger_name=self._logger.name,
         )
-        carrier = Carrier(submission, self.locks, self._scheduler._dispatch_event)
+        carrier = Carrier(submission, self.locks, self._runs, self._dispatch)
         self._inner.submit_job(carrier, run_times[-1:])
 
     def _check_database(self) -> None:
@@ -174,6 +176,20 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self.locks.close()
             raise
 
+    def _dispatch(self, event: Any) -> None:
+        """Dispatch a lock event where the scheduler dispatches the others.
+
+        Listeners of a scheduler on an event loop are called on that loop, and may rely on it.
+        """
+        loop = getattr(self._scheduler, "_eventloop", None) or getattr(
+            getattr(self._scheduler, "_ioloop", None), "asyncio_loop", None
+        )
+        dispatch = self._scheduler._dispatch_event
+        try:
+            loop.call_soon_threadsafe(dispatch, event) if loop else dispatch(event)
+        except RuntimeError:  # the loop is closed
+            dispatch(event)
+
     def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
         raise NotImplementedError("the wrapped executor does this")
 
@@ -186,49 +202,3 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._tasks.of(job, event.jobstore, self._scheduler._jobstores)
         except TaskLockError as error:
             logger.error("Job %r will not run: %s", job.id, error)
-
-    def _make_inner(self, scheduler: Any) -> Any:
-        if isinstance(self._executor, BaseExecutor):
-            return self._executor
-        try:
-            if self._executor is not None:
-                return scheduler._create_plugin_instance(
-                    "executor", self._executor, dict(self._executor_options)
-                )
-            default = scheduler._create_default_executor()
-            return type(default)(**self._executor_options) if self._executor_options else default
-        except (TypeError, LookupError) as error:
-            raise TaskLockOptionError(
-                f"{type(self).__name__}: the executor to wrap cannot be made: {error}"
-            ) from error
-
-    def _deliver_what_is_carried(self, inner: Any) -> None:
-        """Let the wrapped executor report the events of the job, not those of its carrier."""
-        report = type(inner)._run_job_success
-
-        def report_carried(job_id: str, events: list[Any]) -> None:
-            report(inner, job_id, self._carried(events))
-
-        inner._run_job_success = report_carried
-        inner._logger = _InnerLogger(inner._logger, {})
-
-    def _carried(self, events: list[Any]) -> list[Any]:
-        carried: list[Any] = []
-        for event in events:
-            if event.code == EVENT_JOB_EXECUTED and isinstance(event.retval, JobEvents):
-                carried.extend(event.retval)
-                continue
-            if event.code == EVENT_JOB_ERROR:
-                # The carrier itself failed, and its own log line went to the quiet logger.
-                self._logger.error("Error running job %s", event.job_id, exc_info=event.exception)
-            carried.append(event)
-        return carried
-
-
-class _InnerLogger(logging.LoggerAdapter):  # type: ignore[type-arg]  # generic from Python 3.11
-    """The wrapped executor's logger, under the name that its workers log the carrier to."""
-
-    @property
-    def name(self) -> str:
-        """Name of the logger that ``run_job`` gets."""
-        return QUIET_LOGGER

@@ -27,6 +27,10 @@ from apscheduler_tasklock.protocol import (
 from apscheduler_tasklock.releases import OwedReleases
 from apscheduler_tasklock.table import DEFAULT_TABLE, task_lock_table
 
+# Seconds for which a release is tried by the job's own worker, before it is left to the
+# background.
+RELEASE_PATIENCE = 0.2
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -85,7 +89,7 @@ class TaskLocks:
         self._protocol = TaskLockProtocol(self.table)
         self._clock = DatabaseClock()
         self._closed = threading.Event()
-        self._attempts = Attempts(self._database, self.table, self._closed)
+        self._attempts = Attempts(self._database, self.table)
         self._owed = OwedReleases(self._release_once)
 
     @classmethod
@@ -160,7 +164,7 @@ class TaskLocks:
             return answer, sent
 
         try:
-            answer, sent = self._attempts.until(self.claim_timeout, statement)
+            answer, sent = self._attempts.until(self.claim_timeout, statement, stop=self._closed)
         except TaskLockDatabaseError:
             if asked:
                 self._owed.add(task_name, claim_id, keep_window=keep_unanswered, seconds=max_lock)
@@ -179,7 +183,7 @@ class TaskLocks:
         )
 
     def release(self, held: HeldLock, *, keep_window: bool = True) -> ReleaseAnswer | None:
-        """End a claim, at the first attempt or in the background.
+        """End a claim, now or in the background.
 
         :param held: the lock to release
         :param keep_window: whether its window stays taken; ``False`` opens it at once
@@ -189,10 +193,12 @@ class TaskLocks:
         :raises TaskLockError: the database refused the statement
         """
         try:
-            return self._attempts.once(
+            # Twice at least: the idle connection may have died while the job ran.
+            return self._attempts.until(
+                RELEASE_PATIENCE,
                 lambda cursor: self._protocol.release(
                     cursor, held.name, held.claim_id, keep_window=keep_window
-                )
+                ),
             )
         except TaskLockDatabaseError:
             self._owed.add(

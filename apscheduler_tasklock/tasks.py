@@ -6,10 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from apscheduler.util import iscoroutinefunction_partial
-
 from apscheduler_tasklock.decorator import function_options
-from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.names import (
     check_name,
     function_reference,
@@ -52,11 +49,6 @@ class Tasks:
         :raises TaskLockOptionError: its options or its name are impossible
         """
         where = f"job {job.id!r}"
-        if iscoroutinefunction_partial(job.func):
-            raise TaskLockOptionError(
-                f"{where}: its function is a coroutine, which this version cannot lock; use a "
-                "plain function"
-            )
         options = resolve(
             job.kwargs.get(RESERVED_KEY),
             self._jobs.get(job.id),

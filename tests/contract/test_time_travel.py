@@ -17,7 +17,7 @@ import pytest
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock.locked_run import Submission
+from apscheduler_tasklock.fire import Submission
 from apscheduler_tasklock.options import DEFAULTS
 from apscheduler_tasklock.period import nominal_time
 from tests.contract.conftest import Replica

@@ -6,13 +6,12 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
-from apscheduler.events import EVENT_JOB_EXECUTED
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
 from psycopg import sql
 
 from apscheduler_tasklock import (
@@ -274,15 +273,16 @@ class TestOptions:
         assert isinstance(error.exception, TaskLockOptionError)
         assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
 
-    def test_a_coroutine_function_is_refused(self, make_replica: MakeReplica) -> None:
+    def test_a_coroutine_function_is_an_error_in_an_executor_that_does_not_await_it(
+        self, make_replica: MakeReplica, connection: Connection
+    ) -> None:
         async def coroutine() -> None: ...
 
         replica = make_replica()
-        now = datetime.now(timezone.utc)
-        replica.scheduler.add_job(
-            coroutine, "interval", hours=1, id="job", next_run_time=now, misfire_grace_time=None
-        )
-        assert "is a coroutine" in str(replica.one(EVENT_TASK_LOCK_ERROR).exception)
+        replica.run_once(coroutine)
+        error = replica.one(EVENT_JOB_ERROR).exception
+        assert "is a coroutine, which ThreadPoolExecutor does not await" in str(error)
+        assert connection.execute("SELECT FROM task_lock").rowcount == 0
 
 
 def _takes_anything(**_: Any) -> None: ...

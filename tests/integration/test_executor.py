@@ -97,7 +97,7 @@ class TestARun:
         told = [record for record in caplog.records if record.name.startswith("apscheduler")]
         told = [record for record in told if not record.name.startswith("apscheduler.scheduler")]
         assert [(record.levelname, record.name) for record in told] == [
-            ("DEBUG", "apscheduler_tasklock.locked_run")
+            ("DEBUG", "apscheduler_tasklock.fire")
         ]
         assert "held by one" in told[0].getMessage()
 

@@ -1,0 +1,239 @@
+"""A fire: one run time of a job on this replica, from the claim to the release."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from apscheduler.events import EVENT_JOB_ERROR
+
+from apscheduler_tasklock.context import HeldLock, holding
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.events import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+    TaskLockEvent,
+)
+from apscheduler_tasklock.locks import Refusal, TaskLocks
+from apscheduler_tasklock.options import RESERVED_KEY, LockOptions
+from apscheduler_tasklock.period import nominal_time, period_after
+
+logger = logging.getLogger(__name__)
+
+Dispatch = Callable[[Any], None]
+
+# A grace time that every run time exceeds.
+_ALWAYS_MISSED = -timedelta(days=36500).total_seconds()
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job and the run times that are due, as APScheduler submitted them.
+
+    :ivar trigger: the job's trigger at that moment; ``reschedule()`` gives the job another
+    :ivar options: the job's lock options, or ``None`` if it runs on every replica
+    :ivar run_unlocked: whether it runs all the same if the database stays away
+    :ivar logger_name: logger of the executor
+    """
+
+    job: Any
+    jobstore: str
+    trigger: Any
+    run_times: Sequence[datetime]
+    task_name: str
+    options: LockOptions | None
+    run_unlocked: bool
+    logger_name: str
+
+    def lock_times(self, nominal: datetime) -> tuple[float, float]:
+        """Return the minimum and maximum lock for a nominal run time, in seconds."""
+        assert self.options is not None
+        try:
+            period = period_after(self.trigger, nominal)
+        except Exception:  # a custom trigger's own code may raise anything
+            logger.warning(
+                "Task %r: the trigger %s cannot tell its next run time; the lock times come from "
+                "the option 'period'",
+                self.task_name,
+                self.trigger,
+                exc_info=True,
+            )
+            period = None
+        return self.options.lock_times(period or self.options.period or 0)
+
+
+class JobView:
+    """The job as APScheduler's ``run_job`` gets it from here.
+
+    It has another grace time, since whether the job is late was decided before the claim, and its
+    kwargs lack the reserved key.
+    """
+
+    def __init__(self, job: Any, misfire_grace_time: float | None) -> None:
+        self._job = job
+        self.id = job.id
+        self.func = job.func
+        self.args = job.args
+        self.kwargs = {key: value for key, value in job.kwargs.items() if key != RESERVED_KEY}
+        self.misfire_grace_time = misfire_grace_time
+
+    def __str__(self) -> str:
+        return str(self._job)
+
+
+class Fire:
+    """One run time of a submission, on this replica.
+
+    ``begin`` and ``end`` wait for the database. Between them the job runs, in a thread or on an
+    event loop; this class does not care.
+
+    :param dispatch: gets the lock events as they happen
+    """
+
+    def __init__(
+        self, submission: Submission, run_time: datetime, locks: TaskLocks, dispatch: Dispatch
+    ) -> None:
+        self.run_time = run_time
+        self._submission = submission
+        self._locks = locks
+        self._dispatch = dispatch
+        self._held: HeldLock | None = None
+
+    def begin(self) -> JobView | None:
+        """Return what APScheduler is to run, or ``None`` if nothing is to run here.
+
+        A misfire claims nothing. It is returned for APScheduler to say in its own words.
+        """
+        job = self._submission.job
+        if _misfired(job, self.run_time):
+            return JobView(job, _ALWAYS_MISSED)
+        if self._submission.options is not None and not self._may_run():
+            return None
+        return JobView(job, None)
+
+    def holding(self) -> AbstractContextManager[None]:
+        """Make the held lock the current one while the job runs."""
+        return nullcontext() if self._held is None else holding(self._held)
+
+    def end(self, events: Sequence[Any] | None) -> None:
+        """Release what was claimed.
+
+        :param events: what ``run_job`` returned; ``None`` if the job was not run to its end
+        """
+        if self._held is None:
+            return
+        failed = events is None or any(event.code == EVENT_JOB_ERROR for event in events)
+        self._release(self._held, failed=failed)
+
+    def _may_run(self) -> bool:
+        """Claim the run time, and tell what became of it."""
+        if self._locks.closed:
+            logger.debug("Task %r: the scheduler is shut down", self._submission.task_name)
+            return False
+        try:
+            claimed = self._claim()
+        except TaskLockError as error:
+            self._tell_failed(error)
+            return self._submission.run_unlocked
+        if isinstance(claimed, Refusal):
+            self._tell_refused(claimed)
+            return False
+        self._held = claimed
+        self._tell(
+            EVENT_TASK_LOCK_GRANTED,
+            holder=self._locks.replica_id,
+            token=claimed.token,
+            locked_until=claimed.locked_until,
+        )
+        return True
+
+    def _claim(self) -> HeldLock | Refusal:
+        nominal = nominal_time(self._submission.trigger, self.run_time)
+        min_lock, max_lock = self._submission.lock_times(nominal)
+        claimed = self._locks.claim(
+            self._submission.task_name,
+            nominal,
+            min_lock=min_lock,
+            max_lock=max_lock,
+            keep_unanswered=self._submission.run_unlocked,
+        )
+        if isinstance(claimed, HeldLock):
+            claimed.run_time = self.run_time
+        return claimed
+
+    def _release(self, held: HeldLock, *, failed: bool) -> None:
+        options = self._submission.options
+        keep_window = not (failed and options is not None and options.on_failure == "release")
+        holder = {"holder": self._locks.replica_id, "token": held.token}
+        try:
+            released = self._locks.release(held, keep_window=keep_window)
+        except TaskLockError as error:
+            self._tell(EVENT_TASK_LOCK_ERROR, exception=error, **holder)
+            if not isinstance(error, TaskLockDatabaseError):
+                logger.error("Task %r: its lock could not be released: %s", held.name, error)
+            return
+        if released is None:
+            self._tell_lost(held, holder)
+        else:
+            self._tell(EVENT_TASK_LOCK_RELEASED, locked_until=released.locked_until, **holder)
+
+    def _tell(self, code: int, **details: Any) -> None:
+        submission = self._submission
+        self._dispatch(
+            TaskLockEvent(
+                code,
+                submission.job.id,
+                submission.jobstore,
+                submission.task_name,
+                self.run_time,
+                **details,
+            )
+        )
+
+    def _tell_refused(self, refusal: Refusal) -> None:
+        self._tell(EVENT_TASK_LOCK_REFUSED, **vars(refusal))
+        logger.debug(
+            "Task %r: refused for the run time %s (%s, held by %s until %s)",
+            self._submission.task_name,
+            self.run_time,
+            refusal.reason,
+            refusal.holder,
+            refusal.locked_until,
+        )
+
+    def _tell_failed(self, error: TaskLockError) -> None:
+        self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
+        # That the database is away has been said once, as a warning; a wrong set-up is an error.
+        away = isinstance(error, TaskLockDatabaseError)
+        logger.log(
+            logging.INFO if away else logging.ERROR,
+            "Task %r: %s for the run time %s: %s",
+            self._submission.task_name,
+            "run without its lock" if self._submission.run_unlocked else "not run",
+            self.run_time,
+            error,
+        )
+
+    def _tell_lost(self, held: HeldLock, holder: dict[str, Any]) -> None:
+        self._tell(EVENT_TASK_LOCK_LOST, **holder)
+        logger.warning(
+            "Task %r: the run scheduled at %s outlived its lock, and another replica has claimed "
+            "the task since; raise max_factor or max_lock above what the job takes",
+            held.name,
+            self.run_time,
+        )
+
+
+def _misfired(job: Any, run_time: datetime) -> bool:
+    """Tell whether APScheduler would call this run time missed."""
+    if job.misfire_grace_time is None:
+        return False
+    late = datetime.now(timezone.utc) - run_time
+    return late > timedelta(seconds=job.misfire_grace_time)

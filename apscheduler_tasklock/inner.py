@@ -1,0 +1,85 @@
+"""The wrapped executor: how it is made, and how it comes to report jobs and not their carriers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from inspect import iscoroutine
+from typing import Any
+
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
+from apscheduler.executors.base import BaseExecutor
+
+from apscheduler_tasklock.carrier import QUIET_LOGGER, JobEvents
+from apscheduler_tasklock.errors import TaskLockOptionError
+
+
+def make_inner(
+    executor: str | BaseExecutor | None, options: Mapping[str, Any], scheduler: Any
+) -> Any:
+    """Return the executor to wrap.
+
+    :param executor: an instance, a plugin alias, or ``None`` for the scheduler's own default
+    :param options: passed to its constructor, unless it is an instance
+    :param scheduler: the APScheduler scheduler
+    :raises TaskLockOptionError: there is no such executor, or it does not take these options
+    """
+    if isinstance(executor, BaseExecutor):
+        return executor
+    try:
+        if executor is not None:
+            return scheduler._create_plugin_instance("executor", executor, dict(options))
+        default = scheduler._create_default_executor()
+        return type(default)(**options) if options else default
+    except (TypeError, LookupError) as error:
+        raise TaskLockOptionError(
+            f"TaskLockExecutor: the executor to wrap cannot be made: {error}"
+        ) from error
+
+
+def report_jobs(inner: Any) -> None:
+    """Let a started executor report the events of the jobs, not those of their carriers."""
+    report = type(inner)._run_job_success
+    logger = inner._logger
+
+    def report_carried(job_id: str, events: list[Any]) -> None:
+        report(inner, job_id, _carried(events, inner, logger))
+
+    inner._run_job_success = report_carried
+    inner._logger = _InnerLogger(logger, {})
+
+
+def _carried(events: list[Any], inner: Any, logger: logging.Logger) -> list[Any]:
+    carried: list[Any] = []
+    for event in events:
+        if event.code == EVENT_JOB_EXECUTED and isinstance(event.retval, JobEvents):
+            carried.extend(event.retval)
+        elif event.code == EVENT_JOB_EXECUTED and iscoroutine(event.retval):
+            carried.append(_never_awaited(event, inner, logger))
+        else:
+            # The carrier itself failed, and its own log line went to the quiet logger.
+            logger.error("Error running job %s", event.job_id, exc_info=event.exception)
+            carried.append(event)
+    return carried
+
+
+def _never_awaited(event: Any, inner: Any, logger: logging.Logger) -> Any:
+    """Return the error event of a coroutine job that the wrapped executor did not await."""
+    event.retval.close()
+    error = TaskLockOptionError(
+        f"job {event.job_id!r}: its function is a coroutine, which {type(inner).__name__} does not "
+        "await; use an AsyncIOScheduler, or a plain function"
+    )
+    logger.error("%s", error)
+    return JobExecutionEvent(
+        EVENT_JOB_ERROR, event.job_id, event.jobstore, event.scheduled_run_time, exception=error
+    )
+
+
+class _InnerLogger(logging.LoggerAdapter):  # type: ignore[type-arg]  # generic from Python 3.11
+    """The wrapped executor's logger, under the name that its workers log the carrier to."""
+
+    @property
+    def name(self) -> str:
+        """Name of the logger that ``run_job`` gets."""
+        return QUIET_LOGGER
