@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
 from apscheduler.events import EVENT_JOB_ADDED
 from apscheduler.executors.base import BaseExecutor
+from apscheduler.util import iscoroutinefunction_partial
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
@@ -20,7 +23,7 @@ from apscheduler_tasklock.errors import (
     TaskLockOptionError,
 )
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ERROR, TaskLockEvent
-from apscheduler_tasklock.fire import Submission
+from apscheduler_tasklock.fire import Dispatch, Submission
 from apscheduler_tasklock.inner import make_inner, report_jobs
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.names import make_replica_id
@@ -161,7 +164,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             run_unlocked=self._run_unlocked,
             logger_name=self._logger.name,
         )
-        carrier = Carrier(submission, self.locks, self._runs, self._dispatch)
+        carrier = Carrier(submission, self.locks, self._runs, self._dispatcher(job))
         self._inner.submit_job(carrier, run_times[-1:])
 
     def _check_database(self) -> None:
@@ -176,19 +179,16 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self.locks.close()
             raise
 
-    def _dispatch(self, event: Any) -> None:
-        """Dispatch a lock event where the scheduler dispatches the others.
+    def _dispatcher(self, job: Any) -> Dispatch:
+        """Return what dispatches lock events where APScheduler dispatches the job's own.
 
-        Listeners of a scheduler on an event loop are called on that loop, and may rely on it.
+        If that is an event loop, the listeners may rely on it.
         """
-        loop = getattr(self._scheduler, "_eventloop", None) or getattr(
-            getattr(self._scheduler, "_ioloop", None), "asyncio_loop", None
-        )
-        dispatch = self._scheduler._dispatch_event
-        try:
-            loop.call_soon_threadsafe(dispatch, event) if loop else dispatch(event)
-        except RuntimeError:  # the loop is closed
-            dispatch(event)
+        loop = getattr(self._scheduler, "_eventloop", None)
+        if loop is None and iscoroutinefunction_partial(job.func):
+            loop = getattr(getattr(self._scheduler, "_ioloop", None), "asyncio_loop", None)
+        dispatch: Dispatch = self._scheduler._dispatch_event
+        return dispatch if loop is None else partial(_dispatch_on, loop, dispatch)
 
     def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
         raise NotImplementedError("the wrapped executor does this")
@@ -202,3 +202,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._tasks.of(job, event.jobstore, self._scheduler._jobstores)
         except TaskLockError as error:
             logger.error("Job %r will not run: %s", job.id, error)
+
+
+def _dispatch_on(loop: asyncio.AbstractEventLoop, dispatch: Dispatch, event: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(dispatch, event)
+    except RuntimeError:  # the loop is closed
+        dispatch(event)

@@ -8,23 +8,36 @@ from datetime import datetime, timezone
 from typing import Any
 
 from apscheduler.events import EVENT_ALL, JobExecutionEvent
-from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_ALL, TaskLockEvent, TaskLockExecutor
+from tests.executors.hosts import Host
 from tests.polling import eventually
 
 
 class Replica:
-    """A background scheduler with a task lock executor, recording every event about a job."""
+    """A scheduler with a task lock executor, recording every event about a job.
 
-    def __init__(self, database: Any, *arguments: Any, **options: Any) -> None:
+    :param host: runs the scheduler; by default a background scheduler
+    """
+
+    def __init__(
+        self, database: Any, *arguments: Any, host: Host | None = None, **options: Any
+    ) -> None:
+        self._host = host or Host()
         self.executor = TaskLockExecutor(database, *arguments, **options)
-        self.scheduler = BackgroundScheduler(
-            executors={"default": self.executor}, timezone=timezone.utc
-        )
+        self.scheduler = self._host.make_scheduler(executors={"default": self.executor})
         self.events: list[Any] = []
         self._lock = threading.Lock()
         self.scheduler.add_listener(self._record, EVENT_ALL | EVENT_TASK_LOCK_ALL)
+
+    def start(self) -> None:
+        self._host.start(self.scheduler)
+
+    def shutdown(self) -> None:
+        """Shut down, if it is running, and wait until its last job has ended."""
+        if self.scheduler.running:
+            self._host.shutdown(self.scheduler, wait=True)
+        self.idle()
 
     def _record(self, event: Any) -> None:
         with self._lock:
@@ -55,6 +68,5 @@ class Replica:
         """Add a job that fires now, and not again for an hour."""
         now = datetime.now(timezone.utc)
         defaults = {"trigger": "interval", "hours": 1, "next_run_time": now}
-        return self.scheduler.add_job(
-            function, id=job_id, misfire_grace_time=None, **{**defaults, **job}
-        )
+        defaults["misfire_grace_time"] = None
+        return self.scheduler.add_job(function, id=job_id, **{**defaults, **job})

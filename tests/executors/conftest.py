@@ -1,0 +1,65 @@
+"""The executor contract's parameters and fixtures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.executors import jobs
+from tests.executors.hosts import HOSTS, Host
+from tests.schedulers import Replica
+
+Jobs = Callable[[str], Callable[..., Any]]
+
+
+def gevent_patched() -> bool:
+    monkey = sys.modules.get("gevent.monkey")
+    return bool(monkey and monkey.is_module_patched("socket"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "host" not in metafunc.fixturenames:
+        return
+    # gevent patches the whole process; test_gevent.py starts one for it.
+    names = ["gevent"] if gevent_patched() else [name for name in HOSTS if name != "gevent"]
+    kinds = [
+        (name, kind)
+        for name in names
+        for kind in ("function", "coroutine")
+        if kind == "function" or HOSTS[name].coroutines
+    ]
+    ids = [f"{name}-{kind}" for name, kind in kinds]
+    metafunc.parametrize(("host", "job"), kinds, ids=ids, indirect=True)
+
+
+@pytest.fixture
+def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    host = HOSTS[request.param]()
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest) -> Jobs:
+    """Return a job function of ``jobs`` by its name, as the kind under test."""
+    suffix = "_coroutine" if request.param == "coroutine" else ""
+    return lambda name: getattr(jobs, name + suffix)
+
+
+@pytest.fixture
+def make_replica(host: Host, database_url: str) -> Iterator[Callable[..., Replica]]:
+    """Make and start a replica on the host; it is shut down after the test."""
+    with ExitStack() as closing:
+
+        def make(*, start: bool = True, **options: Any) -> Replica:
+            replica = Replica(database_url, host=host, **{**host.executor, **options})
+            if start:
+                replica.start()
+            closing.callback(replica.shutdown)
+            return replica
+
+        yield make

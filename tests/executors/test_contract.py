@@ -1,0 +1,177 @@
+"""What holds for every executor that the task lock executor wraps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import (
+    EVENT_JOB_ERROR,
+    EVENT_JOB_EXECUTED,
+    EVENT_JOB_MAX_INSTANCES,
+    EVENT_JOB_MISSED,
+)
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+)
+from tests.executors.hosts import Host
+from tests.polling import eventually
+from tests.schedulers import Replica
+
+MakeReplica = Callable[..., Replica]
+Jobs = Callable[[str], Callable[..., Any]]
+Connection = psycopg.Connection[Any]
+
+RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
+RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_ERROR]
+
+
+def unreleased(connection: Connection) -> int:
+    return connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what the executors' loggers said, without the job's description."""
+    return [
+        record.getMessage().split(' "')[0] + " " + record.getMessage().split(" ")[-1]
+        for record in caplog.records
+        if record.name.startswith("apscheduler.executors")
+    ]
+
+
+def test_a_job_is_granted_on_one_replica_and_refused_on_the_other(
+    make_replica: MakeReplica, job: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    one, other = make_replica(replica_id="one"), make_replica(replica_id="other")
+    one.run_once(job("token"), kwargs={"a": 1, "task_lock": {"max_factor": 2}})
+    executed = one.one(EVENT_JOB_EXECUTED)
+    one.idle()
+    caplog.clear()
+    other.run_once(job("token"))
+    refused = other.one(EVENT_TASK_LOCK_REFUSED)
+    other.idle()
+
+    assert one.codes() == RUN
+    assert executed.retval == (1, {"a": 1})
+    assert executed.scheduled_run_time == one.of()[0].scheduled_run_time
+    assert other.codes() == [EVENT_TASK_LOCK_REFUSED]
+    assert (refused.holder, refused.reason) == ("one", "window")
+    assert told(caplog) == []
+
+
+def test_a_job_that_raises_is_released_and_its_exception_told(
+    make_replica: MakeReplica, job: Jobs, connection: Connection
+) -> None:
+    replica = make_replica()
+    replica.run_once(job("fail"))
+    error = replica.one(EVENT_JOB_ERROR)
+    replica.idle()
+    assert replica.codes() == RAISED
+    assert isinstance(error.exception, ValueError)
+    assert f"in {job('fail').__name__}" in error.traceback
+    assert unreleased(connection) == 0
+
+
+def test_a_misfire_is_told_and_claims_nothing(
+    make_replica: MakeReplica, job: Jobs, connection: Connection
+) -> None:
+    replica = make_replica()
+    late = datetime.now(timezone.utc) - timedelta(seconds=60)
+    replica.run_once(job("token"), next_run_time=late, misfire_grace_time=30)
+    replica.one(EVENT_JOB_MISSED)
+    replica.idle()
+    assert replica.codes() == [EVENT_JOB_MISSED]
+    assert connection.execute("SELECT FROM task_lock").rowcount == 0
+
+
+def test_several_run_times_at_once_run_each_window_once(
+    make_replica: MakeReplica, job: Jobs, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    start = datetime.now(timezone.utc) - timedelta(seconds=45)
+    for _ in range(2):
+        replica = make_replica()
+        replica.run_once(
+            job("append_run_time"),
+            args=[str(runs)],
+            hours=0,
+            seconds=10,
+            start_date=start,
+            next_run_time=start,
+            coalesce=False,
+        )
+        eventually(lambda replica=replica: len(replica.of()) >= 5)
+        replica.idle()
+        replica.scheduler.pause()
+    ran = [datetime.fromisoformat(line) for line in runs.read_text().splitlines()]
+    expected = [start + timedelta(seconds=10 * number) for number in range(5)]
+    assert ran[:5] == expected
+    assert len(set(ran)) == len(ran)
+
+
+def test_max_instances_means_what_it_did(
+    host: Host, make_replica: MakeReplica, job: Jobs, tmp_path: Path
+) -> None:
+    if host.inline:
+        pytest.skip("an executor that runs jobs inline never has two instances")
+    go_on = tmp_path / "go on"
+    replica = make_replica()
+    replica.run_once(job("wait_for"), args=[str(go_on)], hours=0, seconds=1)
+    eventually(lambda: [e for e in replica.events if e.code == EVENT_JOB_MAX_INSTANCES])
+    replica.scheduler.remove_job("job")
+    go_on.touch()
+    replica.idle()
+    assert replica.codes() == RUN
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_shutdown_releases_what_runs_and_claims_nothing_new(
+    host: Host,
+    make_replica: MakeReplica,
+    job: Jobs,
+    connection: Connection,
+    tmp_path: Path,
+    wait: bool,
+) -> None:
+    if host.inline:
+        pytest.skip("an executor that runs jobs inline is never shut down while one runs")
+    go_on = tmp_path / "go on"
+    replica = make_replica()
+    replica.run_once(job("wait_for"), args=[str(go_on)])
+    eventually(lambda: unreleased(connection) == 1)
+    stopping = threading.Thread(target=lambda: host.shutdown(replica.scheduler, wait=wait))
+    stopping.start()
+    eventually(lambda: replica.executor.locks.closed)
+    go_on.touch()
+    stopping.join(60)
+    eventually(lambda: unreleased(connection) == 0)
+    eventually(lambda: _connections(connection) == 0)
+
+
+def test_a_scheduler_can_be_started_again_after_shutdown(
+    host: Host, make_replica: MakeReplica, job: Jobs
+) -> None:
+    replica = make_replica()
+    replica.run_once(job("token"))
+    replica.one(EVENT_JOB_EXECUTED)
+    replica.idle()
+    replica.shutdown()
+    replica.start()
+    replica.run_once(job("token"), job_id="again")
+    replica.one(EVENT_JOB_EXECUTED, "again")
+
+
+def _connections(connection: Connection) -> int:
+    return connection.execute(
+        "SELECT FROM pg_stat_activity WHERE application_name LIKE 'tasklock %'"
+    ).rowcount
