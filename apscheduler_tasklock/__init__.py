@@ -10,6 +10,7 @@ from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockOptionError,
+    TaskLockRefusedError,
     TaskLockSchemaError,
 )
 from apscheduler_tasklock.events import (
@@ -22,6 +23,7 @@ from apscheduler_tasklock.events import (
     TaskLockEvent,
 )
 from apscheduler_tasklock.executor import TaskLockExecutor
+from apscheduler_tasklock.locks import TaskLocks
 
 if TYPE_CHECKING:
     from apscheduler_tasklock.schema import downgrade, include_name, migrate, upgrade
@@ -39,7 +41,9 @@ __all__ = [
     "TaskLockEvent",
     "TaskLockExecutor",
     "TaskLockOptionError",
+    "TaskLockRefusedError",
     "TaskLockSchemaError",
+    "TaskLocks",
     "current_lock",
     "downgrade",
     "include_name",

@@ -1,4 +1,4 @@
-"""``current_lock()``: what a running job may know of the lock that it runs under."""
+"""What a claim came to, and ``current_lock()``: what a job may know of the lock it runs under."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -82,6 +83,22 @@ class HeldLock:
             f"<HeldLock {self.name!r} token={self.token} "
             f"locked_until={self._locked_until.isoformat()}{' lost' if self.lost else ''}>"
         )
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A claim that another replica's claim, or an earlier run of the window, stood against.
+
+    :ivar holder: replica of the last claim
+    :ivar token: its fencing token
+    :ivar locked_until: database time until which the task is held
+    :ivar reason: ``"running"`` or ``"window"``
+    """
+
+    holder: str
+    token: int
+    locked_until: datetime
+    reason: str
 
 
 def current_lock() -> HeldLock | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 
 class TaskLockError(Exception):
     """The base class of every error that this library raises."""
@@ -13,6 +15,27 @@ class TaskLockOptionError(TaskLockError, ValueError):
 
 class TaskLockSchemaError(TaskLockError):
     """The task lock table is missing, old or not permitted. The message names the remedy."""
+
+
+class TaskLockRefusedError(TaskLockError):
+    """``TaskLocks.hold`` was refused: the task runs elsewhere, or its window is taken.
+
+    :ivar name: the task's name
+    :ivar holder: replica of the claim that stands against it
+    :ivar locked_until: database time until which the task is held
+    :ivar reason: ``"running"`` or ``"window"``
+    """
+
+    def __init__(self, name: str, holder: str, locked_until: datetime, reason: str) -> None:
+        super().__init__(name, holder, locked_until, reason)
+        self.name = name
+        self.holder = holder
+        self.locked_until = locked_until
+        self.reason = reason
+
+    def __str__(self) -> str:
+        what = "is running on" if self.reason == "running" else "was just run by"
+        return f"task {self.name!r} {what} {self.holder}, locked until {self.locked_until}"
 
 
 class TaskLockDatabaseError(TaskLockError):

@@ -44,7 +44,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with the psycopg driver, which is
         used as it is, except for autocommit
-    :param executor: executor to wrap: an instance, or a plugin alias such as ``"processpool"``;
+    :param executor: executor to wrap: an instance, a plugin alias such as ``"processpool"``, or a
+        mapping as in a scheduler's configuration, ``{"type": "processpool", "max_workers": 2}``;
         by default the scheduler's own default executor
     :param min_factor: minimum lock, as a multiple of the job's period; 0 or more
     :param max_factor: maximum lock, as a multiple of the job's period; above 0
@@ -66,7 +67,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def __init__(
         self,
         database: str | URL | Engine,
-        executor: str | BaseExecutor | None = None,
+        executor: str | Mapping[str, Any] | BaseExecutor | None = None,
         *,
         min_factor: float | str = 0.9,
         max_factor: float | str = 5.0,
@@ -102,7 +103,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             database,
             replica_id=replica_id or make_replica_id(),
             claim_timeout=parse_positive_seconds(claim_timeout, "claim_timeout", where),
-            schema=schema,
+            schema=schema or None,  # a configuration file says '' for none
             table=table,
         )
         self._runs = ActiveRuns(self.locks)

@@ -11,7 +11,7 @@ from typing import Any
 
 from apscheduler.events import EVENT_JOB_ERROR
 
-from apscheduler_tasklock.context import HeldLock, holding
+from apscheduler_tasklock.context import HeldLock, Refusal, holding
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ERROR,
@@ -21,7 +21,7 @@ from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_RELEASED,
     TaskLockEvent,
 )
-from apscheduler_tasklock.locks import Refusal, TaskLocks
+from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.options import RESERVED_KEY, LockOptions
 from apscheduler_tasklock.period import nominal_time, period_after
 

@@ -9,17 +9,21 @@ from typing import Any
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
 from apscheduler.executors.base import BaseExecutor
+from apscheduler.util import maybe_ref
 
 from apscheduler_tasklock.carrier import QUIET_LOGGER, JobEvents
 from apscheduler_tasklock.errors import TaskLockOptionError
 
 
 def make_inner(
-    executor: str | BaseExecutor | None, options: Mapping[str, Any], scheduler: Any
+    executor: str | Mapping[str, Any] | BaseExecutor | None,
+    options: Mapping[str, Any],
+    scheduler: Any,
 ) -> Any:
     """Return the executor to wrap.
 
-    :param executor: an instance, a plugin alias, or ``None`` for the scheduler's own default
+    :param executor: an instance, a plugin alias, a mapping as in a scheduler's configuration (with
+        ``type`` or ``class``, and options), or ``None`` for the scheduler's own default
     :param options: passed to its constructor, unless it is an instance
     :param scheduler: the APScheduler scheduler
     :raises TaskLockOptionError: there is no such executor, or it does not take these options
@@ -27,14 +31,26 @@ def make_inner(
     if isinstance(executor, BaseExecutor):
         return executor
     try:
+        if isinstance(executor, Mapping):
+            return _make_configured({**executor, **options}, scheduler)
         if executor is not None:
             return scheduler._create_plugin_instance("executor", executor, dict(options))
         default = scheduler._create_default_executor()
         return type(default)(**options) if options else default
-    except (TypeError, LookupError) as error:
+    except (TypeError, ValueError, LookupError) as error:
         raise TaskLockOptionError(
             f"TaskLockExecutor: the executor to wrap cannot be made: {error}"
         ) from error
+
+
+def _make_configured(options: dict[str, Any], scheduler: Any) -> Any:
+    """Return an executor from what a scheduler's configuration has for one."""
+    alias, reference = options.pop("type", None), options.pop("class", None)
+    if alias:
+        return scheduler._create_plugin_instance("executor", alias, options)
+    if reference:
+        return maybe_ref(reference)(**options)
+    raise ValueError("its configuration has neither 'type' nor 'class'")
 
 
 def report_jobs(inner: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -15,9 +15,12 @@ from sqlalchemy.engine import URL
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.check import check_table
 from apscheduler_tasklock.clock import DatabaseClock
-from apscheduler_tasklock.context import HeldLock
+from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.database import Database, parse_url
 from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.hold import Hold
+from apscheduler_tasklock.names import check_name, make_replica_id
+from apscheduler_tasklock.options import LockOptions
 from apscheduler_tasklock.protocol import (
     ClaimAnswer,
     ClaimRequest,
@@ -30,22 +33,6 @@ from apscheduler_tasklock.table import DEFAULT_TABLE, task_lock_table
 # Seconds for which a release is tried by the job's own worker, before it is left to the
 # background.
 RELEASE_PATIENCE = 0.2
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A claim that another replica's claim, or an earlier run of the window, stood against.
-
-    :ivar holder: replica of the last claim
-    :ivar token: its fencing token
-    :ivar locked_until: database time until which the task is held
-    :ivar reason: ``"running"`` or ``"window"``
-    """
-
-    holder: str
-    token: int
-    locked_until: datetime
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -65,7 +52,7 @@ class TaskLocks:
     :param database: a URL, or an SQLAlchemy engine with the psycopg driver
     :param schema: schema of the task lock table; ``None`` leaves it to the ``search_path``
     :param table: name of the task lock table
-    :param replica_id: who claims, for people
+    :param replica_id: who claims, for people; by default host, process and a random part
     :param claim_timeout: seconds for which an unreachable database is tried again
     :raises TaskLockOptionError: ``database`` is not one that the task lock can use
     """
@@ -74,11 +61,12 @@ class TaskLocks:
         self,
         database: str | URL | Engine,
         *,
-        replica_id: str,
+        replica_id: str | None = None,
         claim_timeout: float = 10.0,
         schema: str | None = None,
         table: str = DEFAULT_TABLE,
     ) -> None:
+        replica_id = replica_id or make_replica_id()
         self.settings = LockSettings(_as_url(database), replica_id, claim_timeout, schema, table)
         self.replica_id = replica_id
         self.claim_timeout = claim_timeout
@@ -205,6 +193,24 @@ class TaskLocks:
                 held.name, held.claim_id, keep_window=keep_window, seconds=held.seconds_left
             )
             raise
+
+    def hold(self, name: str, *, min_lock: float | timedelta, max_lock: float | timedelta) -> Hold:
+        """Return a context manager, sync or async, and decorator that holds a task's lock.
+
+        Entered, it gives the :class:`HeldLock`, which is also ``current_lock()``.
+
+        :param name: the task's name
+        :param min_lock: seconds or ``timedelta``, 0 or more, from the claim on, during which the
+            task is refused to others even after it was released
+        :param max_lock: seconds or ``timedelta``, above 0, after which the holder counts as dead
+        :raises TaskLockOptionError: one of them is impossible
+        :raises TaskLockRefusedError: when entered: the task runs elsewhere, or was just run
+        :raises TaskLockError: when entered: the database is away, or refuses
+        """
+        where = f"hold({name!r})"
+        times = LockOptions.parse({"min_lock": min_lock, "max_lock": max_lock}, where)
+        least, most = times.lock_times(period=0)
+        return Hold(self, check_name(name, where), least, most)
 
     def open(self) -> None:
         """Let claims through again after :meth:`close`."""

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import current_lock
-from apscheduler_tasklock.context import HeldLock
-from apscheduler_tasklock.locks import Refusal, TaskLocks
+from apscheduler_tasklock.context import HeldLock, Refusal
+from apscheduler_tasklock.locks import TaskLocks
 from tests.polling import eventually
 
 

@@ -13,9 +13,9 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine
 
-from apscheduler_tasklock.context import HeldLock
+from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.locks import Refusal, TaskLocks
+from apscheduler_tasklock.locks import TaskLocks
 from tests.polling import eventually
 from tests.proxy import Proxy, pass_on
 

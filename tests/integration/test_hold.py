@@ -1,0 +1,185 @@
+"""TaskLocks.hold: the lock around code outside APScheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock import (
+    HeldLock,
+    TaskLockError,
+    TaskLockOptionError,
+    TaskLockRefusedError,
+    TaskLocks,
+    current_lock,
+)
+from tests.polling import eventually
+from tests.proxy import Proxy
+
+MakeLocks = Callable[..., TaskLocks]
+TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": timedelta(minutes=1)}
+
+
+def finished(connection: psycopg.Connection[Any]) -> bool:
+    return connection.execute("SELECT FROM task_lock WHERE finished_at IS NOT NULL").rowcount == 1
+
+
+def test_it_is_held_inside_and_released_after(
+    make_locks: MakeLocks, connection: psycopg.Connection[Any]
+) -> None:
+    with make_locks().hold("import", **TIMES) as lock:
+        assert current_lock() is lock
+        assert (lock.name, lock.token, lock.run_time) == ("import", 1, None)
+        assert not finished(connection)
+    assert current_lock() is None
+    assert finished(connection)
+
+
+def test_a_second_holder_is_refused_and_told_by_whom(make_locks: MakeLocks) -> None:
+    one, other = make_locks(replica_id="one"), make_locks()
+    with one.hold("import", **TIMES) as lock:
+        with pytest.raises(TaskLockRefusedError, match="'import' is running on one") as refused:
+            other.hold("import", **TIMES).__enter__()
+        assert refused.value.holder == "one"
+        assert refused.value.locked_until == lock.locked_until
+    with other.hold("import", min_lock=60, max_lock=60):
+        pass
+    with pytest.raises(TaskLockRefusedError, match="was just run by"):
+        one.hold("import", min_lock=60, max_lock=60).__enter__()
+
+
+def test_the_bodys_exception_comes_through_and_the_lock_is_released(
+    make_locks: MakeLocks, connection: psycopg.Connection[Any]
+) -> None:
+    with pytest.raises(ZeroDivisionError), make_locks().hold("import", **TIMES):
+        1 / 0  # noqa: B018
+    assert finished(connection)
+
+
+def test_a_failing_release_does_not_replace_the_bodys_exception(
+    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    @make_locks(proxy.url).hold("import", **TIMES)
+    def work() -> None:
+        proxy.accepting = False
+        proxy.cut_all()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    proxy.accepting = True
+    eventually(lambda: finished(connection))
+
+
+def test_as_a_decorator_it_is_held_for_each_call(make_locks: MakeLocks) -> None:
+    @make_locks().hold("import", **TIMES)
+    def work(number: int) -> tuple[int, int]:
+        lock = current_lock()
+        assert lock is not None
+        return number, lock.token
+
+    assert [work(7), work(8)] == [(7, 1), (8, 2)]
+    assert work.__name__ == "work"
+
+
+def test_as_a_decorator_it_keeps_threads_apart(make_locks: MakeLocks) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    @make_locks().hold("import", **TIMES)
+    def work() -> None:
+        inside.set()
+        assert go_on.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(work)
+        assert inside.wait(60)
+        with pytest.raises(TaskLockRefusedError):
+            work()
+        go_on.set()
+        first.result(60)
+
+
+def test_it_works_for_coroutines(
+    make_locks: MakeLocks, connection: psycopg.Connection[Any]
+) -> None:
+    locks = make_locks()
+
+    @locks.hold("decorated", **TIMES)
+    async def work() -> HeldLock | None:
+        await asyncio.sleep(0)
+        return await asyncio.create_task(child())
+
+    async def child() -> HeldLock | None:
+        return current_lock()
+
+    async def main() -> None:
+        lock = await work()
+        assert lock is not None
+        assert lock.name == "decorated"
+        async with locks.hold("import", **TIMES) as held:
+            assert current_lock() is held
+            with pytest.raises(TaskLockRefusedError):
+                await locks.hold("import", **TIMES).__aenter__()
+        assert current_lock() is None
+
+    asyncio.run(main())
+    assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
+
+
+def test_a_coroutine_cancelled_during_its_claim_leaves_no_lock(
+    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    locks = make_locks(proxy.url)
+    locks.check()
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hold_up(data: bytes) -> bytes:
+        asked.set()
+        assert go_on.wait(60)
+        return data
+
+    async def main() -> None:
+        proxy.to_client = hold_up
+        entering = asyncio.create_task(locks.hold("import", **TIMES).__aenter__())
+        while not asked.is_set():
+            await asyncio.sleep(0.01)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        go_on.set()
+        while not finished(connection):
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_one_hold_is_not_entered_twice_at_once(make_locks: MakeLocks) -> None:
+    hold = make_locks().hold("import", **TIMES)
+    with hold, pytest.raises(TaskLockError, match="entered already"):
+        hold.__enter__()
+    with hold:  # one after the other is fine
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "says"),
+    [
+        ("", TIMES, "name is empty"),
+        ("a\0", TIMES, "NUL"),
+        ("a", {"min_lock": 2, "max_lock": 1}, r"min_lock \(2\) must not be above max_lock \(1\)"),
+        ("a", {"min_lock": -1, "max_lock": 1}, "min_lock must be"),
+        ("a", {"min_lock": 0, "max_lock": 0}, "max_lock must be above 0"),
+    ],
+)
+def test_impossible_holds_are_refused(
+    make_locks: MakeLocks, name: str, times: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(TaskLockOptionError, match=says):
+        make_locks().hold(name, **times)
