@@ -17,7 +17,7 @@ def sync_prices() -> None:
     """Stand for the work that must not be done twice."""
     lock = current_lock()
     assert lock is not None
-    print(f"process {os.getpid()} syncs prices for {lock.run_time}", flush=True)
+    print(f"process {os.getpid()} syncs prices for {lock.run_time}\n", end="", flush=True)
 
 
 def main() -> None:

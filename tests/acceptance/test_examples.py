@@ -4,48 +4,116 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from tests.polling import eventually
 
 PERIOD = 2  # seconds, in the examples
+RUNS = 5
 
 
-@pytest.mark.parametrize("example", ["threads.py"])
-def test_an_example_runs_each_window_on_one_of_three_processes(
-    example: str, checkout: Path, database_url: str, tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    with log.open("wb") as output:
-        replicas = [
-            subprocess.Popen(
-                [sys.executable, str(checkout / "examples" / example)],
-                cwd=tmp_path,
-                env={**os.environ, "TASKLOCK_DATABASE_URL": database_url},
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def gunicorn(app: str, workers: int) -> list[str]:
+    address = f"127.0.0.1:{free_port()}"
+    return ["gunicorn", app, "--workers", str(workers), "--bind", address]
+
+
+def uvicorn(app: str, workers: int) -> list[str]:
+    return ["uvicorn", app, "--workers", str(workers), "--port", str(free_port())]
+
+
+@contextmanager
+def started(commands: list[list[str]], folder: Path, url: str, log: Path) -> Iterator[None]:
+    """Run Python modules or scripts of a folder, with all that they start, writing to a log."""
+    with log.open("wb") as output, ExitStack() as ending:
+        for command in commands:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=folder,
+                env={**os.environ, "TASKLOCK_DATABASE_URL": url},
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
-            for _ in range(3)
-        ]
-        try:
-            eventually(lambda: len(_lines(log)) >= 5)
-        finally:
-            for replica in replicas:
-                replica.send_signal(signal.SIGKILL)
-                replica.wait()
-    runs = [datetime.fromisoformat(line.partition(" for ")[2]) for line in _lines(log)]
-    gaps = [(later - earlier).total_seconds() for earlier, later in pairwise(runs)]
+            ending.callback(process.wait)
+            ending.callback(os.killpg, process.pid, signal.SIGKILL)
+        yield
+
+
+def runs(log: Path) -> list[datetime]:
+    """Return the run times that were printed, in their order."""
+    lines = [line for line in log.read_text().splitlines() if " syncs prices for " in line]
+    return [datetime.fromisoformat(line.partition(" for ")[2]) for line in lines]
+
+
+def replicas(connection: psycopg.Connection[Any]) -> int:
+    """Count the schedulers that are connected; each names itself."""
+    found = connection.execute(
+        "SELECT count(DISTINCT application_name) FROM pg_stat_activity"
+        " WHERE application_name LIKE 'tasklock %'"
+    ).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+@pytest.mark.parametrize(
+    ("folder", "processes", "commands"),
+    [
+        pytest.param(".", 3, [["threads.py"]] * 3, id="threads"),
+        pytest.param(".", 3, [["-m", *uvicorn("fastapi_app:app", 3)]], id="fastapi"),
+        pytest.param(".", 4, [["-m", *gunicorn("flask_app:app", 4)]], id="flask"),
+        pytest.param(".", 3, [["-m", *gunicorn("django_app:application", 3)]], id="django"),
+        pytest.param("own_alembic", 3, [["app.py"]] * 3, id="own-alembic"),
+    ],
+)
+def test_an_example_runs_each_window_in_one_of_its_processes(
+    folder: str,
+    processes: int,
+    commands: list[list[str]],
+    checkout: Path,
+    database_url: str,
+    connection: psycopg.Connection[Any],
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    with started(commands, checkout / "examples" / folder, database_url, log):
+        eventually(lambda: replicas(connection) == processes)
+        eventually(lambda: len(runs(log)) >= RUNS)
+    ran = sorted(runs(log))
+    gaps = [(later - earlier).total_seconds() for earlier, later in pairwise(ran)]
     # The processes start at different moments; the window is 0.9 periods. Run times are measured
     # on arrival in the database, which may take a loaded machine a moment.
     assert min(gaps) > 0.8 * PERIOD, log.read_text()
     assert max(gaps) < 1.2 * PERIOD, log.read_text()
 
 
-def _lines(log: Path) -> list[str]:
-    return log.read_text().splitlines()
+def test_the_example_with_its_own_history_takes_ours_in(
+    checkout: Path, empty_database_url: str
+) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "alembic", "upgrade", "head"],
+        cwd=checkout / "examples" / "own_alembic",
+        env={**os.environ, "TASKLOCK_DATABASE_URL": empty_database_url},
+        check=True,
+        timeout=120,
+    )
+    with psycopg.connect(empty_database_url) as connection:
+        names = "SELECT tablename::text FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"
+        tables = [name for (name,) in connection.execute(names)]
+    assert tables == ["alembic_version", "prices", "task_lock", "task_lock_alembic_version"]

@@ -1,0 +1,34 @@
+"""Django under gunicorn, in one file. In a project, start the scheduler in ``AppConfig.ready()``.
+
+pip install "apscheduler-tasklock[binary]" django gunicorn
+export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
+apscheduler-tasklock upgrade
+gunicorn django_app:application --workers 3
+"""
+
+import os
+
+from apscheduler.schedulers.background import BackgroundScheduler
+from django.conf import settings
+from django.core.wsgi import get_wsgi_application
+
+from apscheduler_tasklock import TaskLockExecutor, current_lock
+
+settings.configure(ALLOWED_HOSTS=["127.0.0.1"], ROOT_URLCONF=__name__, SECRET_KEY="an example")
+urlpatterns: list[object] = []
+
+
+def sync_prices() -> None:
+    """Stand for the work that must not be done twice."""
+    lock = current_lock()
+    assert lock is not None
+    print(f"worker {os.getpid()} syncs prices for {lock.run_time}\n", end="", flush=True)
+
+
+scheduler = BackgroundScheduler(
+    executors={"default": TaskLockExecutor(os.environ["TASKLOCK_DATABASE_URL"])}
+)
+scheduler.add_job(sync_prices, "interval", seconds=2, id="sync-prices")
+scheduler.start()
+
+application = get_wsgi_application()

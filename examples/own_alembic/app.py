@@ -1,0 +1,28 @@
+"""An application with an Alembic history of its own, which creates the task lock table, too.
+
+pip install "apscheduler-tasklock[binary]"
+export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
+alembic upgrade head
+python app.py &  python app.py &  python app.py
+"""
+
+import os
+
+from apscheduler.schedulers.blocking import BlockingScheduler
+
+from apscheduler_tasklock import TaskLockExecutor, current_lock
+
+
+def sync_prices() -> None:
+    """Stand for the work that must not be done twice."""
+    lock = current_lock()
+    assert lock is not None
+    print(f"process {os.getpid()} syncs prices for {lock.run_time}\n", end="", flush=True)
+
+
+if __name__ == "__main__":
+    scheduler = BlockingScheduler(
+        executors={"default": TaskLockExecutor(os.environ["TASKLOCK_DATABASE_URL"])}
+    )
+    scheduler.add_job(sync_prices, "interval", seconds=2, id="sync-prices")
+    scheduler.start()
