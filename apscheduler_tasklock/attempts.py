@@ -46,8 +46,9 @@ class Attempts:
             self._outage.begin(error)
             raise
         except psycopg.Error as error:
-            user = self._database.url.username
-            raise explain_refusal(error, self._table, user) from error
+            # The message has what PostgreSQL said; its own traceback would only hide it.
+            user, where = self._database.url.username, self._database.where
+            raise explain_refusal(error, self._table, user, where) from None
         self._outage.end()
         return result
 
@@ -63,7 +64,7 @@ class Attempts:
         :raises TaskLockDatabaseError: it stayed away
         :raises TaskLockError: the database refuses; the message names the remedy
         """
-        deadline = time.monotonic() + seconds
+        begun = time.monotonic()
         stop = stop or threading.Event()
         attempt = 0
         while True:
@@ -71,9 +72,10 @@ class Attempts:
                 return self.once(statement)
             except TaskLockDatabaseError as error:
                 pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
-                if time.monotonic() + pause > deadline or stop.wait(pause):
+                if time.monotonic() + pause > begun + seconds or stop.wait(pause):
+                    elapsed = time.monotonic() - begun
                     raise TaskLockDatabaseError(
-                        f"database {self._database.where} did not answer for {seconds:g} sec: "
-                        f"{error}"
+                        f"the task lock database ({self._database.where}) could not be used for "
+                        f"{elapsed:.1f} sec: {error}"
                     ) from error.__cause__
                 attempt += 1

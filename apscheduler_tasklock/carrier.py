@@ -13,8 +13,10 @@ from apscheduler.executors.base import run_job
 from apscheduler.util import iscoroutinefunction_partial
 
 from apscheduler_tasklock.active_runs import ActiveRuns
-from apscheduler_tasklock.fire import Dispatch, Fire, JobView, Submission
-from apscheduler_tasklock.locks import LockSettings, TaskLocks
+from apscheduler_tasklock.fire import Dispatch, Fire
+from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.settings import LockSettings
+from apscheduler_tasklock.submission import JobView, Submission
 
 try:
     from apscheduler.executors.base import run_coroutine_job

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Table
 
+from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.failures import missing_grant, missing_table, old_table
 from apscheduler_tasklock.table import quoted_name
 
@@ -17,7 +18,8 @@ _CHECK = """
            ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
                  WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped),
            has_table_privilege(found.oid, 'SELECT') AND has_table_privilege(found.oid, 'INSERT')
-           AND has_table_privilege(found.oid, 'UPDATE')
+           AND has_table_privilege(found.oid, 'UPDATE'),
+           current_setting('transaction_read_only') = 'on'
     FROM (SELECT to_regclass(%s) AS oid) AS found
 """
 
@@ -33,9 +35,10 @@ def check_table(cursor: Any, table: Table, user: str | None) -> datetime:
     :param user: the role that asks, for the message
     :return: the database's time
     :raises TaskLockSchemaError: the table is missing, old, or not permitted
+    :raises TaskLockDatabaseError: the database can only be read, as during a failover
     """
     row = cursor.execute(_CHECK, [quoted_name(table)]).fetchone()
-    database_time, exists, columns, permitted = row
+    database_time, exists, columns, permitted, read_only = row
     if not exists:
         raise missing_table(table)
     missing = [column.name for column in table.columns if column.name not in columns]
@@ -43,4 +46,8 @@ def check_table(cursor: Any, table: Table, user: str | None) -> datetime:
         raise old_table(table, missing[0])
     if not permitted:
         raise missing_grant(table, user)
+    if read_only:
+        raise TaskLockDatabaseError(
+            "it is read-only: a standby, or default_transaction_read_only is on"
+        )
     return database_time  # type: ignore[no-any-return]  # the cursor's rows are untyped

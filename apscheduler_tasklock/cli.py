@@ -27,7 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error))
     except (DBAPIError, psycopg.Error) as error:
         # SQLAlchemy's message repeats the statement; the driver's says what is wrong.
-        return _failed(f"the database refused: {one_line(getattr(error, 'orig', None) or error)}")
+        cause = getattr(error, "orig", None) or error
+        refused = isinstance(cause, psycopg.Error) and cause.sqlstate is not None
+        what = "the database refused" if refused else "cannot use the database"
+        return _failed(f"{what}: {one_line(cause)}")
+    except BrokenPipeError:  # as in `apscheduler-tasklock upgrade --sql | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return status
 
 

@@ -93,12 +93,15 @@ class Refusal:
     :ivar token: its fencing token
     :ivar locked_until: database time until which the task is held
     :ivar reason: ``"running"`` or ``"window"``
+    :ivar blocked: whether a run that is still going on, or whose holder died, stands against a
+        window that is new
     """
 
     holder: str
     token: int
     locked_until: datetime
     reason: str
+    blocked: bool
 
 
 def current_lock() -> HeldLock | None:

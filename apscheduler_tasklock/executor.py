@@ -23,11 +23,12 @@ from apscheduler_tasklock.errors import (
     TaskLockOptionError,
 )
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ERROR, TaskLockEvent
-from apscheduler_tasklock.fire import Dispatch, Submission
+from apscheduler_tasklock.fire import Dispatch
 from apscheduler_tasklock.inner import make_inner, report_jobs
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.names import make_replica_id
 from apscheduler_tasklock.options import DEFAULTS, LockOptions, parse_positive_seconds
+from apscheduler_tasklock.submission import Submission
 from apscheduler_tasklock.table import DEFAULT_TABLE
 from apscheduler_tasklock.tasks import Tasks
 

@@ -28,11 +28,17 @@ _TRANSIENT_STATES = (
 )
 
 
+# Of these, and of errors that are not transient, it is certain that nothing was committed. A
+# connection that is shut down, or lost, may have been so after the commit.
+_UNDONE_STATES = ("25006", "40", "53", "55P03", "57014")
+
+# libpq has no error codes for refused logins.
 _REFUSALS = (
     "authentication failed",
     "does not exist",
     "no pg_hba.conf entry",
     "not permitted",
+    "no password supplied",
 )
 
 
@@ -51,22 +57,36 @@ def explain_away(error: Exception) -> TaskLockDatabaseError | None:
     return TaskLockDatabaseError(one_line(cause)) if away else None
 
 
+def surely_undone(error: psycopg.Error) -> bool:
+    """Tell whether the statement that failed with this error has certainly changed nothing."""
+    state = error.sqlstate
+    if state is None:
+        return False
+    return state.startswith(_UNDONE_STATES) or not state.startswith(_TRANSIENT_STATES)
+
+
 def _refused_login(message: str) -> bool:
-    """Tell a refusal that stays (libpq gives it no error code) from a server that is away."""
-    return "FATAL:" in message and any(sign in message for sign in _REFUSALS)
+    """Tell a login that will be refused again from a server that is away."""
+    return any(sign in message for sign in _REFUSALS)
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of a libpq error, which spans several lines, as one."""
-    return " ".join(str(error).split())
+    """Return the message of a database error as one line, without the statement."""
+    primary = getattr(getattr(error, "diag", None), "message_primary", None)
+    # libpq indents its hints by a tab.
+    lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
+    return primary or "; ".join(lines)
 
 
-def explain_refusal(error: psycopg.Error, table: Table, user: str | None) -> TaskLockError:
+def explain_refusal(
+    error: psycopg.Error, table: Table, user: str | None, where: str
+) -> TaskLockError:
     """Return the error to raise for a failure that another attempt would not overcome.
 
     :param error: what PostgreSQL said
     :param table: the task lock table
     :param user: the role that asked, if known
+    :param where: the database, for people
     """
     if isinstance(error, (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)):
         return missing_table(table)
@@ -74,7 +94,7 @@ def explain_refusal(error: psycopg.Error, table: Table, user: str | None) -> Tas
         return old_table(table)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return missing_grant(table, user)
-    return TaskLockError(one_line(error))
+    return TaskLockError(f"the task lock database ({where}) refuses: {one_line(error)}")
 
 
 def missing_table(table: Table) -> TaskLockSchemaError:

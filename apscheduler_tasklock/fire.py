@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any
 
 from apscheduler.events import EVENT_JOB_ERROR
@@ -22,70 +21,12 @@ from apscheduler_tasklock.events import (
     TaskLockEvent,
 )
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.options import RESERVED_KEY, LockOptions
-from apscheduler_tasklock.period import nominal_time, period_after
+from apscheduler_tasklock.period import nominal_time
+from apscheduler_tasklock.submission import ALWAYS_MISSED, JobView, Submission, misfired
 
 logger = logging.getLogger(__name__)
 
 Dispatch = Callable[[Any], None]
-
-# A grace time that every run time exceeds.
-_ALWAYS_MISSED = -timedelta(days=36500).total_seconds()
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A job and the run times that are due, as APScheduler submitted them.
-
-    :ivar trigger: the job's trigger at that moment; ``reschedule()`` gives the job another
-    :ivar options: the job's lock options, or ``None`` if it runs on every replica
-    :ivar run_unlocked: whether it runs all the same if the database stays away
-    :ivar logger_name: logger of the executor
-    """
-
-    job: Any
-    jobstore: str
-    trigger: Any
-    run_times: Sequence[datetime]
-    task_name: str
-    options: LockOptions | None
-    run_unlocked: bool
-    logger_name: str
-
-    def lock_times(self, nominal: datetime) -> tuple[float, float]:
-        """Return the minimum and maximum lock for a nominal run time, in seconds."""
-        assert self.options is not None
-        try:
-            period = period_after(self.trigger, nominal)
-        except Exception:  # a custom trigger's own code may raise anything
-            logger.warning(
-                "Task %r: the trigger %s cannot tell its next run time; the lock times come from "
-                "the option 'period'",
-                self.task_name,
-                self.trigger,
-                exc_info=True,
-            )
-            period = None
-        return self.options.lock_times(period or self.options.period or 0)
-
-
-class JobView:
-    """The job as APScheduler's ``run_job`` gets it from here.
-
-    It has another grace time, since whether the job is late was decided before the claim, and its
-    kwargs lack the reserved key.
-    """
-
-    def __init__(self, job: Any, misfire_grace_time: float | None) -> None:
-        self._job = job
-        self.id = job.id
-        self.func = job.func
-        self.args = job.args
-        self.kwargs = {key: value for key, value in job.kwargs.items() if key != RESERVED_KEY}
-        self.misfire_grace_time = misfire_grace_time
-
-    def __str__(self) -> str:
-        return str(self._job)
 
 
 class Fire:
@@ -112,8 +53,8 @@ class Fire:
         A misfire claims nothing. It is returned for APScheduler to say in its own words.
         """
         job = self._submission.job
-        if _misfired(job, self.run_time):
-            return JobView(job, _ALWAYS_MISSED)
+        if misfired(job, self.run_time):
+            return JobView(job, ALWAYS_MISSED)
         if self._submission.options is not None and not self._may_run():
             return None
         return JobView(job, None)
@@ -198,7 +139,13 @@ class Fire:
         )
 
     def _tell_refused(self, refusal: Refusal) -> None:
-        self._tell(EVENT_TASK_LOCK_REFUSED, **vars(refusal))
+        self._tell(
+            EVENT_TASK_LOCK_REFUSED,
+            holder=refusal.holder,
+            token=refusal.token,
+            locked_until=refusal.locked_until,
+            reason=refusal.reason,
+        )
         logger.debug(
             "Task %r: refused for the run time %s (%s, held by %s until %s)",
             self._submission.task_name,
@@ -207,6 +154,17 @@ class Fire:
             refusal.holder,
             refusal.locked_until,
         )
+        if refusal.blocked and self._locks.is_news(self._submission.task_name, refusal.token):
+            logger.warning(
+                "Task %r: the run time %s is skipped, because %s still runs the task (token %s), "
+                "locked until %s. If that process is gone, the task is stuck until then; the "
+                "README says how to free it",
+                self._submission.task_name,
+                self.run_time,
+                refusal.holder,
+                refusal.token,
+                refusal.locked_until,
+            )
 
     def _tell_failed(self, error: TaskLockError) -> None:
         self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
@@ -229,11 +187,3 @@ class Fire:
             held.name,
             self.run_time,
         )
-
-
-def _misfired(job: Any, run_time: datetime) -> bool:
-    """Tell whether APScheduler would call this run time missed."""
-    if job.misfire_grace_time is None:
-        return False
-    late = datetime.now(timezone.utc) - run_time
-    return late > timedelta(seconds=job.misfire_grace_time)

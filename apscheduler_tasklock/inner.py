@@ -39,8 +39,9 @@ def make_inner(
         return type(default)(**options) if options else default
     except (TypeError, ValueError, LookupError) as error:
         raise TaskLockOptionError(
-            f"TaskLockExecutor: the executor to wrap cannot be made: {error}"
-        ) from error
+            f"TaskLockExecutor: the executor to wrap cannot be made: {error}. (Options that "
+            f"TaskLockExecutor does not know, here {', '.join(options) or 'none'}, go to it)"
+        ) from None
 
 
 def _make_configured(options: dict[str, Any], scheduler: Any) -> Any:

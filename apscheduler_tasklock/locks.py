@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
@@ -16,8 +16,9 @@ from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.check import check_table
 from apscheduler_tasklock.clock import DatabaseClock
 from apscheduler_tasklock.context import HeldLock, Refusal
-from apscheduler_tasklock.database import Database, parse_url
+from apscheduler_tasklock.database import Database
 from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.failures import surely_undone
 from apscheduler_tasklock.hold import Hold
 from apscheduler_tasklock.names import check_name, make_replica_id
 from apscheduler_tasklock.options import LockOptions
@@ -27,23 +28,13 @@ from apscheduler_tasklock.protocol import (
     ReleaseAnswer,
     TaskLockProtocol,
 )
-from apscheduler_tasklock.releases import OwedReleases
+from apscheduler_tasklock.releases import OwedRelease, OwedReleases
+from apscheduler_tasklock.settings import LockSettings, as_url
 from apscheduler_tasklock.table import DEFAULT_TABLE, task_lock_table
 
 # Seconds for which a release is tried by the job's own worker, before it is left to the
 # background.
 RELEASE_PATIENCE = 0.2
-
-
-@dataclass(frozen=True)
-class LockSettings:
-    """What another process needs to use the same task locks. ``database`` holds the password."""
-
-    database: URL
-    replica_id: str
-    claim_timeout: float
-    schema: str | None
-    table: str
 
 
 class TaskLocks:
@@ -67,7 +58,7 @@ class TaskLocks:
         table: str = DEFAULT_TABLE,
     ) -> None:
         replica_id = replica_id or make_replica_id()
-        self.settings = LockSettings(_as_url(database), replica_id, claim_timeout, schema, table)
+        self.settings = LockSettings(as_url(database), replica_id, claim_timeout, schema, table)
         self.replica_id = replica_id
         self.claim_timeout = claim_timeout
         self.table = task_lock_table(table, schema)
@@ -77,6 +68,7 @@ class TaskLocks:
         self._protocol = TaskLockProtocol(self.table)
         self._clock = DatabaseClock()
         self._closed = threading.Event()
+        self._blockers: dict[str, int] = {}
         self._attempts = Attempts(self._database, self.table)
         self._owed = OwedReleases(self._release_once)
 
@@ -128,11 +120,12 @@ class TaskLocks:
         """
         due = _local_time() if run_time is None else run_time.timestamp()
         claim_id = uuid4()
-        asked = False
+        unsure = False  # whether the database may have granted it without our knowing
 
         def statement(cursor: Any) -> tuple[ClaimAnswer, float]:
-            nonlocal asked
-            asked = True
+            nonlocal unsure
+            # Otherwise the claim could be refused on account of this replica's own last run.
+            self._release_owed(cursor, task_name)
             # Both clocks are read as late as can be, on a connection that stands.
             sent, lag = time.monotonic(), max(0.0, _local_time() - due)
             request = ClaimRequest(
@@ -144,7 +137,11 @@ class TaskLocks:
                 self.replica_id,
                 claim_id,
             )
-            answer = self._protocol.claim(cursor, request)
+            try:
+                answer = self._protocol.claim(cursor, request)
+            except psycopg.Error as error:
+                unsure = unsure or not surely_undone(error)
+                raise
             answered, now = time.monotonic(), answer.database_time
             held = self._clock.learn(sent=sent, answered=answered, database_time=now)
             if not held and not answer.granted:
@@ -154,12 +151,13 @@ class TaskLocks:
         try:
             answer, sent = self._attempts.until(self.claim_timeout, statement, stop=self._closed)
         except TaskLockDatabaseError:
-            if asked:
+            if unsure:
                 self._owed.add(task_name, claim_id, keep_window=keep_unanswered, seconds=max_lock)
             raise
         if not answer.granted:
             reason = "running" if answer.running else "window"
-            return Refusal(answer.holder, answer.token, answer.locked_until, reason)
+            blocked = answer.running and answer.new_window
+            return Refusal(answer.holder, answer.token, answer.locked_until, reason, blocked)
         return HeldLock(
             name=task_name,
             token=answer.token,
@@ -212,6 +210,11 @@ class TaskLocks:
         least, most = times.lock_times(period=0)
         return Hold(self, check_name(name, where), least, most)
 
+    def is_news(self, task_name: str, token: int) -> bool:
+        """Tell whether a run that blocks its task is met here for the first time."""
+        known, self._blockers[task_name] = self._blockers.get(task_name), token
+        return known != token
+
     def open(self) -> None:
         """Let claims through again after :meth:`close`."""
         self._closed.clear()
@@ -231,16 +234,16 @@ class TaskLocks:
             lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by)
         )
 
-    def _release_once(self, task_name: str, claim_id: Any, keep_window: bool) -> None:
-        self._attempts.once(
-            lambda cursor: self._protocol.release(
-                cursor, task_name, claim_id, keep_window=keep_window
-            )
-        )
+    def _release_once(self, owed: OwedRelease) -> None:
+        self._attempts.once(lambda cursor: self._send(cursor, owed))
 
+    def _release_owed(self, cursor: Any, task_name: str) -> None:
+        for owed in self._owed.of(task_name):
+            self._send(cursor, owed)
+            self._owed.forget(owed)
 
-def _as_url(database: str | URL | Engine) -> URL:
-    return database.url if isinstance(database, Engine) else parse_url(database)
+    def _send(self, cursor: Any, owed: OwedRelease) -> None:
+        self._protocol.release(cursor, owed.task_name, owed.claim_id, keep_window=owed.keep_window)
 
 
 def _local_time() -> float:

@@ -93,15 +93,14 @@ class LockOptions:
     def lock_times(self, period: float) -> tuple[float, float]:
         """Return the minimum and maximum lock for a run time, in seconds.
 
-        The maximum is never below the minimum: an absolute minimum may exceed the maximum that a
-        factor yields for a short period.
+        An absolute maximum may well be below a minimum that comes from a factor: the one says when
+        a dead holder is given up, the other how long the window is.
 
         :param period: seconds from the run time to the next one
         """
         least = self.min_lock if self.min_lock is not None else (self.min_factor or 0) * period
         most = self.max_lock if self.max_lock is not None else (self.max_factor or 0) * period
-        least = min(least, LONGEST_SECONDS)
-        return least, min(max(most, least), LONGEST_SECONDS)
+        return min(least, LONGEST_SECONDS), min(most, LONGEST_SECONDS)
 
 
 # What holds where nobody says otherwise (DESIGN: 0.9 and not 1.0, because with 1.0 a replica's

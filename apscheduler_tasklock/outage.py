@@ -25,7 +25,11 @@ class Outage:
             if self._since is not None:
                 return
             self._since = time.monotonic()
-        logger.warning("The task lock database is away (%s): %s", self._where, error)
+        logger.warning(
+            "The task lock database is away (%s): %s (each run that it costs is logged at INFO)",
+            self._where,
+            error,
+        )
 
     def end(self) -> None:
         """Note that it did."""
@@ -35,7 +39,7 @@ class Outage:
             since, self._since = self._since, None
         if since is not None:
             logger.info(
-                "The task lock database is back (%s) after %.1f sec",
+                "The task lock database is back (%s), %.1f sec after this replica noticed",
                 self._where,
                 time.monotonic() - since,
             )

@@ -67,6 +67,8 @@ class ClaimAnswer:
 
     :ivar granted: whether the claim stands and the job may run
     :ivar running: whether a run is going on, granted or not
+    :ivar new_window: whether the window of a refused claim was new, so that only the run that is
+        going on stands against it
     :ivar holder: replica of the last claim
     :ivar token: fencing token of the last claim
     :ivar locked_until: database time until which the last claim holds the task
@@ -75,6 +77,7 @@ class ClaimAnswer:
 
     granted: bool
     running: bool
+    new_window: bool
     holder: str
     token: int
     locked_until: datetime
@@ -115,8 +118,7 @@ class TaskLockProtocol:
                 # Another claim won while this statement waited for it, and the row in this
                 # statement's snapshot is the one from before. Look at what that claim made of it.
                 row = cursor.execute(self._look, parameters).fetchone()
-        granted, running, _, holder, token, locked_until, database_time = row
-        return ClaimAnswer(granted, running, holder, token, locked_until, database_time)
+        return ClaimAnswer(*row)
 
     def release(
         self, cursor: Any, task_name: str, claim_id: UUID, *, keep_window: bool
@@ -137,8 +139,8 @@ class TaskLockProtocol:
 
 
 def _looks_free(row: tuple[Any, ...]) -> bool:
-    granted, _, free, *_ = row
-    return bool(free) and not granted
+    granted, running, new_window, *_ = row
+    return bool(new_window and not running and not granted)
 
 
 def _claim_statement(table: str) -> str:
@@ -150,7 +152,7 @@ def _claim_statement(table: str) -> str:
     answer = f"NOT {NOT_RUNNING}, false, locked_by, token, locked_until, now()"
     return f"""
         WITH seen AS (
-            SELECT *, {NOT_RUNNING} AND {NEW_WINDOW} AS free
+            SELECT *, {NEW_WINDOW} AS new_window
             FROM {table} WHERE task_name = %(task_name)s
         ), updated AS (
             UPDATE {table} SET
@@ -175,21 +177,22 @@ def _claim_statement(table: str) -> str:
         )
         SELECT * FROM updated
         UNION ALL SELECT * FROM inserted
-        UNION ALL SELECT {_row(free="free")} FROM seen WHERE NOT EXISTS (SELECT FROM updated)
+        UNION ALL SELECT {_row(new_window="new_window")}
+                  FROM seen WHERE NOT EXISTS (SELECT FROM updated)
     """
 
 
 def _look_statement(table: str) -> str:
-    return f"SELECT {_row(free='false')} FROM {table} WHERE task_name = %(task_name)s"
+    return f"SELECT {_row(new_window=NEW_WINDOW)} FROM {table} WHERE task_name = %(task_name)s"
 
 
-def _row(*, free: str) -> str:
+def _row(*, new_window: str) -> str:
     """Return the columns of an answer read from the row, not written to it.
 
     A claim whose answer was lost finds its own id there: it was granted the first time.
     """
     granted = f"(claim_id = %(claim_id)s::uuid AND NOT {NOT_RUNNING})"
-    return f"{granted}, NOT {NOT_RUNNING}, {free}, locked_by, token, locked_until, now()"
+    return f"{granted}, NOT {NOT_RUNNING}, {new_window}, locked_by, token, locked_until, now()"
 
 
 def _release_statement(table: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,9 @@ RETRY_INTERVAL = 1.0
 
 
 @dataclass(frozen=True)
-class _Owed:
+class OwedRelease:
+    """A release that has not arrived yet, or of which no answer came."""
+
     task_name: str
     claim_id: UUID
     keep_window: bool
@@ -32,10 +34,10 @@ class OwedReleases:
     :param release: sends one release; raises ``TaskLockDatabaseError`` if it must be sent again
     """
 
-    def __init__(self, release: Callable[[str, UUID, bool], None]) -> None:
+    def __init__(self, release: Callable[[OwedRelease], None]) -> None:
         self._release = release
         self._changed = threading.Condition()
-        self._owed: list[_Owed] = []
+        self._owed: list[OwedRelease] = []
         self._thread: threading.Thread | None = None
         self._closing = False
 
@@ -44,7 +46,7 @@ class OwedReleases:
 
         :param seconds: how long it is worth sending: until the claim ends by itself
         """
-        owed = _Owed(task_name, claim_id, keep_window, time.monotonic() + seconds)
+        owed = OwedRelease(task_name, claim_id, keep_window, time.monotonic() + seconds)
         with self._changed:
             self._owed.append(owed)
             if self._thread is None or not self._thread.is_alive():  # as in a forked child
@@ -53,6 +55,18 @@ class OwedReleases:
                     target=self._work, name="tasklock-releases", daemon=True
                 )
                 self._thread.start()
+
+    def of(self, task_name: str) -> list[OwedRelease]:
+        """Return what is owed for a task. To release twice does no harm."""
+        if not self._owed:
+            return []
+        with self._changed:
+            return [owed for owed in self._owed if owed.task_name == task_name]
+
+    def forget(self, owed: OwedRelease) -> None:
+        """Owe this release no longer."""
+        with self._changed:
+            self._owed = [other for other in self._owed if other is not owed]
 
     def close(self) -> None:
         """Send what is owed a last time and end the thread."""
@@ -67,35 +81,29 @@ class OwedReleases:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing, RETRY_INTERVAL)
-                last, batch = self._closing, self._owed
-                self._owed = []
-            remaining = self._send(batch)
+                last, batch = self._closing, list(self._owed)
+            for owed in batch:
+                if not self._settled(owed):
+                    break  # the others would fail alike, one by one
+                self.forget(owed)
             with self._changed:
-                self._owed.extend(remaining)
                 if last or not self._owed:
-                    self._thread = None
+                    given_up, self._owed, self._thread = self._owed, [], None
                     break
-        for owed in remaining:
+        for owed in given_up:
             logger.warning(
                 "The lock of task %r was not released: it stands until its maximum lock ends",
                 owed.task_name,
             )
 
-    def _send(self, batch: list[_Owed]) -> list[_Owed]:
-        """Send a batch up to the first that fails; the others would fail alike, one by one."""
-        for done, owed in enumerate(batch):
-            if not self._settled(owed):
-                return batch[done:]
-        return []
-
-    def _settled(self, owed: _Owed) -> bool:
+    def _settled(self, owed: OwedRelease) -> bool:
         """Send one release. True if it arrived, or need not be sent again."""
         if time.monotonic() >= owed.until:
             return True
         try:
-            self._release(owed.task_name, owed.claim_id, owed.keep_window)
+            self._release(owed)
         except TaskLockDatabaseError:
             return False
-        except TaskLockError:
+        except Exception:  # nothing may end this thread unseen
             logger.exception("The lock of task %r could not be released", owed.task_name)
         return True

@@ -86,7 +86,7 @@ def migrate(
     :param revision: an Alembic revision of this library; ``"base"`` drops the table
     :raises TaskLockError: there is no connection, as in Alembic's offline mode
     """
-    if connection is None:
+    if not isinstance(connection, Connection):
         raise TaskLockError(
             "migrate() needs a connection, and Alembic's --sql mode has none; add the statements "
             "that `apscheduler-tasklock upgrade --sql` prints"

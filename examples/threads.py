@@ -7,6 +7,8 @@ python threads.py &  python threads.py &  python threads.py
 """
 
 import os
+import signal
+import sys
 
 from apscheduler.schedulers.blocking import BlockingScheduler
 
@@ -26,7 +28,11 @@ def main() -> None:
         executors={"default": TaskLockExecutor(os.environ["TASKLOCK_DATABASE_URL"])}
     )
     scheduler.add_job(sync_prices, "interval", seconds=2, id="sync-prices")
-    scheduler.start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    try:
+        scheduler.start()
+    except (KeyboardInterrupt, SystemExit):
+        scheduler.shutdown()  # lets a running job end, and releases its lock
 
 
 if __name__ == "__main__":

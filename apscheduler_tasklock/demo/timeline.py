@@ -21,7 +21,7 @@ _COLOURS = {
 }
 _RAISED = "bold red"
 _FAINT = "bright_black"
-_RUN, _REFUSAL, _NOW = "█", "·", "│"
+_RUN, _RAISING_RUN, _REFUSAL, _NOW = "█", "▒", "·", "│"
 
 # Seconds that the axis spans; a longer demo scrolls.
 _SPAN = 30.0
@@ -143,11 +143,11 @@ class Lanes:
                 cells[scale.column(moment)] = (_REFUSAL, _COLOURS[task])
         for (number, task, _), block in self._blocks.items():
             if number == replica and task in tasks:
-                style = _RAISED if block.raised else _COLOURS[task]
+                shade = (_RAISING_RUN, _RAISED) if block.raised else (_RUN, _COLOURS[task])
                 end = elapsed if block.end is None else block.end
                 start = scale.column(block.start)
                 length = max(1, round((end - block.start) / scale.step))
-                cells.update(dict.fromkeys(range(start, start + length), (_RUN, style)))
+                cells.update(dict.fromkeys(range(start, start + length), shade))
         blank = (" ", "")
         return Text.assemble(*(cells.get(column, blank) for column in range(scale.columns)))
 
@@ -215,7 +215,7 @@ class LiveView:
             ("\n" + indent, ""),
             (_RUN, "bold"),
             (" run   ", _FAINT),
-            (_RUN, _RAISED),
+            (_RAISING_RUN, _RAISED),
             (" run that raised   ", _FAINT),
             (_REFUSAL, "bold"),
             (" refused", _FAINT),

@@ -81,7 +81,7 @@ class TestDatabase:
         replica.run_once(lambda: None)
         error = replica.one(EVENT_TASK_LOCK_ERROR).exception
         assert isinstance(error, TaskLockDatabaseError)
-        assert f"127.0.0.1:{port}, database 'db' did not answer for 0.2 sec" in str(error)
+        assert f"database (127.0.0.1:{port}, database 'db') could not be used" in str(error)
         warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
         assert len(warnings) == 1
         assert "is away" in warnings[0].getMessage()
@@ -90,9 +90,29 @@ class TestDatabase:
     def test_a_refusing_server_is_an_error_at_start(self, database_url: str) -> None:
         with role(database_url, "NOLOGIN") as (_, url):
             replica = Replica(url)
-            with pytest.raises(TaskLockError, match="is not permitted to log in") as error:
+            with pytest.raises(
+                TaskLockError,
+                match=r"the task lock database \(127.*\) refuses: .* is not permitted to log in",
+            ) as error:
                 replica.scheduler.start()
         assert not isinstance(error.value, TaskLockDatabaseError)
+
+    def test_a_read_only_database_is_told_at_start_and_owes_no_release(
+        self,
+        make_replica: MakeReplica,
+        database_url: str,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        name = sql.Identifier(str(psycopg.conninfo.conninfo_to_dict(database_url)["dbname"]))
+        read_only = "ALTER DATABASE {} SET default_transaction_read_only = on"
+        connection.execute(sql.SQL(read_only).format(name))
+        replica = make_replica(claim_timeout=0.2)
+        assert "it is read-only: a standby, or default_transaction_read_only" in caplog.text
+        replica.run_once(lambda: None)
+        assert "read-only" in str(replica.one(EVENT_TASK_LOCK_ERROR).exception)
+        replica.scheduler.shutdown()
+        assert "was not released" not in caplog.text
 
     def test_a_database_that_does_not_exist_is_an_error_at_start(self, server: Server) -> None:
         replica = Replica(server.database_url("nowhere"))

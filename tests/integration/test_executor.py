@@ -188,6 +188,24 @@ class TestARun:
         assert held["finished_at"] is None
         assert "outlived its lock" in caplog.text
 
+    def test_that_is_blocked_by_an_older_one_is_a_warning_once(
+        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A dead holder would otherwise silence its task, unnoticed, until the maximum lock."""
+        go_on = threading.Event()
+        one, other = make_replica(replica_id="one"), make_replica(replica_id="other")
+        one.run_once(_wait_for(go_on), kwargs={"task_lock": {"min_lock": 0}})
+        one.one(EVENT_TASK_LOCK_GRANTED)
+        for _ in range(2):
+            other.run_once(_wait_for(go_on), replace_existing=True)
+            eventually(other.codes)
+            other.idle()
+            other.events.clear()
+        go_on.set()
+        warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert len(warnings) == 1
+        assert "is skipped, because one still runs the task (token 1), locked until" in warnings[0]
+
 
 class TestLateness:
     def test_a_misfire_claims_nothing(

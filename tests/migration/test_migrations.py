@@ -8,12 +8,13 @@ import sys
 import venv
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, create_mock_engine
 
 from apscheduler_tasklock import TaskLockError, downgrade, include_name, migrate, upgrade
 from apscheduler_tasklock.table import STORAGE_PARAMETERS, task_lock_table
@@ -206,6 +207,10 @@ class TestMigrate:
         engine.dispose()
         assert tables(empty_database_url) == {"public.task_lock_alembic_version"}
 
-    def test_without_a_connection_says_what_to_do(self) -> None:
+    @pytest.mark.parametrize(
+        "bind", [None, create_mock_engine("postgresql://", lambda *_: None)], ids=["none", "mock"]
+    )
+    def test_without_a_connection_says_what_to_do(self, bind: Any) -> None:
+        """What op.get_bind() returns in Alembic's offline mode is either of the two."""
         with pytest.raises(TaskLockError, match="upgrade --sql"):
-            migrate(None)  # type: ignore[arg-type]  # as op.get_bind() does in offline mode
+            migrate(bind)
