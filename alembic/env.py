@@ -28,7 +28,10 @@ def main() -> None:
         fileConfig(config.config_file_name, disable_existing_loggers=False)
     if context.is_offline_mode():
         context.configure(
-            dialect_name="postgresql", literal_binds=True, **version_table(schema, table)
+            dialect_name="postgresql",
+            dialect_opts={"paramstyle": "named"},  # which leaves a percent sign in a name alone
+            literal_binds=True,
+            **version_table(schema, table),
         )
         run()
     elif attributes.get("connection") is not None:

@@ -11,7 +11,7 @@ import psycopg
 from sqlalchemy import Table
 
 from apscheduler_tasklock.database import Database
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.failures import explain_refusal
 from apscheduler_tasklock.outage import Outage
 
@@ -49,6 +49,10 @@ class Attempts:
             # The message has what PostgreSQL said; its own traceback would only hide it.
             user, where = self._database.url.username, self._database.where
             raise explain_refusal(error, self._table, user, where) from None
+        except TaskLockError:
+            raise
+        except Exception as error:
+            raise TaskLockError(f"the task lock database failed: {error!r}") from error
         self._outage.end()
         return result
 

@@ -37,23 +37,30 @@ class DatabaseClock:
         if self._reading is None:
             return None
         since, then = self._reading
-        elapsed = at - since
-        return then + timedelta(seconds=elapsed + abs(elapsed) * DRIFT)
+        return then + _at_most(at - since)
 
-    def learn(self, *, sent: float, answered: float, database_time: datetime) -> bool:
+    def learn(
+        self, *, sent: float, answered: float, database_time: datetime, bound: datetime | None
+    ) -> bool:
         """Take in an answer that carries the database's time.
 
         :param sent: when the statement was sent, from :func:`time.monotonic`
         :param answered: when its answer had come, likewise
         :param database_time: the database's time somewhere between the two
-        :return: whether the bound held until now. If not, one of the clocks has jumped (a
-            failover to a server with another clock, a suspended machine), and a claim that was
-            refused on the old bound should be made again.
+        :param bound: what :meth:`latest` said when it was sent
+        :return: whether that bound held. If not, one of the clocks has jumped (a failover to a
+            server with another clock, a suspended machine), and what was decided on the bound
+            must be decided again.
         """
         with self._lock:
-            known = self._latest(sent)
-            latest_then = self._latest(answered)
-            held = latest_then is None or database_time <= latest_then
-            if known is None or not held or database_time < known:
+            known, latest_then = self._latest(sent), self._latest(answered)
+            broken = latest_then is not None and database_time > latest_then
+            if known is None or broken or database_time < known:
                 self._reading = (sent, database_time)
-            return held
+        # Not by the reading known now: another thread's answer may have mended it meanwhile.
+        return bound is None or database_time <= bound + _at_most(answered - sent)
+
+
+def _at_most(seconds: float) -> timedelta:
+    """Return the most that the database's clock can count in so many seconds of ours."""
+    return timedelta(seconds=seconds + abs(seconds) * DRIFT)

@@ -1,11 +1,10 @@
-"""The way to the database: an engine of few connections, limits on every wait, named failures."""
+"""The way to the database: an engine of few connections, and cursors that are lent one by one."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -14,53 +13,15 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from apscheduler_tasklock.errors import TaskLockOptionError
-from apscheduler_tasklock.failures import explain_away
+from apscheduler_tasklock.connection import connector
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
+from apscheduler_tasklock.failures import LOST_STATEMENT_STATES, explain_away
 
 # What an engine of ours may hold open (see README, "What it costs").
 IDLE_CONNECTIONS = 1
 MOST_CONNECTIONS = 5
 
 DRIVER = "postgresql+psycopg"
-
-
-class BoundedConnection(psycopg.Connection[Any]):
-    """A psycopg connection that does not wait for an answer for ever.
-
-    TCP's own limits notice a dead path, but not a server that is stopped, waits for a lock, or
-    a middleman that swallows the answer. A ``statement_timeout`` would be session state, which
-    pgbouncer in transaction mode gives to somebody else.
-    """
-
-    answer_timeout: float = 10.0
-
-    def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
-        """Wait as psycopg does, at most ``answer_timeout`` seconds."""
-        try:
-            return super().wait(_until(gen, self.answer_timeout), *args, **kwargs)
-        except _NoAnswerError:
-            # The statement must not be carried out later, when nobody waits for it.
-            with suppress(psycopg.Error):
-                self.cancel_safe(timeout=1.0)
-            raise
-
-
-class _NoAnswerError(psycopg.OperationalError):
-    """The server did not answer in time."""
-
-
-def _until(gen: Generator[Any, Any, Any], seconds: float) -> Generator[Any, Any, Any]:
-    """Pass a psycopg wait on, and end it after so many seconds. psycopg wakes it every 0.1 s."""
-    deadline = time.monotonic() + seconds
-    ready = None
-    while True:
-        try:
-            wanted = next(gen) if ready is None else gen.send(ready)
-        except StopIteration as finished:
-            return finished.value
-        ready = yield wanted
-        if time.monotonic() > deadline:
-            raise _NoAnswerError(f"no answer from the server within {seconds:.1f} sec")
 
 
 class Database:
@@ -82,6 +43,7 @@ class Database:
         else:
             self._engine = _make_engine(parse_url(database), timeout, application_name)
         self._pid = os.getpid()
+        self._prepares = True
 
     @property
     def url(self) -> URL:
@@ -104,19 +66,46 @@ class Database:
         :raises psycopg.Error: the statement failed, and would fail again
         """
         self._forget_parents_connections()
-        with _away_as_one_error():
-            borrowed = self._engine.raw_connection()
+        borrowed = self._borrow()
         connection = borrowed.driver_connection
-        assert connection is not None
         try:
             with _away_as_one_error(), _autocommit(connection):
                 yield connection.cursor()
+        except TaskLockDatabaseError as error:
+            self._note(error)
+            borrowed.invalidate()
+            raise
         except BaseException:
             # Whatever interrupted it may have left an answer unread.
             borrowed.invalidate()
             raise
         finally:
             borrowed.close()
+
+    def _borrow(self) -> Any:
+        """Check a connection out. Whatever keeps it from coming may be over at the next attempt."""
+        try:
+            with _away_as_one_error():
+                borrowed = self._engine.raw_connection()
+        except (TaskLockDatabaseError, psycopg.Error):
+            raise
+        except Exception as error:  # as from an application's own hook that fetches a password
+            raise TaskLockDatabaseError(f"no connection: {error!r}") from error
+        connection: Any = borrowed.driver_connection
+        if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            borrowed.close()
+            raise TaskLockOptionError(
+                "the engine lends a connection whose transaction is open (a StaticPool, or a "
+                "listener that runs SQL and does not end it); give the URL instead of the engine"
+            )
+        if not self._prepares:
+            connection.prepare_threshold = None
+        return borrowed
+
+    def _note(self, error: TaskLockDatabaseError) -> None:
+        """Stop preparing statements behind a pooler that loses them."""
+        if getattr(error.__cause__, "sqlstate", None) in LOST_STATEMENT_STATES:
+            self._prepares = False
 
     def close(self) -> None:
         """Close the idle connection of an engine made here. It can be used again."""
@@ -145,13 +134,17 @@ def parse_url(database: str | URL) -> URL:
         url = make_url(database)
     except (ArgumentError, ValueError):
         raise TaskLockOptionError(
-            "database is not a URL; it should look like postgresql://user:password@host:5432/name"
+            "database is not a URL; it should look like postgresql://user:password@host:5432/name, "
+            "or postgresql://user@/name?host=one:5432&host=two:5432 for several servers"
         ) from None
     if url.get_backend_name() not in ("postgresql", "postgres"):
         raise TaskLockOptionError(
             f"database is a {url.get_backend_name()} URL; the task lock needs PostgreSQL, "
             "as in postgresql://user:password@host:5432/name"
         )
+    password = url.query.get("password")
+    if isinstance(password, str):  # where its text would show it
+        url = url.difference_update_query(["password"]).set(password=password)
     return url.set(drivername=DRIVER)
 
 
@@ -199,28 +192,5 @@ def _make_engine(url: URL, timeout: float, application_name: str) -> Engine:
         # In autocommit mode there is nothing to roll back between two statements.
         pool_reset_on_return=None,
     )
-    event.listen(engine, "do_connect", _connector(attempt, application_name))
+    event.listen(engine, "do_connect", connector(attempt, application_name))
     return engine
-
-
-def _connector(attempt: float, application_name: str) -> Callable[..., BoundedConnection]:
-    """Return what opens a connection whose waits end within ``attempt`` seconds each."""
-    defaults = {
-        "application_name": application_name,
-        "connect_timeout": max(2, int(attempt)),  # libpq takes whole seconds, and at least 2
-        "keepalives_idle": 5,
-        "keepalives_interval": 2,
-        "keepalives_count": 3,
-        "tcp_user_timeout": int(attempt * 1000),
-    }
-
-    def connect(
-        _dialect: Any, _record: Any, arguments: list[Any], parameters: dict[str, Any]
-    ) -> BoundedConnection:
-        connection: BoundedConnection = BoundedConnection.connect(
-            *arguments, **{**defaults, **parameters}
-        )
-        connection.answer_timeout = attempt
-        return connection
-
-    return connect

@@ -84,6 +84,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     ) -> None:
         super().__init__()
         where = type(self).__name__
+        if not isinstance(namespace, str):
+            raise TaskLockOptionError(f"{where}: namespace must be a text, not {namespace!r}")
         options = {"min_factor": min_factor, "max_factor": max_factor, "period": period}
         defaults = LockOptions.parse(options, where).over(DEFAULTS, where)
         self._tasks = Tasks(defaults, jobs or {}, namespace, where)

@@ -15,6 +15,10 @@ from apscheduler_tasklock.table import DEFAULT_TABLE, quoted, quoted_name
 
 UPGRADE_COMMAND = "apscheduler-tasklock upgrade"
 
+# A prepared statement is unknown, or known already: pgbouncer has lent another connection than
+# the one that it was prepared on.
+LOST_STATEMENT_STATES = ("26000", "42P05")
+
 # PostgreSQL's error classes and codes that another attempt can overcome.
 _TRANSIENT_STATES = (
     "08",  # connection exceptions
@@ -25,12 +29,13 @@ _TRANSIENT_STATES = (
     "57",  # operator intervention: shutdown, restart, statement timeout
     "58",  # system error: the server's input and output
     "XX",  # internal error
+    *LOST_STATEMENT_STATES,
 )
 
 
 # Of these, and of errors that are not transient, it is certain that nothing was committed. A
 # connection that is shut down, or lost, may have been so after the commit.
-_UNDONE_STATES = ("25006", "40", "53", "55P03", "57014")
+_UNDONE_STATES = ("25006", "40", "53", "55P03", "57014", *LOST_STATEMENT_STATES)
 
 # libpq has no error codes for refused logins.
 _REFUSALS = (

@@ -75,12 +75,16 @@ class Fire:
 
     def _may_run(self) -> bool:
         """Claim the run time, and tell what became of it."""
+        task_name = self._submission.task_name
         if self._locks.closed:
-            logger.debug("Task %r: the scheduler is shut down", self._submission.task_name)
+            logger.debug("Task %r: not claimed, since the scheduler is shut down", task_name)
             return False
         try:
             claimed = self._claim()
         except TaskLockError as error:
+            if self._locks.closed:
+                logger.info("Task %r: not run, since the scheduler is shut down", task_name)
+                return False
             self._tell_failed(error)
             return self._submission.run_unlocked
         if isinstance(claimed, Refusal):

@@ -6,25 +6,22 @@ import threading
 import time
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
-import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock.asking import Asking
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.check import check_table
 from apscheduler_tasklock.clock import DatabaseClock
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.database import Database
-from apscheduler_tasklock.errors import TaskLockDatabaseError
-from apscheduler_tasklock.failures import surely_undone
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.hold import Hold
 from apscheduler_tasklock.names import check_name, make_replica_id
 from apscheduler_tasklock.options import LockOptions
 from apscheduler_tasklock.protocol import (
     ClaimAnswer,
-    ClaimRequest,
     ReleaseAnswer,
     TaskLockProtocol,
 )
@@ -57,7 +54,7 @@ class TaskLocks:
         schema: str | None = None,
         table: str = DEFAULT_TABLE,
     ) -> None:
-        replica_id = replica_id or make_replica_id()
+        replica_id = check_name(replica_id or make_replica_id(), "replica_id")
         self.settings = LockSettings(as_url(database), replica_id, claim_timeout, schema, table)
         self.replica_id = replica_id
         self.claim_timeout = claim_timeout
@@ -92,7 +89,12 @@ class TaskLocks:
         def statement(cursor: Any) -> None:
             sent = time.monotonic()
             database_time = check_table(cursor, self.table, self._database.url.username)
-            self._clock.learn(sent=sent, answered=time.monotonic(), database_time=database_time)
+            self._clock.learn(
+                sent=sent,
+                answered=time.monotonic(),
+                database_time=database_time,
+                bound=self._clock.latest(sent),
+            )
 
         self._attempts.once(statement)
 
@@ -118,53 +120,38 @@ class TaskLocks:
             that it may have granted all the same is released in the background.
         :raises TaskLockError: the database refused the statement; the message names the remedy
         """
-        due = _local_time() if run_time is None else run_time.timestamp()
-        claim_id = uuid4()
-        unsure = False  # whether the database may have granted it without our knowing
+        asking = Asking(
+            self._protocol,
+            self._clock,
+            task_name,
+            None if run_time is None else run_time.timestamp(),
+            min_lock=min_lock,
+            max_lock=max_lock,
+            replica_id=self.replica_id,
+        )
 
         def statement(cursor: Any) -> tuple[ClaimAnswer, float]:
-            nonlocal unsure
             # Otherwise the claim could be refused on account of this replica's own last run.
             self._release_owed(cursor, task_name)
-            # Both clocks are read as late as can be, on a connection that stands.
-            sent, lag = time.monotonic(), max(0.0, _local_time() - due)
-            request = ClaimRequest(
-                task_name,
-                lag,
-                self._clock.latest(sent),
-                min_lock,
-                max_lock,
-                self.replica_id,
-                claim_id,
-            )
-            try:
-                answer = self._protocol.claim(cursor, request)
-            except psycopg.Error as error:
-                unsure = unsure or not surely_undone(error)
-                raise
-            answered, now = time.monotonic(), answer.database_time
-            held = self._clock.learn(sent=sent, answered=answered, database_time=now)
-            if not held and not answer.granted:
-                return statement(cursor)
-            return answer, sent
+            return asking.ask(cursor)
 
         try:
-            answer, sent = self._attempts.until(self.claim_timeout, statement, stop=self._closed)
-        except TaskLockDatabaseError:
-            if unsure:
-                self._owed.add(task_name, claim_id, keep_window=keep_unanswered, seconds=max_lock)
+            answer, ends_at = self._attempts.until(self.claim_timeout, statement, stop=self._closed)
+        except TaskLockError:
+            if asking.unsure:
+                self._owed.add(
+                    task_name, asking.claim_id, keep_window=keep_unanswered, seconds=max_lock
+                )
             raise
         if not answer.granted:
-            reason = "running" if answer.running else "window"
-            blocked = answer.running and answer.new_window
-            return Refusal(answer.holder, answer.token, answer.locked_until, reason, blocked)
+            return _refusal(answer)
         return HeldLock(
             name=task_name,
             token=answer.token,
-            claim_id=claim_id,
+            claim_id=asking.claim_id,
             run_time=run_time,
             locked_until=answer.locked_until,
-            ends_at=sent + max_lock,
+            ends_at=ends_at,
             extender=self._extend,
         )
 
@@ -246,6 +233,7 @@ class TaskLocks:
         self._protocol.release(cursor, owed.task_name, owed.claim_id, keep_window=owed.keep_window)
 
 
-def _local_time() -> float:
-    """Return the replica's own clock, which APScheduler's run times are on too."""
-    return time.time()
+def _refusal(answer: ClaimAnswer) -> Refusal:
+    reason = "running" if answer.running else "window"
+    blocked = answer.running and answer.new_window
+    return Refusal(answer.holder, answer.token, answer.locked_until, reason, blocked)

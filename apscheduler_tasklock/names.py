@@ -35,20 +35,20 @@ def check_name(name: str, where: str) -> str:
     :raises TaskLockOptionError: it is empty, too long, or has characters that no text may have
     """
     if not name:
-        raise TaskLockOptionError(f"{where}: the task's name is empty")
+        raise TaskLockOptionError(f"{where}: the name is empty")
     if "\0" in name:
         raise TaskLockOptionError(
-            f"{where}: the task's name {name!r} has a NUL character, which PostgreSQL cannot store"
+            f"{where}: the name {name!r} has a NUL character, which PostgreSQL cannot store"
         )
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
         raise TaskLockOptionError(
-            f"{where}: the task's name {name!r} has a lone surrogate, which is no valid text"
+            f"{where}: the name {name!r} has a lone surrogate, which is no valid text"
         ) from None
     if size > LONGEST_NAME:
         raise TaskLockOptionError(
-            f"{where}: the task's name has {size} bytes in UTF-8, and at most {LONGEST_NAME} are "
+            f"{where}: the name has {size} bytes in UTF-8, and at most {LONGEST_NAME} are "
             "allowed; give the job a shorter id or the option 'name'"
         )
     return name

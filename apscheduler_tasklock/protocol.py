@@ -148,6 +148,9 @@ def _claim_statement(table: str) -> str:
 
     An UPDATE whose condition is false takes no row lock, no transaction id and no WAL; an
     INSERT .. ON CONFLICT DO UPDATE would take all three to be refused.
+
+    A claim that was granted once is not granted again: a statement that was held up on its way may
+    arrive after the release, and nobody would know of what it got.
     """
     answer = f"NOT {NOT_RUNNING}, false, locked_by, token, locked_until, now()"
     return f"""
@@ -165,6 +168,7 @@ def _claim_statement(table: str) -> str:
                 token = {table}.token + 1,
                 finished_at = NULL
             WHERE task_name = %(task_name)s AND {NOT_RUNNING} AND {NEW_WINDOW}
+              AND claim_id <> %(claim_id)s::uuid
             RETURNING true, {answer}
         ), inserted AS (
             INSERT INTO {table} (task_name, started_at, locked_until, window_start, window_until,

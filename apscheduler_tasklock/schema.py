@@ -133,13 +133,20 @@ def run_migrations(context: MigrationContext, schema: str | None, table: str) ->
     """Run the migrations that an Alembic context was configured for, one process at a time."""
     operations = Operations(context)
     if not context.as_sql:
-        connection = context.connection
-        assert connection is not None
-        connection.execute(select(func.set_config("lock_timeout", _LOCK_TIMEOUT, True)))
-        connection.execute(select(func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
+        assert context.connection is not None
+        _wait_for_others(context.connection)
     if schema is not None and (context.as_sql or not _schema_exists(context, schema)):
         operations.execute(CreateSchema(schema, if_not_exists=True))
     context.run_migrations(op=operations, table=table, schema=schema)
+
+
+def _wait_for_others(connection: Connection) -> None:
+    """Let one process at a time migrate, until the end of the transaction."""
+    before = connection.scalar(select(func.current_setting("lock_timeout")))
+    connection.execute(select(func.set_config("lock_timeout", _LOCK_TIMEOUT, True)))
+    connection.execute(select(func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
+    # The transaction may be an application's, with a limit of its own.
+    connection.execute(select(func.set_config("lock_timeout", before, True)))
 
 
 def _schema_exists(context: MigrationContext, schema: str) -> bool:

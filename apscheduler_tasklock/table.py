@@ -5,7 +5,13 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Column, DateTime, MetaData, Table, Text, Uuid
 from sqlalchemy.dialects.postgresql.base import PGDialect, PGIdentifierPreparer
 
+from apscheduler_tasklock.errors import TaskLockOptionError
+
 DEFAULT_TABLE = "task_lock"
+
+# PostgreSQL's limit, in bytes; the table's name needs room for its history's suffix.
+LONGEST_IDENTIFIER = 63
+LONGEST_TABLE = LONGEST_IDENTIFIER - len("_alembic_version")
 
 # With a parameter style that leaves percent signs as they are.
 _DIALECT = PGDialect(paramstyle="named")  # type: ignore[no-untyped-call]  # SQLAlchemy's own
@@ -26,7 +32,11 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
 
     :param name: the table's name
     :param schema: its schema; ``None`` leaves it to the connection's ``search_path``
+    :raises TaskLockOptionError: PostgreSQL cannot have such a name
     """
+    _check_identifier(name, "table", LONGEST_TABLE)
+    if schema is not None:
+        _check_identifier(schema, "schema", LONGEST_IDENTIFIER)
 
     def moment() -> DateTime:
         return DateTime(timezone=True)
@@ -55,3 +65,10 @@ def quoted_name(table: Table) -> str:
 def quoted(identifier: str) -> str:
     """Return an identifier, quoted for SQL where needed."""
     return str(_preparer.quote(identifier))
+
+
+def _check_identifier(name: object, what: str, longest: int) -> None:
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise TaskLockOptionError(f"{what} must be a name, not {name!r}")
+    if len(name.encode(errors="replace")) > longest:
+        raise TaskLockOptionError(f"{what} must have at most {longest} bytes: {name!r}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
+
+from apscheduler.jobstores.memory import MemoryJobStore
 
 from apscheduler_tasklock.decorator import function_options
 from apscheduler_tasklock.names import (
@@ -48,23 +50,25 @@ class Tasks:
         :param jobstores: the scheduler's stores, by alias
         :raises TaskLockOptionError: its options or its name are impossible
         """
-        where = f"job {job.id!r}"
-        options = resolve(
+        options = self._options(job)
+        if options is False:
+            return job.id, None
+        name = options.name or self._name_without_option(job, jobstore, jobstores)
+        return check_name(self._namespace + name, f"job {job.id!r}"), options
+
+    def _options(self, job: Any) -> LockOptions | Literal[False]:
+        return resolve(
             job.kwargs.get(RESERVED_KEY),
             self._jobs.get(job.id),
             function_options(job.func),
             self._defaults,
-            where=where,
+            where=f"job {job.id!r}",
         )
-        if options is False:
-            return job.id, None
-        name = options.name or self._name_without_option(job, jobstore, jobstores)
-        return check_name(self._namespace + name, where), options
 
     def _name_without_option(self, job: Any, jobstore: str, jobstores: Mapping[str, Any]) -> str:
         if not is_anonymous(job, jobstores.get(jobstore)):
             return str(job.id)
-        refuse_twins(job, _anonymous_jobs(jobstores))
+        refuse_twins(job, self._others_without_name(job, jobstores))
         name = function_reference(job)
         if name not in self._named_by_function:
             self._named_by_function.add(name)
@@ -76,12 +80,16 @@ class Tasks:
             )
         return name
 
+    def _others_without_name(self, job: Any, jobstores: Mapping[str, Any]) -> Iterator[Any]:
+        """Yield the other jobs whose tasks are named after their functions.
 
-def _anonymous_jobs(jobstores: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the jobs whose tasks are named after their functions."""
-    for jobstore in jobstores.values():
-        for job in jobstore.get_all_jobs():
-            options = job.kwargs.get(RESERVED_KEY)
-            named = isinstance(options, Mapping) and options.get("name")
-            if is_anonymous(job, jobstore) and not named:
-                yield job
+        Only memory job stores have any; others are not read, which can take long.
+        """
+        for jobstore in jobstores.values():
+            if not isinstance(jobstore, MemoryJobStore):
+                continue
+            for other in jobstore.get_all_jobs():
+                if is_anonymous(other, jobstore) and other.executor == job.executor:
+                    options = self._options(other)
+                    if options is not False and not options.name:
+                        yield other

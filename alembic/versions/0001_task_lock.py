@@ -31,6 +31,7 @@ def upgrade(op: Operations, table: str, schema: str | None) -> None:
         schema=schema,
     )
     name = f"{quoted(schema)}.{quoted(table)}" if schema else quoted(table)
+    name = name.replace(":", r"\:")  # which begins a parameter here
     op.execute(
         f"ALTER TABLE {name} SET (fillfactor = 50, "
         "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)"

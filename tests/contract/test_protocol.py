@@ -146,6 +146,16 @@ class TestClaim:
         assert row(connection) == before
         assert not other.granted()
 
+    @pytest.mark.parametrize("keep_window", [True, False])
+    def test_a_claim_held_up_until_after_its_release_is_not_granted_again(
+        self, one: Replica, travel: Travel, keep_window: bool
+    ) -> None:
+        claim_id, _ = one.claim()
+        one.release(claim_id, keep_window=keep_window)
+        travel(20)
+        assert not one.granted(claim_id=claim_id)
+        assert one.granted()
+
     def test_a_refused_claim_leaves_the_row_as_it_is(
         self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
     ) -> None:

@@ -481,6 +481,16 @@ class TestDatabaseAway:
         assert replica.one(EVENT_JOB_EXECUTED).retval is None
         assert replica.codes() == [EVENT_TASK_LOCK_ERROR, EVENT_JOB_EXECUTED]
 
+    def test_a_shutdown_in_an_outage_runs_nothing_without_a_lock(
+        self, make_replica: MakeReplica, proxy: Proxy
+    ) -> None:
+        replica = make_replica(proxy.url, claim_timeout=3600, on_database_error="run")
+        _go_away(proxy)
+        replica.run_once(lambda: None)
+        eventually(lambda: replica.executor.locks._attempts._outage._since is not None)
+        replica.scheduler.shutdown()
+        assert replica.codes() == []
+
     def test_a_failing_release_does_not_replace_the_jobs_exception_and_is_sent_again(
         self, make_replica: MakeReplica, proxy: Proxy, connection: psycopg.Connection[Any]
     ) -> None:

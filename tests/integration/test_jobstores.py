@@ -97,3 +97,18 @@ def test_a_job_added_without_an_id_keeps_the_one_it_got(
     fire(replica, job.id)
     assert eventually(lambda: min_lock(connection, job.id))
     assert "without an id" not in caplog.text
+
+
+def test_a_job_without_an_id_starts_beside_a_new_persistent_store(
+    database_url: str, connection: Connection
+) -> None:
+    """Its namesakes are looked for in memory only; the other store's table is not there yet."""
+    store = SQLAlchemyJobStore(database_url.replace("postgresql://", "postgresql+psycopg://"))
+    replica = Replica(database_url)
+    replica.scheduler.add_jobstore(store, "db")
+    job = replica.scheduler.add_job(takes_anything, "interval", seconds=1)
+    replica.start()
+    eventually(lambda: EVENT_JOB_EXECUTED in replica.codes(job.id))
+    replica.shutdown()
+    store.engine.dispose()
+    assert min_lock(connection, f"{__name__}:takes_anything")

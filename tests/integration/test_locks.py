@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +12,15 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.pool import StaticPool
 
 from apscheduler_tasklock.context import HeldLock, Refusal
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockOptionError,
+)
 from apscheduler_tasklock.locks import TaskLocks
 from tests.polling import eventually
 from tests.proxy import Proxy, pass_on
@@ -233,6 +239,49 @@ class TestLostAnswers:
         assert refused.reason == "window"
 
 
+class TestClockJumps:
+    """The database's clock, or the monotonic one, has jumped, and the bound is an hour behind."""
+
+    def behind(self, locks: TaskLocks) -> None:
+        locks.check()
+        assert locks._clock._reading is not None
+        sent, then = locks._clock._reading
+        locks._clock._reading = (sent, then - timedelta(hours=1))
+
+    def test_a_new_window_is_granted_all_the_same(self, make_locks: MakeLocks) -> None:
+        locks = make_locks()
+        now = datetime.now(timezone.utc)
+        earlier = now - timedelta(minutes=20)
+        locks.release(_held(locks.claim("task", earlier, min_lock=540, max_lock=3000)))
+        self.behind(locks)
+        assert isinstance(locks.claim("task", now, min_lock=540, max_lock=3000), HeldLock)
+
+    def test_a_granted_window_is_where_it_belongs(
+        self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
+    ) -> None:
+        one, other = make_locks(), make_locks()
+        for locks in (one, other):
+            self.behind(locks)
+        now = datetime.now(timezone.utc)
+        lock = _held(one.claim("task", now, min_lock=540, max_lock=3000))
+        age = connection.execute("SELECT now() - window_start FROM task_lock").fetchone()
+        assert age is not None
+        assert age[0] < timedelta(minutes=1)
+        one.release(lock)
+        assert isinstance(other.claim("task", now, min_lock=540, max_lock=3000), Refusal)
+
+    def test_a_held_lock_ends_when_the_database_says_so(
+        self, make_locks: MakeLocks, proxy: Proxy
+    ) -> None:
+        """Its first answer was lost; the second one says how much of the lock is left."""
+        locks = make_locks(proxy.url)
+        held(locks, "connects")
+        _cut_once(proxy)
+        lock = held(locks, max_lock=50.0)
+        left = lock.locked_until - datetime.now(timezone.utc)
+        assert lock.seconds_left <= left.total_seconds() + 0.5
+
+
 class TestAway:
     def test_a_replica_is_not_refused_by_its_own_finished_run(
         self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
@@ -322,6 +371,69 @@ class TestAway:
 
 
 class TestEngine:
+    def test_a_hook_of_the_applications_that_fails_is_an_outage(
+        self, make_locks: MakeLocks, database_url: str
+    ) -> None:
+        engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
+        failing = True
+
+        def fetch_password(*_: Any) -> None:
+            if failing:
+                raise OSError("the vault is sealed")
+
+        event.listen(engine, "do_connect", fetch_password)
+        locks = make_locks(engine, claim_timeout=0.2)
+        with pytest.raises(TaskLockDatabaseError, match="the vault is sealed"):
+            claim(locks)
+        failing = False
+        assert held(locks).token == 1
+        engine.dispose()
+
+    def test_an_engine_that_lends_open_transactions_is_refused(
+        self, make_locks: MakeLocks, database_url: str
+    ) -> None:
+        engine = create_engine(
+            database_url.replace("postgresql://", "postgresql+psycopg://"), poolclass=StaticPool
+        )
+        with engine.connect() as mine:
+            mine.execute(text("SELECT 1"))
+            with pytest.raises(TaskLockOptionError, match="whose transaction is open"):
+                make_locks(engine).check()
+            assert mine.scalar(text("SELECT 2")) == 2  # and is left alone
+        engine.dispose()
+
+    def test_prepared_statements_that_a_pooler_loses_are_given_up(
+        self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
+    ) -> None:
+        """As behind pgbouncer in transaction mode, which lends any connection it has."""
+        locks = make_locks()
+        for number in range(10):  # psycopg prepares what it has seen five times
+            held(locks, f"task {number}")
+        with locks._database.cursor() as cursor:
+            cursor.connection.pgconn.exec_(b"DEALLOCATE ALL")  # unseen by psycopg
+        assert held(locks, "after").token == 1
+        with locks._database.cursor() as cursor:
+            assert cursor.connection.prepare_threshold is None
+
+    def test_a_forked_child_leaves_its_parents_connection_alone(
+        self, make_locks: MakeLocks
+    ) -> None:
+        locks = make_locks()
+        with locks._database.cursor() as cursor:
+            parents = cursor.connection.info.backend_pid
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:  # nothing of pytest's may run here
+            with locks._database.cursor() as cursor:
+                os.write(writer, str(cursor.connection.info.backend_pid).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert int(os.read(reader, 100)) != parents
+        os.close(reader)
+        os.close(writer)
+        with locks._database.cursor() as cursor:
+            assert cursor.connection.info.backend_pid == parents
+
     def test_an_applications_engine_is_used_as_it_is_except_for_autocommit(
         self, make_locks: MakeLocks, database_url: str, connection: psycopg.Connection[Any]
     ) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, create_mock_engine
+from sqlalchemy import create_engine, create_mock_engine, text
 
 from apscheduler_tasklock import TaskLockError, downgrade, include_name, migrate, upgrade
 from apscheduler_tasklock.table import STORAGE_PARAMETERS, task_lock_table
 from tests.migration.conftest import Run, described, tables
+from tests.polling import eventually
 
 OURS = {"public.task_lock", "public.task_lock_alembic_version"}
 CLI = "apscheduler_tasklock.cli"
@@ -72,7 +74,7 @@ def test_every_way_in_leads_to_the_same_tables(
     assert printed == run("alembic", "upgrade", "head", "--sql")
 
 
-@pytest.mark.parametrize("name", ["jobs", 'My "schema"', "100%"])
+@pytest.mark.parametrize("name", ["jobs", 'My "schema"', "100%", "a:b"])
 def test_another_schema_and_name_are_created_and_dropped(
     empty_database_url: str, name: str
 ) -> None:
@@ -114,6 +116,37 @@ def test_replicas_that_upgrade_at_the_same_moment_all_succeed(
     ended = [(*replica.communicate(timeout=120), replica.returncode) for replica in replicas]
     assert [status for *_, status in ended] == [0] * 5, ended
     assert tables(empty_database_url) == OURS
+
+
+def test_a_migration_waits_for_another_that_is_under_way(empty_database_url: str) -> None:
+    engine = create_engine(engine_url(empty_database_url))
+    with engine.connect() as first, ThreadPoolExecutor(1) as pool:
+        migrate(first)  # not committed yet
+        second = pool.submit(upgrade, empty_database_url)
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        eventually(lambda: first.scalar(text(waiting)) == 1)
+        first.commit()
+        second.result(60)
+    engine.dispose()
+    assert tables(empty_database_url) == OURS
+
+
+def test_a_migration_leaves_the_callers_lock_timeout_as_it_was(empty_database_url: str) -> None:
+    engine = create_engine(engine_url(empty_database_url))
+    with engine.connect() as connection:
+        connection.execute(text("SET LOCAL lock_timeout = '2s'"))
+        migrate(connection)
+        assert connection.scalar(text("SHOW lock_timeout")) == "2s"
+    engine.dispose()
+
+
+@pytest.mark.parametrize("name", ["100%", "a:b", 'My "locks"'])
+def test_the_printed_sql_serves_any_name(empty_database_url: str, run: Run, name: str) -> None:
+    printed = run(CLI, "upgrade", "--sql", "--schema", name, "--table", name)
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(printed)  # type: ignore[call-overload]  # it is our own SQL
+    assert f"{name}.{name}" in tables(empty_database_url)
+    upgrade(empty_database_url, schema=name, table=name)
 
 
 def test_the_wheel_brings_its_migrations(

@@ -18,12 +18,17 @@ def after(seconds: float) -> datetime:
 def learnt(sent: float, answered: float, database: float) -> DatabaseClock:
     """Return a clock with one answer; the database's time is in seconds after T."""
     clock = DatabaseClock()
-    assert clock.learn(sent=sent, answered=answered, database_time=after(database))
+    assert learn(clock, sent, answered, database)
     return clock
 
 
 def learn(clock: DatabaseClock, sent: float, answered: float, database: float) -> bool:
-    return clock.learn(sent=sent, answered=answered, database_time=after(database))
+    return clock.learn(
+        sent=sent,
+        answered=answered,
+        database_time=after(database),
+        bound=clock.latest(sent),
+    )
 
 
 def test_nothing_is_known_before_the_first_answer() -> None:
@@ -83,6 +88,14 @@ def test_jump_ahead_by_less_than_the_answer_took_is_none() -> None:
     clock = learnt(0, 0, 0)
     assert learn(clock, 10, 12, 12)
     assert not learn(clock, 20, 22, 22.5)
+
+
+def test_jump_is_noticed_by_every_statement_that_was_under_way() -> None:
+    clock = learnt(0, 0, 0)
+    bounds = [clock.latest(10), clock.latest(10)]
+    for bound in bounds:  # two threads: the first answer mends the clock for later statements
+        assert not clock.learn(sent=10, answered=11, database_time=after(3600), bound=bound)
+    assert learn(clock, 20, 21, 3611)
 
 
 def test_jump_back_moves_the_bound_back() -> None:

@@ -74,7 +74,7 @@ def test_name_that_postgresql_can_store_is_kept(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("", "the task's name is empty"),
+        ("", "the name is empty"),
         ("a" * 1001, "has 1001 bytes in UTF-8, and at most 1000 are allowed"),
         ("a" + "🦊" * 250, "has 1001 bytes in UTF-8, and at most 1000 are allowed"),
         ("ä" * 501, "has 1002 bytes in UTF-8, and at most 1000 are allowed"),
@@ -87,7 +87,7 @@ def test_name_that_postgresql_can_store_is_kept(name: str) -> None:
 def test_name_that_postgresql_cannot_store_is_refused(name: str, message: str) -> None:
     with pytest.raises(TaskLockOptionError) as refused:
         check_name(name, WHERE)
-    assert str(refused.value).startswith(f"{WHERE}: the task's name ")
+    assert str(refused.value).startswith(f"{WHERE}: the name ")
     assert message in str(refused.value)
     str(refused.value).encode()  # it can be logged
 

@@ -103,7 +103,10 @@ def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     [
         pytest.param(interval(minutes=5), "2025-06-06 10:00", 300.0, id="interval"),
         pytest.param(
-            interval(seconds=10, jitter=60), "2025-06-06 10:00:03.5", 10.0, id="interval-jitter"
+            interval(seconds=10, jitter=60),
+            "2025-06-06 10:00:03.500000",
+            10.0,
+            id="interval-jitter",
         ),
         pytest.param(
             interval(hours=1, end_date=at("2025-06-06 10:00")),
@@ -486,7 +489,7 @@ def test_huge_jitter_of_a_trigger_that_fires_every_second_costs_few_steps(
     asked: Callable[[], int],
 ) -> None:
     trigger = CountingCron(second="*", timezone=BERLIN, jitter=1_000_000)
-    run_time = at("2025-06-06 10:00:07.25")
+    run_time = at("2025-06-06 10:00:07.250000")
     assert nominal_time(trigger, run_time) == at("2025-06-06 10:00:07")
     assert 0 < asked() <= 10
 

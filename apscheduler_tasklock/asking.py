@@ -1,0 +1,93 @@
+"""A claim on its way to the database: asked until it is answered, on clocks that can be trusted."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+
+from apscheduler_tasklock.clock import DatabaseClock
+from apscheduler_tasklock.failures import surely_undone
+from apscheduler_tasklock.protocol import ClaimAnswer, ClaimRequest, TaskLockProtocol
+
+# How often a claim is asked on a clock bound that turns out to be broken. The first answer mends
+# the bound; a clock that jumps each time is beyond help.
+ROUNDS = 3
+
+
+class Asking:
+    """One claim: what it asks for, and what is known of it.
+
+    :param due: the run time on the replica's own clock, in seconds since 1970; ``None`` for now
+    :ivar claim_id: what a release of it has to match on
+    :ivar unsure: whether the database may have granted it without an answer having come
+    """
+
+    def __init__(
+        self,
+        protocol: TaskLockProtocol,
+        clock: DatabaseClock,
+        task_name: str,
+        due: float | None,
+        *,
+        min_lock: float,
+        max_lock: float,
+        replica_id: str,
+    ) -> None:
+        self._protocol = protocol
+        self._clock = clock
+        self._task_name = task_name
+        self._due = _local_time() if due is None else due
+        self._min_lock = min_lock
+        self._max_lock = max_lock
+        self._replica_id = replica_id
+        self.claim_id: UUID = uuid4()
+        self.unsure = False
+
+    def ask(self, cursor: Any) -> tuple[ClaimAnswer, float]:
+        """Ask, and return the answer, and the claim's end on this process's monotonic clock."""
+        for _ in range(ROUNDS):
+            # Both clocks are read as late as can be, on a connection that stands.
+            sent, lag = time.monotonic(), max(0.0, _local_time() - self._due)
+            bound = self._clock.latest(sent)
+            answer = self._send(cursor, lag, bound)
+            held = self._clock.learn(
+                sent=sent,
+                answered=time.monotonic(),
+                database_time=answer.database_time,
+                bound=bound,
+            )
+            if held:
+                break
+            self._take_back(cursor, answer)
+        return answer, sent + (answer.locked_until - answer.database_time).total_seconds()
+
+    def _send(self, cursor: Any, lag: float, bound: datetime | None) -> ClaimAnswer:
+        request = ClaimRequest(
+            self._task_name,
+            lag,
+            bound,
+            self._min_lock,
+            self._max_lock,
+            self._replica_id,
+            self.claim_id,
+        )
+        try:
+            return self._protocol.claim(cursor, request)
+        except psycopg.Error as error:
+            self.unsure = self.unsure or not surely_undone(error)
+            raise
+
+    def _take_back(self, cursor: Any, answer: ClaimAnswer) -> None:
+        """Undo a grant whose window was reckoned on a broken bound, and so lies in the past."""
+        if answer.granted:
+            self._protocol.release(cursor, self._task_name, self.claim_id, keep_window=False)
+            self.claim_id = uuid4()
+
+
+def _local_time() -> float:
+    """Return the replica's own clock, which APScheduler's run times are on too."""
+    return time.time()

@@ -1,0 +1,74 @@
+"""A psycopg connection on which every wait has a limit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+
+class BoundedConnection(psycopg.Connection[Any]):
+    """A psycopg connection that does not wait for an answer for ever.
+
+    TCP's own limits notice a dead path, but not a server that is stopped, waits for a lock, or
+    a middleman that swallows the answer. A ``statement_timeout`` would be session state, which
+    pgbouncer in transaction mode gives to somebody else.
+    """
+
+    answer_timeout: float = 10.0
+
+    def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
+        """Wait as psycopg does, at most ``answer_timeout`` seconds."""
+        try:
+            return super().wait(_until(gen, self.answer_timeout), *args, **kwargs)
+        except _NoAnswerError:
+            # The statement should not be carried out later, when nobody waits for it. Where libpq
+            # is too old to do this within a time limit, closing the connection has to do.
+            if psycopg.capabilities.has_cancel_safe():
+                with suppress(psycopg.Error):
+                    self.cancel_safe(timeout=1.0)
+            raise
+
+
+class _NoAnswerError(psycopg.OperationalError):
+    """The server did not answer in time."""
+
+
+def _until(gen: Generator[Any, Any, Any], seconds: float) -> Generator[Any, Any, Any]:
+    """Pass a psycopg wait on, and end it after so many seconds. psycopg wakes it every 0.1 s."""
+    deadline = time.monotonic() + seconds
+    ready = None
+    while True:
+        try:
+            wanted = next(gen) if ready is None else gen.send(ready)
+        except StopIteration as finished:
+            return finished.value
+        ready = yield wanted
+        if time.monotonic() > deadline:
+            raise _NoAnswerError(f"no answer from the server within {seconds:.1f} sec")
+
+
+def connector(attempt: float, application_name: str) -> Callable[..., BoundedConnection]:
+    """Return what opens a connection whose waits end within ``attempt`` seconds each."""
+    defaults = {
+        "application_name": application_name,
+        "connect_timeout": max(2, int(attempt)),  # libpq takes whole seconds, and at least 2
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": int(attempt * 1000),
+    }
+
+    def connect(
+        _dialect: Any, _record: Any, arguments: list[Any], parameters: dict[str, Any]
+    ) -> BoundedConnection:
+        connection: BoundedConnection = BoundedConnection.connect(
+            *arguments, **{**defaults, **parameters}
+        )
+        connection.answer_timeout = attempt
+        return connection
+
+    return connect
