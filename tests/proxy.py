@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy.engine import make_url
 
 Rule = Callable[[bytes], bytes | None]
 
@@ -28,7 +28,7 @@ class Proxy:
     """
 
     def __init__(self, database_url: str) -> None:
-        self._target = conninfo_to_dict(database_url)
+        self._target = make_url(database_url)
         self.to_server: Rule = pass_on
         self.to_client: Rule = pass_on
         self.accepting = True
@@ -41,9 +41,8 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        port = self._listener.getsockname()[1]
-        user, name = self._target["user"], self._target["dbname"]
-        return f"postgresql://{user}@127.0.0.1:{port}/{name}"
+        port: int = self._listener.getsockname()[1]
+        return self._target.set(host="127.0.0.1", port=port, query={}).render_as_string(False)
 
     def cut_all(self) -> None:
         """Cut every connection there is."""
@@ -79,7 +78,8 @@ class Proxy:
             self._spawn(self._forward, server, client, "to_client")
 
     def _connect(self) -> socket.socket:
-        host, port = str(self._target.get("host", "")), int(self._target.get("port") or 5432)
+        host = str(self._target.query.get("host") or self._target.host or "")
+        port = self._target.port or 5432
         if host.startswith("/"):
             server = socket.socket(socket.AF_UNIX)
             server.connect(f"{host}/.s.PGSQL.{port}")

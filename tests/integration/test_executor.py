@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -405,6 +406,63 @@ class TestJobOptions:
         assert list(rows(connection)) == [f"{__name__}:_named"]
         warnings = [r for r in caplog.records if "without an id" in r.getMessage()]
         assert len(warnings) == 2  # one on each replica
+
+    def test_a_decorated_job_without_an_id_runs_on_one_replica(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        for _ in range(2):
+            replica = make_replica(start=False)
+            now = datetime.now(timezone.utc)
+
+            @replica.scheduler.scheduled_job(
+                "interval", hours=1, next_run_time=now, misfire_grace_time=None
+            )
+            def clean_up() -> None: ...
+
+            replica.scheduler.start()
+            [job] = replica.scheduler.get_jobs()
+            eventually(lambda replica=replica, job=job: replica.of(job.id))
+            replica.idle()
+        assert replica.codes(job.id) == [EVENT_TASK_LOCK_REFUSED]
+        [name] = rows(connection)
+        assert name.startswith(f"{__name__}:")
+        assert name.endswith(".clean_up")
+
+    @pytest.mark.parametrize(
+        "functions",
+        [
+            pytest.param((lambda: 1, lambda: 2), id="lambdas"),
+            pytest.param((partial(max, 1, 2), partial(max, 3, 4)), id="partials"),
+        ],
+    )
+    def test_two_lambdas_or_partials_without_ids_are_refused_as_namesakes(
+        self, make_replica: MakeReplica, functions: tuple[Any, Any]
+    ) -> None:
+        replica = make_replica()
+        replica.scheduler.pause()
+        now = datetime.now(timezone.utc)
+        jobs = [
+            replica.scheduler.add_job(function, "interval", hours=1, next_run_time=now)
+            for function in functions
+        ]
+        replica.scheduler.resume()
+        for job in jobs:
+            error = replica.one(EVENT_TASK_LOCK_ERROR, job.id).exception
+            assert "give each an id" in str(error)
+
+    def test_a_namesake_without_a_lock_does_not_count(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        def job(**_: Any) -> None: ...
+
+        replica = make_replica()
+        replica.scheduler.pause()
+        once = {"next_run_time": datetime.now(timezone.utc), "misfire_grace_time": None}
+        locked = replica.scheduler.add_job(job, "interval", hours=1, **once)
+        replica.scheduler.add_job(job, "interval", hours=1, kwargs={"task_lock": False}, **once)
+        replica.scheduler.resume()
+        replica.one(EVENT_JOB_EXECUTED, locked.id)
+        assert len(rows(connection)) == 1
 
     def test_two_jobs_without_an_id_that_share_a_function_do_not_run(
         self,

@@ -18,6 +18,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, create_mock_engine, text
 
 from apscheduler_tasklock import TaskLockError, downgrade, include_name, migrate, upgrade
+from apscheduler_tasklock.database import parse_url
 from apscheduler_tasklock.table import STORAGE_PARAMETERS, task_lock_table
 from tests.migration.conftest import Run, described, tables
 from tests.polling import eventually
@@ -92,9 +93,11 @@ def test_an_existing_schema_needs_no_right_to_create_one(
     empty_database_url: str,
 ) -> None:
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
-        connection.execute("CREATE ROLE migrator LOGIN; CREATE SCHEMA jobs AUTHORIZATION migrator")
+        connection.execute("CREATE ROLE migrator LOGIN PASSWORD 'migrates'")
+        connection.execute("CREATE SCHEMA jobs AUTHORIZATION migrator")
+        migrator = parse_url(empty_database_url).set(username="migrator", password="migrates")
         try:
-            upgrade(empty_database_url.replace("//postgres@", "//migrator@"), schema="jobs")
+            upgrade(migrator, schema="jobs")
             assert "jobs.task_lock" in tables(empty_database_url)
         finally:
             connection.execute("DROP OWNED BY migrator; DROP ROLE migrator")

@@ -1,0 +1,60 @@
+"""QtScheduler, offscreen, in a process of its own: Qt's event loop wants the main thread."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import os
+from datetime import datetime, timezone
+from PySide6.QtCore import QCoreApplication
+from apscheduler.events import EVENT_JOB_EXECUTED
+from apscheduler.schedulers.qt import QtScheduler
+from apscheduler_tasklock import EVENT_TASK_LOCK_REFUSED, TaskLockExecutor, current_lock
+
+application = QCoreApplication([])
+schedulers, told = [], []
+
+def job():
+    return current_lock().token
+
+def tell(event):
+    told.append(getattr(event, "retval", "refused"))
+    if len(told) == 2:
+        application.quit()
+
+now = datetime.now(timezone.utc)
+for _ in range(2):
+    executor = TaskLockExecutor(os.environ["DATABASE_URL"])
+    scheduler = QtScheduler(executors={"default": executor}, timezone="UTC")
+    scheduler.add_job(
+        job, "interval", hours=1, id="job", next_run_time=now, misfire_grace_time=None
+    )
+    scheduler.add_listener(tell, EVENT_JOB_EXECUTED | EVENT_TASK_LOCK_REFUSED)
+    scheduler.start()
+    schedulers.append(scheduler)
+application.exec()
+for scheduler in schedulers:
+    scheduler.shutdown()
+print(sorted(told, key=str))
+"""
+
+
+def test_of_two_qt_schedulers_one_runs_the_job(database_url: str, checkout: Path) -> None:
+    pytest.importorskip("PySide6.QtCore", reason="Qt is not installed")
+    finished = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=checkout,
+        env={**os.environ, "DATABASE_URL": database_url, "QT_QPA_PLATFORM": "offscreen"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.strip() == "[1, 'refused']"

