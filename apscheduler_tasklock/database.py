@@ -12,6 +12,7 @@ import sqlalchemy.exc
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import StaticPool
 
 from apscheduler_tasklock.connection import connector
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
@@ -95,8 +96,8 @@ class Database:
         if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             borrowed.close()
             raise TaskLockOptionError(
-                "the engine lends a connection whose transaction is open (a StaticPool, or a "
-                "listener that runs SQL and does not end it); give the URL instead of the engine"
+                "the engine lends a connection whose transaction is open (by a listener that runs "
+                "SQL and does not end it); give the URL instead of the engine"
             )
         if not self._prepares:
             connection.prepare_threshold = None
@@ -178,6 +179,11 @@ def _check_engine(engine: Engine) -> None:
         raise TaskLockOptionError(
             f"the engine uses {engine.dialect.name}+{engine.dialect.driver}; the task lock needs "
             f"psycopg 3: create_engine('{DRIVER}://...'), or give the URL instead"
+        )
+    if isinstance(engine.pool, StaticPool):
+        raise TaskLockOptionError(
+            "the engine's StaticPool has one connection, which the application may be using; "
+            "give the URL instead of the engine"
         )
 
 

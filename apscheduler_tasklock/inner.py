@@ -38,9 +38,10 @@ def make_inner(
         default = scheduler._create_default_executor()
         return type(default)(**options) if options else default
     except (TypeError, ValueError, LookupError) as error:
+        given = f". TaskLockExecutor does not know {', '.join(options)}, and passes it on"
         raise TaskLockOptionError(
-            f"TaskLockExecutor: the executor to wrap cannot be made: {error}. (Options that "
-            f"TaskLockExecutor does not know, here {', '.join(options) or 'none'}, go to it)"
+            f"TaskLockExecutor: the executor to wrap cannot be made: {error}"
+            f"{given if options else ''}"
         ) from None
 
 

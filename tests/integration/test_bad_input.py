@@ -89,11 +89,11 @@ class TestDatabase:
         assert "Connection refused" in warnings[0].getMessage()
 
     def test_a_refusing_server_is_an_error_at_start(self, database_url: str) -> None:
-        with role(database_url, "NOLOGIN") as (_, url):
+        with role(database_url, f"NOLOGIN PASSWORD '{PASSWORD}'") as (_, url):
             replica = Replica(url)
             with pytest.raises(
                 TaskLockError,
-                match=r"the task lock database \(127.*\) refuses: .* is not permitted to log in",
+                match=r"the task lock database \(.*\) refuses: .* is not permitted to log in",
             ) as error:
                 replica.scheduler.start()
         assert not isinstance(error.value, TaskLockDatabaseError)

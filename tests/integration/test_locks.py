@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, event, text
+from sqlalchemy import create_engine, event
 from sqlalchemy.pool import StaticPool
 
 from apscheduler_tasklock.context import HeldLock, Refusal
@@ -392,15 +392,20 @@ class TestEngine:
     def test_an_engine_that_lends_open_transactions_is_refused(
         self, make_locks: MakeLocks, database_url: str
     ) -> None:
-        engine = create_engine(
-            database_url.replace("postgresql://", "postgresql+psycopg://"), poolclass=StaticPool
-        )
-        with engine.connect() as mine:
-            mine.execute(text("SELECT 1"))
-            with pytest.raises(TaskLockOptionError, match="whose transaction is open"):
-                make_locks(engine).check()
-            assert mine.scalar(text("SELECT 2")) == 2  # and is left alone
+        engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
+
+        @event.listens_for(engine, "checkout")
+        def run_sql(connection: Any, *_: Any) -> None:
+            connection.execute("SELECT 1")
+
+        with pytest.raises(TaskLockError, match="whose transaction is open"):
+            make_locks(engine).check()
         engine.dispose()
+
+    def test_an_engine_with_a_single_connection_is_refused(self, database_url: str) -> None:
+        url = database_url.replace("postgresql://", "postgresql+psycopg://")
+        with pytest.raises(TaskLockOptionError, match="StaticPool has one connection"):
+            TaskLocks(create_engine(url, poolclass=StaticPool))
 
     def test_prepared_statements_that_a_pooler_loses_are_given_up(
         self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
