@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from apscheduler_tasklock.clock import DatabaseClock
+from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.failures import surely_undone
 from apscheduler_tasklock.protocol import ClaimAnswer, ClaimRequest, TaskLockProtocol
 
@@ -46,10 +47,15 @@ class Asking:
         self._replica_id = replica_id
         self.claim_id: UUID = uuid4()
         self.unsure = False
+        self._misplaced = False
 
     def ask(self, cursor: Any) -> tuple[ClaimAnswer, float]:
-        """Ask, and return the answer, and the claim's end on this process's monotonic clock."""
+        """Ask, and return the answer, and the claim's end on this process's monotonic clock.
+
+        :raises TaskLockDatabaseError: the clocks jump from one answer to the next
+        """
         for _ in range(ROUNDS):
+            self._take_back_misplaced(cursor)
             # Both clocks are read as late as can be, on a connection that stands.
             sent, lag = time.monotonic(), max(0.0, _local_time() - self._due)
             bound = self._clock.latest(sent)
@@ -61,9 +67,11 @@ class Asking:
                 bound=bound,
             )
             if held:
-                break
-            self._take_back(cursor, answer)
-        return answer, sent + (answer.locked_until - answer.database_time).total_seconds()
+                left = answer.locked_until - answer.database_time
+                return answer, sent + left.total_seconds()
+            self._misplaced = answer.granted
+            self.unsure = self.unsure or answer.granted
+        raise TaskLockDatabaseError("its clock, or this machine's, jumps back and forth")
 
     def _send(self, cursor: Any, lag: float, bound: datetime | None) -> ClaimAnswer:
         request = ClaimRequest(
@@ -81,11 +89,12 @@ class Asking:
             self.unsure = self.unsure or not surely_undone(error)
             raise
 
-    def _take_back(self, cursor: Any, answer: ClaimAnswer) -> None:
+    def _take_back_misplaced(self, cursor: Any) -> None:
         """Undo a grant whose window was reckoned on a broken bound, and so lies in the past."""
-        if answer.granted:
+        if self._misplaced:
             self._protocol.release(cursor, self._task_name, self.claim_id, keep_window=False)
             self.claim_id = uuid4()
+            self._misplaced = False
 
 
 def _local_time() -> float:

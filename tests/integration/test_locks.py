@@ -270,6 +270,40 @@ class TestClockJumps:
         one.release(lock)
         assert isinstance(other.claim("task", now, min_lock=540, max_lock=3000), Refusal)
 
+    def test_a_misplaced_grant_is_taken_back_also_if_the_connection_breaks_meanwhile(
+        self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+    ) -> None:
+        locks = make_locks(proxy.url)
+        self.behind(locks)
+        answers = 0
+
+        def cut_the_second(data: bytes) -> bytes | None:
+            nonlocal answers
+            answers += 1
+            return None if answers == 2 else data
+
+        proxy.to_client = cut_the_second  # that of the release
+        now = datetime.now(timezone.utc)
+        assert isinstance(locks.claim("task", now, min_lock=540, max_lock=3000), HeldLock)
+        age = connection.execute("SELECT now() - window_start FROM task_lock").fetchone()
+        assert age is not None
+        assert age[0] < timedelta(minutes=1)
+        assert answers > 2
+
+    def test_clocks_that_jump_with_every_answer_are_an_error(self, make_locks: MakeLocks) -> None:
+        locks = make_locks(claim_timeout=0.2)
+        latest = locks._clock.latest
+        locks.check()
+
+        def behind(at: float) -> datetime | None:
+            bound = latest(at)
+            return bound and bound - timedelta(hours=1)
+
+        locks._clock.latest = behind  # type: ignore[method-assign]  # no real clock does this
+        with pytest.raises(TaskLockDatabaseError, match="jumps back and forth"):
+            claim(locks)
+        locks._clock.latest = latest  # type: ignore[method-assign]
+
     def test_a_held_lock_ends_when_the_database_says_so(
         self, make_locks: MakeLocks, proxy: Proxy
     ) -> None:
