@@ -369,7 +369,9 @@ class TestAway:
             with pytest.raises(TaskLockDatabaseError, match="no answer from the server within"):
                 claim(locks)
             # The statement was cancelled in the server too, and will not claim when it is late.
-            eventually(lambda: _waiting(connection) == 0)
+            # Before libpq 17 there is no way to do so that could not hang itself.
+            if psycopg.capabilities.has_cancel_safe():
+                eventually(lambda: _waiting(connection) == 0)
 
     def test_an_outage_is_a_warning_once_and_its_end_an_info(
         self, make_locks: MakeLocks, proxy: Proxy, caplog: pytest.LogCaptureFixture
