@@ -7,6 +7,8 @@ DEMO_ARGS ?=
 
 # For `make test-postgres`: a major version, 14 to 18.
 VERSION ?= 18
+# For `make bench`: how often each operation is measured.
+ROUNDS ?= 2000
 # For `make test-lowest`: the oldest Python there is.
 LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
 
@@ -33,7 +35,7 @@ types: $(VENV)/.dev ## Check the types
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev ## Measure claims and releases against bare psycopg
-	$(BIN)/python -m benchmarks.hot_path
+	ROUNDS=$(ROUNDS) $(BIN)/python -m benchmarks.hot_path
 
 clean: ## Remove the environment and what tools left
 	rm -rf $(VENV) .venv-lowest .cache .pytest_cache .mypy_cache .ruff_cache dist

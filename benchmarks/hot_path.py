@@ -8,6 +8,7 @@ of them alike. Printed are medians, and their ratios to the bare statement of th
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -25,8 +26,8 @@ from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.protocol import ClaimRequest, TaskLockProtocol
 from apscheduler_tasklock.table import task_lock_table
 
-ROUNDS = 2000
-WARM_UP = 100
+ROUNDS = int(os.environ.get("ROUNDS", "2000"))
+WARM_UP = ROUNDS // 40
 THREADS = 8
 
 BARE_UPDATE = """
@@ -72,11 +73,11 @@ def measure(database_url: str, task: str, rounds: int) -> Samples:
 
         locks.release(_held(library_claim()))
         for _ in range(rounds):
-            mine, others = uuid4(), uuid4()
+            bare, mine, others = uuid4(), uuid4(), uuid4()
             timed("SELECT 1", statement, "SELECT 1")
-            timed("bare granted", statement, BARE_UPDATE, "bench", mine, task)
+            timed("bare granted", statement, BARE_UPDATE, "bench", bare, task)
             timed("bare refused", statement, BARE_UPDATE, "bench", others, task)
-            timed("bare release", statement, BARE_RELEASE, task, mine)
+            timed("bare release", statement, BARE_RELEASE, task, bare)
             assert timed("protocol granted", claim, mine).granted
             assert not timed("protocol refused", claim, others).granted
             timed("protocol release", release, mine)
