@@ -15,8 +15,9 @@ class ActiveRuns:
 
     A context manager around each run.
 
-    :ivar threads: for coroutine jobs, whose event loop must not wait for the database itself. As
-        many as there are connections; more could only queue for them.
+    :ivar claims: threads for the claims of coroutine jobs, whose event loop must not wait for the
+        database itself. As many as there are connections; more could only queue for them.
+    :ivar releases: the same for their releases, which must not queue behind claims
     """
 
     def __init__(self, locks: TaskLocks) -> None:
@@ -32,15 +33,13 @@ class ActiveRuns:
             if self._closing:
                 self._open_threads()
             self._closing = False
-        self._locks.open()
+            self._locks.open()
 
     def close(self) -> None:
         """Close what is shared: at once, or when the last run under way has ended."""
         with self._lock:
             self._closing = True
-            idle = self._count == 0
-        if idle:
-            self._close_shared()
+            self._close_if_idle()
 
     def __enter__(self) -> None:
         with self._lock:
@@ -54,13 +53,15 @@ class ActiveRuns:
     ) -> None:
         with self._lock:
             self._count -= 1
-            last = self._closing and self._count == 0
-        if last:
-            self._close_shared()
+            self._close_if_idle()
 
     def _open_threads(self) -> None:
-        self.threads = ThreadPoolExecutor(MOST_CONNECTIONS, thread_name_prefix="tasklock-claims")
+        self.claims = ThreadPoolExecutor(MOST_CONNECTIONS, thread_name_prefix="tasklock-claims")
+        self.releases = ThreadPoolExecutor(MOST_CONNECTIONS, thread_name_prefix="tasklock-ends")
 
-    def _close_shared(self) -> None:
-        self.threads.shutdown(wait=False)
-        self._locks.close()
+    def _close_if_idle(self) -> None:
+        # Under the lock, so that the end of an old run cannot close what a restart has opened.
+        if self._closing and self._count == 0:
+            self.claims.shutdown(wait=False)
+            self.releases.shutdown(wait=False)
+            self._locks.close()

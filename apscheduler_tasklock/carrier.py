@@ -146,7 +146,7 @@ async def run_coroutine(
                         job, submission.jobstore, [fire.run_time], submission.logger_name
                     )
             finally:
-                await _finished(runs.threads.submit(fire.end, told))
+                await _finished(runs.releases.submit(fire.end, told))
             events.extend(told)
     return events
 
@@ -158,7 +158,9 @@ def _fires(submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> Iter
 
 async def _begun(fire: Fire, runs: ActiveRuns) -> JobView | None:
     """Wait for the claim. If the job is cancelled meanwhile, release what is granted too late."""
-    beginning = runs.threads.submit(fire.begin)
+    # Now, and not when a thread is free: waiting for one does not make a job late.
+    fire.decide_missed()
+    beginning = runs.claims.submit(fire.begin)
     try:
         job: JobView | None = await _finished(beginning)
     except asyncio.CancelledError:
@@ -167,7 +169,7 @@ async def _begun(fire: Fire, runs: ActiveRuns) -> JobView | None:
             beginning.result()
             fire.end(None)
 
-        await _finished(runs.threads.submit(end))
+        await _finished(runs.releases.submit(end))
         raise
     return job
 

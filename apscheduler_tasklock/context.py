@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -116,4 +116,7 @@ def holding(lock: HeldLock) -> Iterator[None]:
     try:
         yield
     finally:
-        _current.reset(before)
+        # A generator may be closed in another context than it was begun in; nothing is current
+        # there that had to be put back.
+        with suppress(ValueError):
+            _current.reset(before)

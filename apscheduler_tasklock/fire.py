@@ -45,7 +45,12 @@ class Fire:
         self._submission = submission
         self._locks = locks
         self._dispatch = dispatch
+        self._missed: bool | None = None
         self._held: HeldLock | None = None
+
+    def decide_missed(self) -> None:
+        """Decide now whether this is a misfire; else ``begin`` does. Does not wait."""
+        self._missed = misfired(self._submission.job, self.run_time)
 
     def begin(self) -> JobView | None:
         """Return what APScheduler is to run, or ``None`` if nothing is to run here.
@@ -53,7 +58,9 @@ class Fire:
         A misfire claims nothing. It is returned for APScheduler to say in its own words.
         """
         job = self._submission.job
-        if misfired(job, self.run_time):
+        if self._missed is None:
+            self.decide_missed()
+        if self._missed:
             return JobView(job, ALWAYS_MISSED)
         if self._submission.options is not None and not self._may_run():
             return None

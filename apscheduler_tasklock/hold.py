@@ -44,8 +44,10 @@ class Hold:
         return self._make_current()
 
     def __exit__(self, *_: object) -> None:
-        self._context.close()
-        self._release()
+        try:
+            self._context.close()
+        finally:
+            self._release()
 
     async def __aenter__(self) -> HeldLock:
         claiming = asyncio.ensure_future(asyncio.to_thread(self._claim))
@@ -58,8 +60,10 @@ class Hold:
         return self._make_current()
 
     async def __aexit__(self, *_: object) -> None:
-        self._context.close()
-        await asyncio.shield(asyncio.to_thread(self._release))
+        try:
+            self._context.close()
+        finally:
+            await asyncio.shield(asyncio.to_thread(self._release))
 
     def __call__(self, function: Function) -> Function:
         """Hold the lock around each call of a function or coroutine function."""

@@ -60,8 +60,8 @@ def report_jobs(inner: Any) -> None:
     report = type(inner)._run_job_success
     logger = inner._logger
 
-    def report_carried(job_id: str, events: list[Any]) -> None:
-        report(inner, job_id, _carried(events, inner, logger))
+    def report_carried(job_id: str, events: list[Any], *more: Any, **named: Any) -> None:
+        report(inner, job_id, _carried(events, inner, logger), *more, **named)
 
     inner._run_job_success = report_carried
     inner._logger = _InnerLogger(logger, {})
@@ -75,8 +75,9 @@ def _carried(events: list[Any], inner: Any, logger: logging.Logger) -> list[Any]
         elif event.code == EVENT_JOB_EXECUTED and iscoroutine(event.retval):
             carried.append(_never_awaited(event, inner, logger))
         else:
-            # The carrier itself failed, and its own log line went to the quiet logger.
-            logger.error("Error running job %s", event.job_id, exc_info=event.exception)
+            if event.code == EVENT_JOB_ERROR:
+                # The carrier itself failed, and its own log line went to the quiet logger.
+                logger.error("Error running job %s", event.job_id, exc_info=event.exception)
             carried.append(event)
     return carried
 

@@ -66,8 +66,7 @@ class Loop:
             hours=1,
             id=job_id,
             next_run_time=now,
-            misfire_grace_time=None,
-            **job,
+            **{"misfire_grace_time": None, **job},
         )
 
     async def until(self, condition: Callable[[], Any]) -> Any:
@@ -164,6 +163,31 @@ def test_a_job_that_raises_is_released(
 
     asyncio.run(main())
     assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
+
+
+def test_waiting_for_a_claim_does_not_make_a_coroutine_job_late(
+    database_url: str, proxy: Proxy
+) -> None:
+    """Its misfire is decided when it fires, however many claims are before it."""
+    threads, jobs, latency = 5, 60, 0.15
+
+    def delay(data: bytes) -> bytes:
+        time.sleep(latency)  # is the latency
+        return data
+
+    async def main() -> None:
+        async with running(proxy.url, claim_timeout=60) as loop:
+            proxy.to_client = delay
+            for number in range(jobs):
+                loop.run_once(coroutine_job, f"job {number}", misfire_grace_time=1)
+            await loop.until(lambda: len({e.job_id for e in executed(loop)}) == jobs)
+            proxy.to_client = lambda data: data
+
+    def executed(loop: Loop) -> list[Any]:
+        return [event for event in loop.events if event.code == EVENT_JOB_EXECUTED]
+
+    assert latency * jobs / threads > 1  # the last claim is made after the grace time
+    asyncio.run(main())
 
 
 def test_a_coroutine_cancelled_by_shutdown_is_released(

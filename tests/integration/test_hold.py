@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from datetime import timedelta
 from typing import Any
 
@@ -76,6 +77,16 @@ def test_a_failing_release_does_not_replace_the_bodys_exception(
         work()
     proxy.accepting = True
     eventually(lambda: finished(connection))
+
+
+def test_it_is_released_when_it_is_left_in_another_context(
+    make_locks: MakeLocks, connection: psycopg.Connection[Any]
+) -> None:
+    """As web frameworks do with a dependency that yields."""
+    hold = make_locks().hold("import", **TIMES)
+    copy_context().run(hold.__enter__)
+    copy_context().run(hold.__exit__, None, None, None)
+    assert finished(connection)
 
 
 def test_as_a_decorator_it_is_held_for_each_call(make_locks: MakeLocks) -> None:
