@@ -88,6 +88,9 @@ class Asking:
         except psycopg.Error as error:
             self.unsure = self.unsure or not surely_undone(error)
             raise
+        except BaseException:  # Ctrl-C, while the answer is under way
+            self.unsure = True
+            raise
 
     def _take_back_misplaced(self, cursor: Any) -> None:
         """Undo a grant whose window was reckoned on a broken bound, and so lies in the past."""

@@ -7,13 +7,14 @@ import functools
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from inspect import iscoroutinefunction
+from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from apscheduler_tasklock.context import HeldLock, holding
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
+    TaskLockOptionError,
     TaskLockRefusedError,
 )
 
@@ -66,7 +67,15 @@ class Hold:
             await asyncio.shield(asyncio.to_thread(self._release))
 
     def __call__(self, function: Function) -> Function:
-        """Hold the lock around each call of a function or coroutine function."""
+        """Hold the lock around each call of a function or coroutine function.
+
+        :raises TaskLockOptionError: a call of it only makes something that runs later, unlocked
+        """
+        if isclass(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise TaskLockOptionError(
+                f"hold({self._name!r}) cannot decorate {function.__qualname__}, whose body runs "
+                "after the call; hold the lock inside it"
+            )
         if iscoroutinefunction(function):
 
             @functools.wraps(function)

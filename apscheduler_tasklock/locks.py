@@ -16,7 +16,7 @@ from apscheduler_tasklock.check import check_table
 from apscheduler_tasklock.clock import DatabaseClock
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.database import Database
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.hold import Hold
 from apscheduler_tasklock.names import check_name, make_replica_id
 from apscheduler_tasklock.options import LockOptions
@@ -137,7 +137,7 @@ class TaskLocks:
 
         try:
             answer, ends_at = self._attempts.until(self.claim_timeout, statement, stop=self._closed)
-        except TaskLockError:
+        except BaseException:
             if asking.unsure:
                 self._owed.add(
                     task_name, asking.claim_id, keep_window=keep_unanswered, seconds=max_lock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from datetime import timedelta
@@ -98,6 +98,39 @@ def test_as_a_decorator_it_is_held_for_each_call(make_locks: MakeLocks) -> None:
 
     assert [work(7), work(8)] == [(7, 1), (8, 2)]
     assert work.__name__ == "work"
+
+
+def test_it_does_not_decorate_what_runs_after_the_call(make_locks: MakeLocks) -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def async_generator() -> AsyncIterator[int]:
+        yield 1
+
+    class Class: ...
+
+    for function in (generator, async_generator, Class):
+        with pytest.raises(TaskLockOptionError, match="runs after the call"):
+            make_locks().hold("import", **TIMES)(function)
+
+
+def test_an_interrupted_claim_is_given_back(
+    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    """Ctrl-C comes while the answer is under way; the database has granted it."""
+    locks = make_locks(proxy.url)
+    locks.check()
+    claim = locks._protocol.claim
+
+    def interrupted(*arguments: Any) -> None:
+        claim(*arguments)
+        raise KeyboardInterrupt
+
+    # A real signal would have to hit the very moment.
+    locks._protocol.claim = interrupted  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        locks.hold("import", **TIMES).__enter__()
+    eventually(lambda: finished(connection))
 
 
 def test_as_a_decorator_it_keeps_threads_apart(make_locks: MakeLocks) -> None:
