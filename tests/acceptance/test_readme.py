@@ -50,11 +50,11 @@ def test_a_stuck_task_is_found_and_freed_by_the_statements_given(
     find, free = blocks(checkout, "sql")
     held = locks.claim("clean-up", min_lock=0, max_lock=3600)
     assert isinstance(held, HeldLock)
-    [(name, holder, token, *_)] = connection.execute(find).fetchall()  # type: ignore[call-overload]
+    [(name, holder, token, *_)] = connection.execute(find).fetchall()
     assert (name, holder, token) == ("clean-up", "replica", 1)
 
-    connection.execute(free)  # type: ignore[call-overload]  # names token 17: not this claim
+    connection.execute(free)
     assert isinstance(locks.claim("clean-up", min_lock=0, max_lock=3600), Refusal)
-    connection.execute(free.replace("17", "1"))  # type: ignore[call-overload]
-    assert connection.execute(find).fetchall() == []  # type: ignore[call-overload]
+    connection.execute(free.replace("17", "1"))
+    assert connection.execute(find).fetchall() == []
     assert isinstance(locks.claim("clean-up", min_lock=0, max_lock=3600), HeldLock)

@@ -66,7 +66,7 @@ class Debug(Host):
     inline = True
 
 
-class ThreadPerJobExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
+class ThreadPerJobExecutor(BaseExecutor):
     """A third party's executor: written from APScheduler's documentation, knowing of no lock."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class ThreadPerJobExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler h
 
 class ThirdParty(Host):
     @property
-    def executor(self) -> dict[str, Any]:  # type: ignore[override]
+    def executor(self) -> dict[str, Any]:
         return {"executor": ThreadPerJobExecutor()}
 
 

@@ -39,7 +39,7 @@ def role(
     """Create a role. Yield its name, and the database's URL for it."""
     name = f"role {uuid4().hex[:8]}"
     with psycopg.connect(database_url, autocommit=True) as connection:
-        create = sql.SQL("CREATE ROLE {} " + options)  # type: ignore[arg-type]
+        create = sql.SQL("CREATE ROLE {} " + options)
         connection.execute(create.format(sql.Identifier(name)))
         try:
             yield name, url_of(database_url, name)
@@ -172,7 +172,7 @@ class TestTable:
         says: str,
     ) -> None:
         replica = make_replica()
-        connection.execute(change)  # type: ignore[call-overload]
+        connection.execute(change)
         replica.run_once(lambda: None)
         error = replica.one(EVENT_TASK_LOCK_ERROR)
         replica.idle()

@@ -60,7 +60,7 @@ def test_the_bodys_exception_comes_through_and_the_lock_is_released(
     make_locks: MakeLocks, connection: psycopg.Connection[Any]
 ) -> None:
     with pytest.raises(ZeroDivisionError), make_locks().hold("import", **TIMES):
-        1 / 0  # noqa: B018
+        1 / 0  # noqa: B018  # raises
     assert finished(connection)
 
 
@@ -127,7 +127,7 @@ def test_an_interrupted_claim_is_given_back(
         raise KeyboardInterrupt
 
     # A real signal would have to hit the very moment.
-    locks._protocol.claim = interrupted  # type: ignore[assignment]
+    locks._protocol.claim = interrupted
     with pytest.raises(KeyboardInterrupt):
         locks.hold("import", **TIMES).__enter__()
     eventually(lambda: finished(connection))

@@ -299,10 +299,10 @@ class TestClockJumps:
             bound = latest(at)
             return bound and bound - timedelta(hours=1)
 
-        locks._clock.latest = behind  # type: ignore[method-assign]  # no real clock does this
+        locks._clock.latest = behind
         with pytest.raises(TaskLockDatabaseError, match="jumps back and forth"):
             claim(locks)
-        locks._clock.latest = latest  # type: ignore[method-assign]
+        locks._clock.latest = latest
 
     def test_a_held_lock_ends_when_the_database_says_so(
         self, make_locks: MakeLocks, proxy: Proxy
@@ -490,9 +490,9 @@ class TestEngine:
             assert _row(connection, "task")["token"] == 1  # committed at once
             locks.release(lock)
             with engine.connect() as mine:
-                assert not mine.connection.driver_connection.autocommit  # type: ignore[union-attr]
+                assert not mine.connection.driver_connection.autocommit
             locks.close()
-            assert engine.pool.checkedin() == 1  # type: ignore[attr-defined]  # still the application's
+            assert engine.pool.checkedin() == 1
         finally:
             engine.dispose()
 

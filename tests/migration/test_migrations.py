@@ -70,7 +70,7 @@ def test_every_way_in_leads_to_the_same_tables(
 
     printed = run(CLI, "upgrade", "--sql")
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
-        connection.execute(printed)  # type: ignore[call-overload]  # it is our own SQL
+        connection.execute(printed)
     assert described(empty_database_url) == expected
     assert printed == run("alembic", "upgrade", "head", "--sql")
 
@@ -147,7 +147,7 @@ def test_a_migration_leaves_the_callers_lock_timeout_as_it_was(empty_database_ur
 def test_the_printed_sql_serves_any_name(empty_database_url: str, run: Run, name: str) -> None:
     printed = run(CLI, "upgrade", "--sql", "--schema", name, "--table", name)
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
-        connection.execute(printed)  # type: ignore[call-overload]  # it is our own SQL
+        connection.execute(printed)
     assert f"{name}.{name}" in tables(empty_database_url)
     upgrade(empty_database_url, schema=name, table=name)
 

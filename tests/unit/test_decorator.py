@@ -137,7 +137,7 @@ def test_every_option_may_be_given() -> None:
 
     task_lock(
         name="job",
-        min_lock="5",  # type: ignore[call-overload]  # as the executor's options may be
+        min_lock="5",
         max_lock=timedelta(minutes=1),
         period=60,
         on_failure="release",
@@ -174,7 +174,7 @@ def test_options_without_their_names_are_refused(given: Any, named: dict[str, An
 def test_function_and_options_may_be_given_in_one_call() -> None:
     def job() -> None: ...
 
-    assert task_lock(job, max_factor=2) is job  # type: ignore[call-overload]
+    assert task_lock(job, max_factor=2) is job
     assert function_options(job) == TWICE
 
 
@@ -217,7 +217,7 @@ def test_every_kind_of_callable_can_be_called_as_before(function: Callable[[int]
 
 @pytest.mark.parametrize("function", [bare, with_options, without_lock, coroutine])
 def test_function_can_be_pickled_and_imported(function: Any) -> None:
-    assert pickle.loads(pickle.dumps(function)) is function  # noqa: S301
+    assert pickle.loads(pickle.dumps(function)) is function  # noqa: S301  # pickled right here
     assert ref_to_obj(obj_to_ref(function)) is function
 
 

@@ -126,7 +126,7 @@ def test_random_id_in_a_persistent_store_is_not_anonymous(jobstore: Any) -> None
 
 
 def test_memory_store_of_an_application_is_one() -> None:
-    class OwnStore(MemoryJobStore):  # type: ignore[misc]  # APScheduler has no types
+    class OwnStore(MemoryJobStore):
         pass
 
     assert is_anonymous(added_job(), OwnStore())

@@ -68,7 +68,7 @@ def calendar(**fields: Any) -> Any:
     return CalendarIntervalTrigger(**{"start_date": "2025-01-01", "timezone": BERLIN, **fields})
 
 
-class CountingCron(CronTrigger):  # type: ignore[misc]  # APScheduler has no types
+class CountingCron(CronTrigger):
     """Counts how often it or a copy of it is asked."""
 
     asked = 0
@@ -548,7 +548,7 @@ def test_jitter_across_a_clock_change_is_taken_back(
 # Custom triggers
 
 
-class Custom(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
+class Custom(BaseTrigger):
     """Answers with what a function says, and remembers how often it was asked."""
 
     def __init__(self, answer: Callable[[datetime | None, datetime], datetime | None]) -> None:
@@ -560,7 +560,7 @@ class Custom(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
         return self.answer(previous, now)
 
 
-class Queue(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
+class Queue(BaseTrigger):
     """Gives each of its run times once: asking changes it."""
 
     def __init__(self, *run_times: datetime) -> None:
@@ -578,7 +578,7 @@ class Uncopyable(Custom):
         self.guard = threading.Lock()
 
 
-class Slotted(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
+class Slotted(BaseTrigger):
     __slots__ = ("end_date", "every", "jitter")
 
     def __init__(self, every: timedelta, end_date: datetime, jitter: float) -> None:
@@ -661,6 +661,6 @@ def test_custom_trigger_that_always_starts_long_ago_is_not_followed_for_ever() -
         return previous + timedelta(seconds=1) if previous else at("1970-01-01")
 
     trigger = Custom(secondly)
-    trigger.jitter = 60  # type: ignore[attr-defined]
+    trigger.jitter = 60
     assert nominal_time(trigger, NOW) == NOW
     assert 1 < len(steps) < 100_000
