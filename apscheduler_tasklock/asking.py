@@ -23,6 +23,8 @@ class Asking:
     """One claim: what it asks for, and what is known of it.
 
     :param due: the run time on the replica's own clock, in seconds since 1970; ``None`` for now
+    :ivar task_name: the task that is claimed
+    :ivar max_lock: seconds after which the claim counts as dead
     :ivar claim_id: what a release of it has to match on
     :ivar unsure: whether the database may have granted it without an answer having come
     """
@@ -40,10 +42,10 @@ class Asking:
     ) -> None:
         self._protocol = protocol
         self._clock = clock
-        self._task_name = task_name
+        self.task_name = task_name
         self._due = _local_time() if due is None else due
         self._min_lock = min_lock
-        self._max_lock = max_lock
+        self.max_lock = max_lock
         self._replica_id = replica_id
         self.claim_id: UUID = uuid4()
         self.unsure = False
@@ -75,11 +77,11 @@ class Asking:
 
     def _send(self, cursor: Any, lag: float, bound: datetime | None) -> ClaimAnswer:
         request = ClaimRequest(
-            self._task_name,
+            self.task_name,
             lag,
             bound,
             self._min_lock,
-            self._max_lock,
+            self.max_lock,
             self._replica_id,
             self.claim_id,
         )
@@ -95,7 +97,7 @@ class Asking:
     def _take_back_misplaced(self, cursor: Any) -> None:
         """Undo a grant whose window was reckoned on a broken bound, and so lies in the past."""
         if self._misplaced:
-            self._protocol.release(cursor, self._task_name, self.claim_id, keep_window=False)
+            self._protocol.release(cursor, self.task_name, self.claim_id, keep_window=False)
             self.claim_id = uuid4()
             self._misplaced = False
 

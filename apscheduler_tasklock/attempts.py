@@ -61,14 +61,20 @@ class Attempts:
         seconds: float,
         statement: Callable[[Any], Result],
         stop: threading.Event | None = None,
+        since: float | None = None,
     ) -> Result:
         """Run a statement; while the database is away, again until so many seconds are over.
 
         :param stop: ends the attempts when it is set
+        :param since: when the seconds began, from :func:`time.monotonic`, if that was not now. If
+            they are over already, there is one attempt all the same, unless the database is known
+            to be away.
         :raises TaskLockDatabaseError: it stayed away
         :raises TaskLockError: the database refuses; the message names the remedy
         """
-        begun = time.monotonic()
+        begun = time.monotonic() if since is None else since
+        if self._outage.reason is not None and time.monotonic() > begun + seconds:
+            raise self._gave_up(begun, self._outage.reason)
         stop = stop or threading.Event()
         attempt = 0
         while True:
@@ -77,9 +83,11 @@ class Attempts:
             except TaskLockDatabaseError as error:
                 pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
                 if time.monotonic() + pause > begun + seconds or stop.wait(pause):
-                    elapsed = time.monotonic() - begun
-                    raise TaskLockDatabaseError(
-                        f"the task lock database ({self._database.where}) could not be used for "
-                        f"{elapsed:.1f} sec: {error}"
-                    ) from error.__cause__
+                    raise self._gave_up(begun, str(error)) from error.__cause__
                 attempt += 1
+
+    def _gave_up(self, begun: float, reason: str) -> TaskLockDatabaseError:
+        return TaskLockDatabaseError(
+            f"the task lock database ({self._database.where}) could not be used for "
+            f"{time.monotonic() - begun:.1f} sec: {reason}"
+        )

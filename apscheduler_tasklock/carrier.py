@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from functools import cache, partial
 from typing import Any
 
 from apscheduler.executors.base import run_job
-from apscheduler.util import iscoroutinefunction_partial
 
-from apscheduler_tasklock.active_runs import ActiveRuns
+from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.fire import Dispatch, Fire
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.settings import LockSettings
@@ -22,6 +20,8 @@ try:
     from apscheduler.executors.base import run_coroutine_job
 except ImportError:  # APScheduler 3.10
     from apscheduler.executors.base_py3 import run_coroutine_job
+
+logger = logging.getLogger(__name__)
 
 # APScheduler's run_job logs the start and end of what it runs, which here is the carrier. Its
 # lines go to this logger, in worker processes too. A filter, because a logging configuration
@@ -45,20 +45,19 @@ class Carrier:
     args = ()
     misfire_grace_time = None
 
-    def __init__(
-        self, submission: Submission, locks: TaskLocks, runs: ActiveRuns, dispatch: Dispatch
-    ) -> None:
+    def __init__(self, submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> None:
         job = submission.job
-        self.id = job.id
-        self.name = job.name
-        self.max_instances = job.max_instances
+        self._job = job
         self.kwargs: dict[str, Any] = {}
         self._jobstore_alias = submission.jobstore
-        self.func: Callable[[], Any]
-        if iscoroutinefunction_partial(job.func):
-            self.func = partial(run_coroutine, submission, locks, runs, dispatch)
-        else:
-            self.func = LockedRun(submission, locks, runs, dispatch)
+        locked = LockedRun(submission, locks, dispatch)
+        self.func: Callable[[], Any] = locked.run_coroutine if submission.awaited else locked.run
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the job's own ``id``, ``name``, ``max_instances``, or what else is asked for."""
+        if name.startswith("__") or "_job" not in vars(self):  # as pickle asks
+            raise AttributeError(name)
+        return getattr(self._job, name)
 
     def __str__(self) -> str:
         return str(self.name)
@@ -67,20 +66,28 @@ class Carrier:
 class LockedRun:
     """A submission bound to this replica's locks. Pickled, it becomes a :class:`PooledRun`."""
 
-    def __init__(
-        self, submission: Submission, locks: TaskLocks, runs: ActiveRuns, dispatch: Dispatch
-    ) -> None:
+    def __init__(self, submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> None:
         self._submission = submission
         self._locks = locks
-        self._runs = runs
         self._dispatch = dispatch
 
-    def __call__(self) -> JobEvents:
+    def run(self) -> JobEvents:
         """Run the submission in this process."""
-        with self._runs:
-            return run(self._submission, self._locks, self._dispatch)
+        return run(self._submission, self._locks, self._dispatch)
+
+    async def run_coroutine(self) -> JobEvents:
+        """Run the submission, whose job is a coroutine, on this event loop."""
+        return await run_coroutine(self._submission, self._locks, self._dispatch)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._submission.awaited:
+            raise TaskLockOptionError(
+                f"job {self._submission.job.id!r}: its function is a coroutine, which a process "
+                "pool does not await; use an AsyncIOScheduler, or a plain function"
+            )
+        # A process pool pickles what it runs when a worker is about to be free for it.
+        if self._locks.closed:
+            return NothingToRun, ()
         return PooledRun, (self._submission, self._locks.settings)
 
 
@@ -94,12 +101,20 @@ class PooledRun:
         self._submission = submission
         self._settings = settings
 
-    def __call__(self) -> JobEvents:
+    def run(self) -> JobEvents:
         """Run the submission in the worker process."""
         events = JobEvents()
         job_events = run(self._submission, process_locks(self._settings), events.append)
         events.extend(job_events)
         return events
+
+
+class NothingToRun:
+    """What waited for a worker process when the scheduler was shut down."""
+
+    def run(self) -> JobEvents:
+        """Claim nothing and run nothing."""
+        return JobEvents()
 
 
 @cache
@@ -129,25 +144,22 @@ def run(submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> JobEven
     return events
 
 
-async def run_coroutine(
-    submission: Submission, locks: TaskLocks, runs: ActiveRuns, dispatch: Dispatch
-) -> JobEvents:
+async def run_coroutine(submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> JobEvents:
     """Do the same for a coroutine job; its event loop never waits for the database."""
     events = JobEvents()
-    with runs:
+    with locks.in_use:
         for fire in _fires(submission, locks, dispatch):
-            job = await _begun(fire, runs)
-            if job is None:
-                continue
-            told = None
             try:
-                with fire.holding():
-                    told = await run_coroutine_job(
-                        job, submission.jobstore, [fire.run_time], submission.logger_name
-                    )
-            finally:
-                await _finished(runs.releases.submit(fire.end, told))
+                job = await _begun(fire, locks)
+                if job is None:
+                    continue
+                told, whole = await _run_to_its_end(fire, job, submission, locks)
+            except CancelledError:
+                logger.debug("Task %r: cancelled before it ran", submission.task_name)
+                break
             events.extend(told)
+            if not whole:
+                break
     return events
 
 
@@ -156,24 +168,38 @@ def _fires(submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> Iter
         yield Fire(submission, run_time, locks, dispatch)
 
 
-async def _begun(fire: Fire, runs: ActiveRuns) -> JobView | None:
-    """Wait for the claim. If the job is cancelled meanwhile, release what is granted too late."""
+async def _begun(fire: Fire, locks: TaskLocks) -> JobView | None:
+    """Wait for the claim. If the job is cancelled meanwhile, what is granted is given back."""
     # Now, and not when a thread is free: waiting for one does not make a job late.
-    fire.decide_missed()
-    beginning = runs.claims.submit(fire.begin)
+    if not fire.must_claim() or locks.closed:
+        return fire.begin()
+    return await locks.offload.claim(fire.begin, lambda _job: fire.give_back())
+
+
+async def _run_to_its_end(
+    fire: Fire, job: JobView, submission: Submission, locks: TaskLocks
+) -> tuple[list[Any], bool]:
+    """Run the job and release; return its events, and whether nobody cancelled it."""
+    told: list[Any] | None = None
     try:
-        job: JobView | None = await _finished(beginning)
-    except asyncio.CancelledError:
+        with fire.holding():
+            told = await run_coroutine_job(
+                job, submission.jobstore, [fire.run_time], submission.logger_name
+            )
+    finally:
+        ended = locks.offload.release(partial(fire.end, told))
+    assert told is not None
+    # APScheduler tells of these like of any exception of the job.
+    cuts = [e for e in map(_exception, told) if isinstance(e, (CancelledError, GeneratorExit))]
+    if any(isinstance(cut, GeneratorExit) for cut in cuts):
+        return told, False  # it is being closed, as with its event loop, and cannot wait
+    try:
+        await ended()
+    except CancelledError:
+        return told, False
+    return told, not cuts
 
-        def end() -> None:
-            beginning.result()
-            fire.end(None)
 
-        await _finished(runs.releases.submit(end))
-        raise
-    return job
-
-
-async def _finished(call: Future[Any]) -> Any:
-    """Wait for a call in a thread, which goes on if the one who waits is cancelled."""
-    return await asyncio.shield(asyncio.wrap_future(call))
+def _exception(event: Any) -> BaseException | None:
+    exception: BaseException | None = getattr(event, "exception", None)
+    return exception

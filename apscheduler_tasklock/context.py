@@ -44,6 +44,7 @@ class HeldLock:
         self._locked_until = locked_until
         self._ends_at = ends_at
         self._extender = extender
+        self._ended = False
 
     @property
     def locked_until(self) -> datetime:
@@ -57,8 +58,13 @@ class HeldLock:
 
     @property
     def lost(self) -> bool:
-        """Whether the claim has ended while the job runs, so that another replica may run it."""
-        return self.seconds_left == 0
+        """Whether the claim has ended, so that another replica may run the task."""
+        return self._ended or self.seconds_left == 0
+
+    def end(self) -> bool:
+        """Note that the claim is released, and return whether that is news."""
+        news, self._ended = not self._ended, True
+        return news
 
     def extend(self, by: float | timedelta) -> None:
         """Move ``locked_until`` further away.

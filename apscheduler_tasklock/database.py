@@ -45,6 +45,7 @@ class Database:
             self._engine = _make_engine(parse_url(database), timeout, application_name)
         self._pid = os.getpid()
         self._prepares = True
+        self._closed = False
 
     @property
     def url(self) -> URL:
@@ -80,6 +81,9 @@ class Database:
             # Whatever interrupted it may have left an answer unread.
             borrowed.invalidate()
             raise
+        else:
+            if self._closed and self._own:
+                borrowed.invalidate()
         finally:
             borrowed.close()
 
@@ -108,8 +112,13 @@ class Database:
         if getattr(error.__cause__, "sqlstate", None) in LOST_STATEMENT_STATES:
             self._prepares = False
 
+    def open(self) -> None:
+        """Keep a connection for the next statement again."""
+        self._closed = False
+
     def close(self) -> None:
-        """Close the idle connection of an engine made here. It can be used again."""
+        """Keep no connection of an engine made here from now on: each is closed after its use."""
+        self._closed = True
         if self._own:
             self._engine.dispose()
 

@@ -11,11 +11,9 @@ from typing import Any, Literal
 
 from apscheduler.events import EVENT_JOB_ADDED
 from apscheduler.executors.base import BaseExecutor
-from apscheduler.util import iscoroutinefunction_partial
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock.active_runs import ActiveRuns
 from apscheduler_tasklock.carrier import Carrier
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -109,7 +107,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             schema=schema or None,  # a configuration file says '' for none
             table=table,
         )
-        self._runs = ActiveRuns(self.locks)
 
     def start(self, scheduler: Any, alias: str) -> None:
         """Start the wrapped executor. Called by the scheduler.
@@ -122,8 +119,13 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             if job.executor == alias:
                 self._tasks.of(job, jobstore, self._scheduler._jobstores)
         self._inner = make_inner(self._executor, self._executor_options, scheduler)
+        if isinstance(self._inner, TaskLockExecutor):
+            raise TaskLockOptionError(
+                f"{type(self).__name__}: the executor to wrap is a TaskLockExecutor itself; one "
+                "claims the lock, two would wait for each other"
+            )
         self._check_database()
-        self._runs.open()
+        self.locks.open()
         self._inner.start(scheduler, alias)
         self._instances = self._inner._instances
         report_jobs(self._inner)
@@ -139,7 +141,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._inner.shutdown(wait)
         if self._scheduler is not None:
             self._scheduler.remove_listener(self._check_added_job)
-        self._runs.close()
+        self.locks.close()
 
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
         """Hand a job to the wrapped executor; its worker will claim it. No database work here.
@@ -168,7 +170,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             run_unlocked=self._run_unlocked,
             logger_name=self._logger.name,
         )
-        carrier = Carrier(submission, self.locks, self._runs, self._dispatcher(job))
+        carrier = Carrier(submission, self.locks, self._dispatcher(submission))
         self._inner.submit_job(carrier, run_times[-1:])
 
     def _check_database(self) -> None:
@@ -183,14 +185,14 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self.locks.close()
             raise
 
-    def _dispatcher(self, job: Any) -> Dispatch:
+    def _dispatcher(self, submission: Submission) -> Dispatch:
         """Return what dispatches lock events where APScheduler dispatches the job's own.
 
         If that is an event loop, the listeners may rely on it.
         """
-        loop = getattr(self._scheduler, "_eventloop", None)
-        if loop is None and iscoroutinefunction_partial(job.func):
-            loop = getattr(getattr(self._scheduler, "_ioloop", None), "asyncio_loop", None)
+        loop = getattr(self._inner, "_eventloop", None)
+        if loop is None and submission.awaited:
+            loop = getattr(getattr(self._inner, "_ioloop", None), "asyncio_loop", None)
         dispatch: Dispatch = self._scheduler._dispatch_event
         return dispatch if loop is None else partial(_dispatch_on, loop, dispatch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
@@ -45,26 +46,24 @@ class Fire:
         self._submission = submission
         self._locks = locks
         self._dispatch = dispatch
+        self._wanted_at = time.monotonic()
         self._missed: bool | None = None
         self._held: HeldLock | None = None
 
-    def decide_missed(self) -> None:
-        """Decide now whether this is a misfire; else ``begin`` does. Does not wait."""
-        self._missed = misfired(self._submission.job, self.run_time)
+    def must_claim(self) -> bool:
+        """Decide whether this is a misfire, and tell whether ``begin`` will ask the database."""
+        if self._missed is None:
+            self._missed = misfired(self._submission.job, self.run_time)
+        return not self._missed and self._submission.options is not None
 
     def begin(self) -> JobView | None:
         """Return what APScheduler is to run, or ``None`` if nothing is to run here.
 
         A misfire claims nothing. It is returned for APScheduler to say in its own words.
         """
-        job = self._submission.job
-        if self._missed is None:
-            self.decide_missed()
-        if self._missed:
-            return JobView(job, ALWAYS_MISSED)
-        if self._submission.options is not None and not self._may_run():
+        if self.must_claim() and not self._may_run():
             return None
-        return JobView(job, None)
+        return JobView(self._submission.job, ALWAYS_MISSED if self._missed else None)
 
     def holding(self) -> AbstractContextManager[None]:
         """Make the held lock the current one while the job runs."""
@@ -78,7 +77,14 @@ class Fire:
         if self._held is None:
             return
         failed = events is None or any(event.code == EVENT_JOB_ERROR for event in events)
-        self._release(self._held, failed=failed)
+        options = self._submission.options
+        opens = failed and options is not None and options.on_failure == "release"
+        self._release(self._held, keep_window=not opens)
+
+    def give_back(self) -> None:
+        """Release what was claimed for a job that will not run; its window is open again."""
+        if self._held is not None:
+            self._release(self._held, keep_window=False)
 
     def _may_run(self) -> bool:
         """Claim the run time, and tell what became of it."""
@@ -115,14 +121,13 @@ class Fire:
             min_lock=min_lock,
             max_lock=max_lock,
             keep_unanswered=self._submission.run_unlocked,
+            since=self._wanted_at,
         )
         if isinstance(claimed, HeldLock):
             claimed.run_time = self.run_time
         return claimed
 
-    def _release(self, held: HeldLock, *, failed: bool) -> None:
-        options = self._submission.options
-        keep_window = not (failed and options is not None and options.on_failure == "release")
+    def _release(self, held: HeldLock, *, keep_window: bool) -> None:
         holder = {"holder": self._locks.replica_id, "token": held.token}
         try:
             released = self._locks.release(held, keep_window=keep_window)

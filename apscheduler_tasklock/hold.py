@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
+from functools import partial
+from inspect import (
+    isasyncgenfunction,
+    isclass,
+    iscoroutine,
+    iscoroutinefunction,
+    isgeneratorfunction,
+)
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from apscheduler_tasklock.context import HeldLock, holding
@@ -37,34 +43,30 @@ class Hold:
         self._name = name
         self._min_lock = min_lock
         self._max_lock = max_lock
+        self._entered = False
         self._held: HeldLock | None = None
         self._context = ExitStack()
 
     def __enter__(self) -> HeldLock:
-        self._claim()
-        return self._make_current()
+        with self._entering():
+            return self._make_current(self._claim())
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._context.close()
-        finally:
-            self._release()
+        self._release(self._leave())
 
     async def __aenter__(self) -> HeldLock:
-        claiming = asyncio.ensure_future(asyncio.to_thread(self._claim))
-        try:
-            await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            # The claim goes on in its thread; give back what it gets.
-            claiming.add_done_callback(self._release_cancelled)
-            raise
-        return self._make_current()
+        with self._entering():
+            if self._locks.closed:
+                self._claim()  # raises
+            with self._locks.in_use:
+                held = await self._locks.offload.claim(
+                    self._claim, partial(self._release, keep_window=False)
+                )
+            return self._make_current(held)
 
     async def __aexit__(self, *_: object) -> None:
-        try:
-            self._context.close()
-        finally:
-            await asyncio.shield(asyncio.to_thread(self._release))
+        # In a thread that goes on when this is cancelled.
+        await self._locks.offload.release(partial(self._release, self._leave()))()
 
     def __call__(self, function: Function) -> Function:
         """Hold the lock around each call of a function or coroutine function.
@@ -72,11 +74,8 @@ class Hold:
         :raises TaskLockOptionError: a call of it only makes something that runs later, unlocked
         """
         if isclass(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
-            raise TaskLockOptionError(
-                f"hold({self._name!r}) cannot decorate {function.__qualname__}, whose body runs "
-                "after the call; hold the lock inside it"
-            )
-        if iscoroutinefunction(function):
+            raise self._runs_later(function)
+        if iscoroutinefunction(function) or iscoroutinefunction(_call_of(function)):
 
             @functools.wraps(function)
             async def held_coroutine(*args: Any, **kwargs: Any) -> Any:
@@ -88,34 +87,59 @@ class Hold:
         @functools.wraps(function)
         def held(*args: Any, **kwargs: Any) -> Any:
             with self._anew():
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                if iscoroutine(result):
+                    result.close()
+                    raise self._runs_later(function)
+                return result
 
         return held  # type: ignore[return-value]  # it has the same signature
+
+    def _runs_later(self, function: Callable[..., Any]) -> TaskLockOptionError:
+        name = getattr(function, "__qualname__", repr(function))
+        return TaskLockOptionError(
+            f"hold({self._name!r}) cannot decorate {name}, whose body runs after the call; hold "
+            "the lock inside it"
+        )
 
     def _anew(self) -> Hold:
         return Hold(self._locks, self._name, self._min_lock, self._max_lock)
 
-    def _claim(self) -> None:
-        if self._held is not None:
+    def _entering(self) -> ExitStack:
+        """Return a context in which this is entered; it is not if an exception leaves it."""
+        if self._entered:
             raise TaskLockError(f"this hold of task {self._name!r} is entered already")
+        self._entered = True
+        entering = ExitStack()
+        entering.push(self._not_entered)
+        return entering
+
+    def _not_entered(self, _type: object, exception: object, _traceback: object) -> None:
+        self._entered = exception is None
+
+    def _claim(self) -> HeldLock:
         claimed = self._locks.claim(self._name, min_lock=self._min_lock, max_lock=self._max_lock)
         if not isinstance(claimed, HeldLock):
             raise TaskLockRefusedError(
                 self._name, claimed.holder, claimed.locked_until, claimed.reason
             )
-        self._held = claimed
+        return claimed
 
-    def _make_current(self) -> HeldLock:
-        assert self._held is not None
-        self._context.enter_context(holding(self._held))
-        return self._held
+    def _make_current(self, held: HeldLock) -> HeldLock:
+        self._held = held
+        self._context.enter_context(holding(held))
+        return held
 
-    def _release(self) -> None:
+    def _leave(self) -> HeldLock:
         held, self._held = self._held, None
-        if held is None:
-            return
+        assert held is not None
+        self._entered = False
+        self._context.close()
+        return held
+
+    def _release(self, held: HeldLock, *, keep_window: bool = True) -> None:
         try:
-            released = self._locks.release(held)
+            released = self._locks.release(held, keep_window=keep_window)
         except TaskLockDatabaseError:
             return  # logged as an outage; the release is owed
         except TaskLockError:
@@ -128,5 +152,7 @@ class Hold:
                 held.name,
             )
 
-    def _release_cancelled(self, _claimed: object) -> None:
-        asyncio.get_running_loop().run_in_executor(None, self._release)
+
+def _call_of(function: Callable[..., Any]) -> Any:
+    """Return what a call of an object runs."""
+    return getattr(function, "__call__", None)  # noqa: B004  # what it is, not whether there is one

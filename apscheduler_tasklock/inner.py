@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import iscoroutine
 from typing import Any
 
@@ -57,14 +57,27 @@ def _make_configured(options: dict[str, Any], scheduler: Any) -> Any:
 
 def report_jobs(inner: Any) -> None:
     """Let a started executor report the events of the jobs, not those of their carriers."""
-    report = type(inner)._run_job_success
     logger = inner._logger
-
-    def report_carried(job_id: str, events: list[Any], *more: Any, **named: Any) -> None:
-        report(inner, job_id, _carried(events, inner, logger), *more, **named)
-
-    inner._run_job_success = report_carried
+    report = inner._run_job_success
+    if isinstance(report, _JobReport):  # of the last start
+        report = report.report
+    inner._run_job_success = _JobReport(report, inner, logger)
     inner._logger = _InnerLogger(logger, {})
+
+
+class _JobReport:
+    """Stands in for ``_run_job_success`` of a wrapped executor.
+
+    :ivar report: the executor's own
+    """
+
+    def __init__(self, report: Callable[..., Any], inner: Any, logger: logging.Logger) -> None:
+        self.report = report
+        self._inner = inner
+        self._logger = logger
+
+    def __call__(self, job_id: str, events: list[Any], *more: Any, **named: Any) -> None:
+        self.report(job_id, _carried(events, self._inner, self._logger), *more, **named)
 
 
 def _carried(events: list[Any], inner: Any, logger: logging.Logger) -> list[Any]:

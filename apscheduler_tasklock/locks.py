@@ -10,28 +10,21 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock.asking import Asking
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.check import check_table
+from apscheduler_tasklock.claims import Claims
 from apscheduler_tasklock.clock import DatabaseClock
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.database import Database
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.hold import Hold
+from apscheduler_tasklock.lifetime import Lifetime, off_the_loop
 from apscheduler_tasklock.names import check_name, make_replica_id
+from apscheduler_tasklock.offload import Offload
 from apscheduler_tasklock.options import LockOptions
-from apscheduler_tasklock.protocol import (
-    ClaimAnswer,
-    ReleaseAnswer,
-    TaskLockProtocol,
-)
-from apscheduler_tasklock.releases import OwedRelease, OwedReleases
+from apscheduler_tasklock.protocol import ReleaseAnswer, TaskLockProtocol
 from apscheduler_tasklock.settings import LockSettings, as_url
 from apscheduler_tasklock.table import DEFAULT_TABLE, task_lock_table
-
-# Seconds for which a release is tried by the job's own worker, before it is left to the
-# background.
-RELEASE_PATIENCE = 0.2
 
 
 class TaskLocks:
@@ -43,6 +36,8 @@ class TaskLocks:
     :param replica_id: who claims, for people; by default host, process and a random part
     :param claim_timeout: seconds for which an unreachable database is tried again
     :raises TaskLockOptionError: ``database`` is not one that the task lock can use
+    :ivar offload: makes claims and releases for coroutines
+    :ivar in_use: counts who still needs the threads after :meth:`close`
     """
 
     def __init__(
@@ -62,12 +57,20 @@ class TaskLocks:
         self._database = Database(
             database, timeout=claim_timeout, application_name=f"tasklock {replica_id}"[:63]
         )
-        self._protocol = TaskLockProtocol(self.table)
         self._clock = DatabaseClock()
         self._closed = threading.Event()
         self._blockers: dict[str, int] = {}
         self._attempts = Attempts(self._database, self.table)
-        self._owed = OwedReleases(self._release_once)
+        self._claims = Claims(
+            self._attempts,
+            TaskLockProtocol(self.table),
+            self._clock,
+            replica_id=replica_id,
+            timeout=claim_timeout,
+            stop=self._closed,
+        )
+        self.offload = Offload()
+        self.in_use = Lifetime(self.offload.close)
 
     @classmethod
     def from_settings(cls, settings: LockSettings) -> TaskLocks:
@@ -106,6 +109,7 @@ class TaskLocks:
         min_lock: float,
         max_lock: float,
         keep_unanswered: bool = False,
+        since: float | None = None,
     ) -> HeldLock | Refusal:
         """Claim a task for one run time, and try again while the database is away.
 
@@ -115,45 +119,30 @@ class TaskLocks:
         :param max_lock: seconds after which the claim counts as dead
         :param keep_unanswered: whether the window stays taken if the claim was sent and never
             answered, although the database may have granted it
+        :param since: when the claim was wanted, from :func:`time.monotonic`, if that was not now
         :return: the held lock, which must be released, or why it was refused
         :raises TaskLockDatabaseError: the database stayed away for ``claim_timeout``. A claim
             that it may have granted all the same is released in the background.
-        :raises TaskLockError: the database refused the statement; the message names the remedy
+        :raises TaskLockError: the database refused the statement, and the message names the
+            remedy; or these task locks are closed
         """
-        asking = Asking(
-            self._protocol,
-            self._clock,
-            task_name,
-            None if run_time is None else run_time.timestamp(),
-            min_lock=min_lock,
-            max_lock=max_lock,
-            replica_id=self.replica_id,
-        )
-
-        def statement(cursor: Any) -> tuple[ClaimAnswer, float]:
-            # Otherwise the claim could be refused on account of this replica's own last run.
-            self._release_owed(cursor, task_name)
-            return asking.ask(cursor)
-
+        self.in_use.begin_use()
+        claimed = None
         try:
-            answer, ends_at = self._attempts.until(self.claim_timeout, statement, stop=self._closed)
-        except BaseException:
-            if asking.unsure:
-                self._owed.add(
-                    task_name, asking.claim_id, keep_window=keep_unanswered, seconds=max_lock
-                )
-            raise
-        if not answer.granted:
-            return _refusal(answer)
-        return HeldLock(
-            name=task_name,
-            token=answer.token,
-            claim_id=asking.claim_id,
-            run_time=run_time,
-            locked_until=answer.locked_until,
-            ends_at=ends_at,
-            extender=self._extend,
-        )
+            if self.closed:
+                raise TaskLockError(f"task {task_name!r} is not claimed: these locks are closed")
+            claimed = self._claims.claim(
+                task_name,
+                run_time,
+                min_lock=min_lock,
+                max_lock=max_lock,
+                keep_unanswered=keep_unanswered,
+                since=since,
+            )
+        finally:
+            if not isinstance(claimed, HeldLock):
+                self.in_use.end_use()
+        return claimed
 
     def release(self, held: HeldLock, *, keep_window: bool = True) -> ReleaseAnswer | None:
         """End a claim, now or in the background.
@@ -166,18 +155,10 @@ class TaskLocks:
         :raises TaskLockError: the database refused the statement
         """
         try:
-            # Twice at least: the idle connection may have died while the job ran.
-            return self._attempts.until(
-                RELEASE_PATIENCE,
-                lambda cursor: self._protocol.release(
-                    cursor, held.name, held.claim_id, keep_window=keep_window
-                ),
-            )
-        except TaskLockDatabaseError:
-            self._owed.add(
-                held.name, held.claim_id, keep_window=keep_window, seconds=held.seconds_left
-            )
-            raise
+            return self._claims.release(held, keep_window=keep_window)
+        finally:
+            if held.end():
+                self.in_use.end_use()
 
     def hold(self, name: str, *, min_lock: float | timedelta, max_lock: float | timedelta) -> Hold:
         """Return a context manager, sync or async, and decorator that holds a task's lock.
@@ -204,6 +185,9 @@ class TaskLocks:
 
     def open(self) -> None:
         """Let claims through again after :meth:`close`."""
+        self._database.open()
+        self.in_use.open()
+        self.offload.open()
         self._closed.clear()
 
     def stop_claiming(self) -> None:
@@ -211,29 +195,11 @@ class TaskLocks:
         self._closed.set()
 
     def close(self) -> None:
-        """Claim nothing more, try owed releases a last time, and close idle connections."""
+        """Claim nothing more, try owed releases a last time, and close idle connections.
+
+        What is held can still be released, on a connection that is closed after it.
+        """
         self._closed.set()
-        self._owed.close()
+        off_the_loop(self._claims.close)
         self._database.close()
-
-    def _extend(self, held: HeldLock, by: float) -> datetime | None:
-        return self._attempts.once(
-            lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by)
-        )
-
-    def _release_once(self, owed: OwedRelease) -> None:
-        self._attempts.once(lambda cursor: self._send(cursor, owed))
-
-    def _release_owed(self, cursor: Any, task_name: str) -> None:
-        for owed in self._owed.of(task_name):
-            self._send(cursor, owed)
-            self._owed.forget(owed)
-
-    def _send(self, cursor: Any, owed: OwedRelease) -> None:
-        self._protocol.release(cursor, owed.task_name, owed.claim_id, keep_window=owed.keep_window)
-
-
-def _refusal(answer: ClaimAnswer) -> Refusal:
-    reason = "running" if answer.running else "window"
-    blocked = answer.running and answer.new_window
-    return Refusal(answer.holder, answer.token, answer.locked_until, reason, blocked)
+        self.in_use.close()

@@ -12,16 +12,21 @@ logger = logging.getLogger(__name__)
 
 
 class Outage:
-    """Tells of a database that is away once when it goes, and once when it is back."""
+    """Tells of a database that is away once when it goes, and once when it is back.
+
+    :ivar reason: why it is away, or ``None`` while it is there
+    """
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._lock = threading.Lock()
         self._since: float | None = None
+        self.reason: str | None = None
 
     def begin(self, error: TaskLockDatabaseError) -> None:
         """Note that the database did not answer."""
         with self._lock:
+            self.reason = str(error)
             if self._since is not None:
                 return
             self._since = time.monotonic()
@@ -36,7 +41,7 @@ class Outage:
         if self._since is None:
             return
         with self._lock:
-            since, self._since = self._since, None
+            since, self._since, self.reason = self._since, None, None
         if since is not None:
             logger.info(
                 "The task lock database is back (%s), %.1f sec after this replica noticed",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
+from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.protocol import TaskLockProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +33,13 @@ class OwedReleases:
 
     One thread, which starts with the first owed release and is gone after the last.
 
-    :param release: sends one release; raises ``TaskLockDatabaseError`` if it must be sent again
+    :param attempts: runs the statements
+    :param protocol: has them
     """
 
-    def __init__(self, release: Callable[[OwedRelease], None]) -> None:
-        self._release = release
+    def __init__(self, attempts: Attempts, protocol: TaskLockProtocol) -> None:
+        self._attempts = attempts
+        self._protocol = protocol
         self._changed = threading.Condition()
         self._owed: list[OwedRelease] = []
         self._thread: threading.Thread | None = None
@@ -56,17 +60,15 @@ class OwedReleases:
                 )
                 self._thread.start()
 
-    def of(self, task_name: str) -> list[OwedRelease]:
-        """Return what is owed for a task. To release twice does no harm."""
+    def send_for(self, task_name: str, cursor: Any) -> None:
+        """Send what is owed for a task. To release twice does no harm."""
         if not self._owed:
-            return []
+            return
         with self._changed:
-            return [owed for owed in self._owed if owed.task_name == task_name]
-
-    def forget(self, owed: OwedRelease) -> None:
-        """Owe this release no longer."""
-        with self._changed:
-            self._owed = [other for other in self._owed if other is not owed]
+            batch = [owed for owed in self._owed if owed.task_name == task_name]
+        for owed in batch:
+            self._send(cursor, owed)
+            self._forget(owed)
 
     def close(self) -> None:
         """Send what is owed a last time and end the thread."""
@@ -85,7 +87,7 @@ class OwedReleases:
             for owed in batch:
                 if not self._settled(owed):
                     break  # the others would fail alike, one by one
-                self.forget(owed)
+                self._forget(owed)
             with self._changed:
                 if last or not self._owed:
                     given_up, self._owed, self._thread = self._owed, [], None
@@ -101,9 +103,16 @@ class OwedReleases:
         if time.monotonic() >= owed.until:
             return True
         try:
-            self._release(owed)
+            self._attempts.once(lambda cursor: self._send(cursor, owed))
         except TaskLockDatabaseError:
             return False
         except Exception:  # nothing may end this thread unseen
             logger.exception("The lock of task %r could not be released", owed.task_name)
         return True
+
+    def _send(self, cursor: Any, owed: OwedRelease) -> None:
+        self._protocol.release(cursor, owed.task_name, owed.claim_id, keep_window=owed.keep_window)
+
+    def _forget(self, owed: OwedRelease) -> None:
+        with self._changed:
+            self._owed = [other for other in self._owed if other is not owed]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from apscheduler.util import iscoroutinefunction_partial
+
 from apscheduler_tasklock.options import RESERVED_KEY, LockOptions
 from apscheduler_tasklock.period import period_after
 
@@ -35,6 +37,11 @@ class Submission:
     options: LockOptions | None
     run_unlocked: bool
     logger_name: str
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the job is a coroutine, for an event loop to await."""
+        return bool(iscoroutinefunction_partial(self.job.func))
 
     def lock_times(self, nominal: datetime) -> tuple[float, float]:
         """Return the minimum and maximum lock for a nominal run time, in seconds."""

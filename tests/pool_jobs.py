@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 from apscheduler_tasklock import current_lock, task_lock
@@ -31,3 +33,12 @@ def leave() -> None:
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for(file: str) -> None:
+    """Work until somebody makes the file."""
+    while not Path(file).exists():
+        time.sleep(0.01)
+
+
+async def coroutine() -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import socket
 import threading
@@ -25,6 +26,8 @@ class Proxy:
         connection. It may block, which holds that one connection up.
     :ivar to_client: the same for what the server sent
     :ivar accepting: ``False`` refuses new connections by closing them
+    :ivar accepted: how many it accepted, and
+    :ivar refused: how many it refused
     """
 
     def __init__(self, database_url: str) -> None:
@@ -33,6 +36,7 @@ class Proxy:
         self.to_client: Rule = pass_on
         self.accepting = True
         self.accepted = 0
+        self.refused = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: set[socket.socket] = set()
         self._closed = False
@@ -43,6 +47,11 @@ class Proxy:
     def url(self) -> str:
         port: int = self._listener.getsockname()[1]
         return self._target.set(host="127.0.0.1", port=port, query={}).render_as_string(False)
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection is open."""
+        return bool(self._open)
 
     def cut_all(self) -> None:
         """Cut every connection there is."""
@@ -69,6 +78,7 @@ class Proxy:
                 continue
             client, _ = self._listener.accept()
             if not self.accepting:
+                self.refused += 1
                 client.close()
                 continue
             self.accepted += 1
@@ -98,6 +108,29 @@ class Proxy:
                 side.shutdown(socket.SHUT_RDWR)
         source.close()
         self._open.discard(source)
+
+
+class Gate:
+    """Holds up what the server answers, from when it is shut until it is opened."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self.reached, self._open = threading.Event(), threading.Event()
+
+    def shut(self) -> None:
+        self._proxy.to_client = self._hold_up
+
+    def open(self) -> None:
+        self._open.set()
+
+    def _hold_up(self, data: bytes) -> bytes:
+        self.reached.set()
+        assert self._open.wait(60)
+        return data
+
+    async def until_reached(self) -> None:
+        while not self.reached.is_set():
+            await asyncio.sleep(0.01)
 
 
 @contextmanager

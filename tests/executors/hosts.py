@@ -72,8 +72,11 @@ class ThreadPerJobExecutor(BaseExecutor):
     def __init__(self) -> None:
         super().__init__()
         self._threads: list[threading.Thread] = []
+        self.submitted: list[tuple[str, Any]] = []
 
     def _do_submit_job(self, job: Any, run_times: Any) -> None:
+        self.submitted.append((job.func_ref, job.trigger))
+
         def work() -> None:
             try:
                 events = run_job(job, job._jobstore_alias, run_times, self._logger.name)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from apscheduler_tasklock.locks import TaskLocks
-from tests.proxy import Proxy, proxy_to
+from tests.proxy import Gate, Proxy, proxy_to
 from tests.schedulers import Replica
 
 
@@ -18,6 +18,12 @@ def proxy(database_url: str) -> Iterator[Proxy]:
     """A proxy in front of the test's database."""
     with proxy_to(database_url) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def gate(proxy: Proxy) -> Gate:
+    """Holds up the answers that go through the proxy."""
+    return Gate(proxy)
 
 
 @pytest.fixture

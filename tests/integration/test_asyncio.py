@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from typing import Any
 
@@ -23,16 +25,18 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ALL,
+    EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     TaskLockEvent,
     TaskLockExecutor,
+    TaskLocks,
     current_lock,
     task_lock,
 )
 from tests.polling import eventually
-from tests.proxy import Proxy
+from tests.proxy import Gate, Proxy
 
 RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
 RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_ERROR]
@@ -65,9 +69,14 @@ class Loop:
             "interval",
             hours=1,
             id=job_id,
-            next_run_time=now,
-            **{"misfire_grace_time": None, **job},
+            **{"misfire_grace_time": None, "next_run_time": now, **job},
         )
+
+    def submit(self, function: Callable[..., Any]) -> None:
+        """Submit a job in this turn of the loop, as the scheduler does in one of its own."""
+        now = datetime.now(timezone.utc)
+        self.run_once(function, next_run_time=now + timedelta(hours=1))
+        self.executor.submit_job(self.scheduler.get_job("job"), [now])
 
     async def until(self, condition: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + 60
@@ -210,28 +219,160 @@ def test_a_coroutine_cancelled_by_shutdown_is_released(
     assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
 
 
-def test_a_coroutine_cancelled_while_it_waits_for_its_claim_is_released(
-    database_url: str, connection: psycopg.Connection[Any], proxy: Proxy
+def test_a_coroutine_cancelled_while_it_waits_for_its_claim_gives_it_back(
+    proxy: Proxy,
+    gate: Gate,
+    connection: psycopg.Connection[Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    asked, go_on = threading.Event(), threading.Event()
+    """It did not run, so nothing is told of a run, and its window is open for others."""
 
-    def hold_up(data: bytes) -> bytes:
-        asked.set()
-        assert go_on.wait(60)
-        return data
-
-    async def main() -> None:
+    async def main() -> Loop:
         async with running(proxy.url, claim_timeout=60) as loop:
-            proxy.to_client = hold_up
+            gate.shut()
             loop.run_once(coroutine_job)
-            await loop.until(asked.is_set)
+            await gate.until_reached()
             loop.scheduler.shutdown()
             await loop.until(lambda: not loop.scheduler.running)
-            go_on.set()
+            await loop.until(lambda: not any(loop.executor._instances.values()))
+            gate.open()
+            return loop
+
+    loop = asyncio.run(main())
+    eventually(lambda: EVENT_TASK_LOCK_RELEASED in loop.codes())
+    assert loop.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED]
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+    opened = "SELECT FROM task_lock WHERE finished_at IS NOT NULL AND window_until < window_start"
+    assert connection.execute(opened).rowcount == 1
+
+
+def test_a_loop_that_ends_without_another_turn_leaves_no_lock(
+    proxy: Proxy, gate: Gate, connection: psycopg.Connection[Any]
+) -> None:
+    """Nothing is cancelled; the coroutine is thrown away where it waits for its claim."""
+    event_loop = asyncio.new_event_loop()
+
+    async def main() -> TaskLocks:
+        loop = Loop(proxy.url, claim_timeout=60)
+        loop.scheduler.start()
+        gate.shut()
+        loop.run_once(coroutine_job)
+        await gate.until_reached()
+        loop.executor.locks.close()
+        return loop.executor.locks
+
+    locks = event_loop.run_until_complete(main())
+    event_loop.close()
+    gate.open()
+    released = "SELECT FROM task_lock WHERE finished_at IS NOT NULL"
+    eventually(lambda: connection.execute(released).rowcount == 1)
+    del event_loop
+    gc.collect()  # nothing else ends the coroutine
+    assert locks.closed
+
+
+def test_a_run_whose_release_is_cut_short_by_shutdown_is_told_as_it_ended(
+    proxy: Proxy, gate: Gate
+) -> None:
+    async def ends() -> int:
+        gate.shut()
+        return 7
+
+    async def main() -> None:
+        async with running(proxy.url) as loop:
+            loop.run_once(ends)
+            await gate.until_reached()
+            loop.scheduler.shutdown()
+            await loop.until(lambda: EVENT_JOB_EXECUTED in loop.codes())
+            gate.open()
+            await loop.until(lambda: EVENT_TASK_LOCK_RELEASED in loop.codes())
+            assert EVENT_JOB_ERROR not in loop.codes()
 
     asyncio.run(main())
-    rows = eventually(lambda: connection.execute("SELECT finished_at FROM task_lock").fetchall())
-    assert rows[0][0] is not None
+
+
+def test_cancelled_in_the_first_of_several_run_times_it_claims_no_other(
+    database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    async def main() -> None:
+        started = asyncio.Event()
+
+        async def endless() -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        async with running(database_url) as loop:
+            start = datetime.now(timezone.utc) - timedelta(hours=2, minutes=1)
+            loop.run_once(endless, next_run_time=start, start_date=start, coalesce=False)
+            await asyncio.wait_for(started.wait(), 60)
+            (run,) = loop.executor._inner._pending_futures
+            run.cancel()  # as asyncio.run does with every task there is, at its end
+            await loop.until(lambda: not any(loop.executor._instances.values()))
+            assert loop.codes() == RAISED
+
+    asyncio.run(main())
+    assert connection.execute("SELECT token FROM task_lock").fetchone() == (1,)
+
+
+def test_a_coroutine_that_begins_after_the_shutdown_claims_nothing(
+    database_url: str, connection: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is submitted in the turn of the loop that shuts the scheduler down."""
+
+    async def main() -> None:
+        async with running(database_url) as loop:
+            loop.submit(coroutine_job)
+            loop.executor._inner._pending_futures.clear()  # tornado's executor cancels nothing
+            loop.executor.shutdown()
+            await loop.until(lambda: not any(loop.executor._instances.values()))
+            assert loop.codes() == []
+
+    asyncio.run(main())
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+    assert connection.execute("SELECT FROM task_lock").rowcount == 0
+
+
+def test_a_shutdown_does_not_wait_on_the_loop_for_owed_releases(
+    proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    async def ends() -> None:
+        proxy.accepting = False
+        proxy.cut_all()
+
+    async def main() -> None:
+        async with running(proxy.url) as loop:
+            loop.run_once(ends)
+            await loop.until(lambda: EVENT_TASK_LOCK_ERROR in loop.codes())
+            await loop.until(lambda: not any(loop.executor._instances.values()))
+            answered = threading.Event()
+
+            def hold_up(data: bytes) -> bytes:
+                assert answered.wait(60)
+                return data
+
+            proxy.to_client = hold_up
+            proxy.accepting = True
+            loop.scheduler.shutdown()  # would wait for the answer that is held up after it
+            await loop.until(lambda: not loop.scheduler.running)
+            answered.set()
+
+    asyncio.run(main())
+    released = "SELECT FROM task_lock WHERE finished_at IS NOT NULL"
+    eventually(lambda: connection.execute(released).rowcount == 1)
+
+
+def test_lock_events_come_before_those_of_the_job_from_any_executor(database_url: str) -> None:
+    """A thread pool tells of its jobs in its threads, also when the scheduler is on a loop."""
+
+    async def main() -> None:
+        async with running(database_url, executor="threadpool") as loop:
+            executed = threading.Event()
+            loop.scheduler.add_listener(lambda _: executed.set(), EVENT_JOB_EXECUTED)
+            loop.submit(plain_job)
+            assert executed.wait(60)  # the loop does not turn meanwhile
+            assert loop.codes() == RUN
+
+    asyncio.run(main())
 
 
 def test_claims_do_not_block_the_event_loop(database_url: str, proxy: Proxy) -> None:

@@ -9,11 +9,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED
 from apscheduler.executors.pool import ProcessPoolExecutor, ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy import create_engine
 
 from apscheduler_tasklock import TaskLockExecutor, TaskLockOptionError
+from apscheduler_tasklock.inner import report_jobs
+from tests.executors.hosts import ThreadPerJobExecutor
 from tests.polling import eventually
 
 Connection = psycopg.Connection[Any]
@@ -151,4 +154,42 @@ def test_an_inner_executor_that_cannot_be_made_is_an_error_at_start(
 ) -> None:
     scheduler = BackgroundScheduler(executors={"default": TaskLockExecutor(database_url, executor)})
     with pytest.raises(TaskLockOptionError, match=says):
+        scheduler.start()
+
+
+def test_an_executor_that_looks_at_the_job_sees_it(
+    started: Started, database_url: str, connection: Connection
+) -> None:
+    inner = ThreadPerJobExecutor()
+    executor = TaskLockExecutor(database_url, inner)
+    started(BackgroundScheduler(executors={"default": executor}))
+    ran(connection)
+    ((reference, trigger),) = inner.submitted
+    assert (reference, trigger.interval) == (f"{__name__}:noop", timedelta(hours=1))
+
+
+def test_a_hook_on_the_instance_gets_the_jobs_events(started: Started, database_url: str) -> None:
+    """As instrumentation puts there; also after a restart, and once."""
+    inner = ThreadPoolExecutor()
+    report, seen = inner._run_job_success, []
+
+    def hook(job_id: str, events: list[Any]) -> None:
+        seen.extend((job_id, event.code) for event in events)
+        report(job_id, events)
+
+    inner._run_job_success = hook
+    executor = TaskLockExecutor(database_url, inner)
+    scheduler = BackgroundScheduler(executors={"default": executor})
+    started(scheduler)
+    eventually(lambda: seen == [("job", EVENT_JOB_EXECUTED)])
+    inner.start(scheduler, "default")
+    report_jobs(inner)
+    inner._run_job_success("again", [])
+    assert seen == [("job", EVENT_JOB_EXECUTED)]
+
+
+def test_a_task_lock_executor_does_not_wrap_another(database_url: str) -> None:
+    executor = TaskLockExecutor(database_url, TaskLockExecutor(database_url))
+    scheduler = BackgroundScheduler(executors={"default": executor})
+    with pytest.raises(TaskLockOptionError, match="the executor to wrap is a TaskLockExecutor"):
         scheduler.start()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -15,12 +17,14 @@ import pytest
 
 from apscheduler_tasklock import (
     HeldLock,
+    TaskLockDatabaseError,
     TaskLockError,
     TaskLockOptionError,
     TaskLockRefusedError,
     TaskLocks,
     current_lock,
 )
+from apscheduler_tasklock.protocol import TaskLockProtocol
 from tests.polling import eventually
 from tests.proxy import Proxy
 
@@ -109,27 +113,32 @@ def test_it_does_not_decorate_what_runs_after_the_call(make_locks: MakeLocks) ->
 
     class Class: ...
 
+    async def coroutine() -> None: ...
+
+    def returns(function: Callable[..., Any]) -> Any:
+        return function()
+
     for function in (generator, async_generator, Class):
         with pytest.raises(TaskLockOptionError, match="runs after the call"):
             make_locks().hold("import", **TIMES)(function)
+    with pytest.raises(TaskLockOptionError, match="runs after the call"):
+        make_locks().hold("import", **TIMES)(partial(returns, coroutine))()
 
 
 def test_an_interrupted_claim_is_given_back(
-    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+    make_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch, connection: psycopg.Connection[Any]
 ) -> None:
     """Ctrl-C comes while the answer is under way; the database has granted it."""
-    locks = make_locks(proxy.url)
-    locks.check()
-    claim = locks._protocol.claim
+    claim = TaskLockProtocol.claim
 
     def interrupted(*arguments: Any) -> None:
         claim(*arguments)
         raise KeyboardInterrupt
 
     # A real signal would have to hit the very moment.
-    locks._protocol.claim = interrupted
+    monkeypatch.setattr(TaskLockProtocol, "claim", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        locks.hold("import", **TIMES).__enter__()
+        make_locks().hold("import", **TIMES).__enter__()
     eventually(lambda: finished(connection))
 
 
@@ -150,66 +159,55 @@ def test_as_a_decorator_it_keeps_threads_apart(make_locks: MakeLocks) -> None:
         first.result(60)
 
 
-def test_it_works_for_coroutines(
-    make_locks: MakeLocks, connection: psycopg.Connection[Any]
-) -> None:
-    locks = make_locks()
-
-    @locks.hold("decorated", **TIMES)
-    async def work() -> HeldLock | None:
-        await asyncio.sleep(0)
-        return await asyncio.create_task(child())
-
-    async def child() -> HeldLock | None:
-        return current_lock()
-
-    async def main() -> None:
-        lock = await work()
-        assert lock is not None
-        assert lock.name == "decorated"
-        async with locks.hold("import", **TIMES) as held:
-            assert current_lock() is held
-            with pytest.raises(TaskLockRefusedError):
-                await locks.hold("import", **TIMES).__aenter__()
-        assert current_lock() is None
-
-    asyncio.run(main())
-    assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
+def test_one_hold_is_not_entered_twice_at_once(make_locks: MakeLocks) -> None:
+    hold = make_locks().hold("import", **TIMES)
+    with hold as lock:
+        with pytest.raises(TaskLockError, match="entered already"):
+            hold.__enter__()
+        assert not lock.lost
+    with hold:  # one after the other is fine
+        pass
 
 
-def test_a_coroutine_cancelled_during_its_claim_leaves_no_lock(
+def test_a_lock_that_was_released_is_lost(make_locks: MakeLocks) -> None:
+    with make_locks().hold("import", **TIMES) as lock:
+        assert not lock.lost
+    assert lock.lost
+
+
+def test_closed_locks_are_not_held_any_more(
     make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
     locks = make_locks(proxy.url)
-    locks.check()
-    asked, go_on = threading.Event(), threading.Event()
-
-    def hold_up(data: bytes) -> bytes:
-        asked.set()
-        assert go_on.wait(60)
-        return data
-
-    async def main() -> None:
-        proxy.to_client = hold_up
-        entering = asyncio.create_task(locks.hold("import", **TIMES).__aenter__())
-        while not asked.is_set():
-            await asyncio.sleep(0.01)
-        entering.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await entering
-        go_on.set()
-        while not finished(connection):
-            await asyncio.sleep(0.01)
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+    with locks.hold("import", **TIMES):
+        locks.close()
+    assert finished(connection)
+    eventually(lambda: not proxy.connected)
+    accepted = proxy.accepted
+    with pytest.raises(TaskLockError, match="'import' is not claimed: these locks are closed"):
+        locks.hold("import", **TIMES).__enter__()
+    with pytest.raises(TaskLockError, match="these locks are closed"):
+        asyncio.run(locks.hold("import", **TIMES).__aenter__())
+    assert proxy.accepted == accepted
 
 
-def test_one_hold_is_not_entered_twice_at_once(make_locks: MakeLocks) -> None:
-    hold = make_locks().hold("import", **TIMES)
-    with hold, pytest.raises(TaskLockError, match="entered already"):
-        hold.__enter__()
-    with hold:  # one after the other is fine
-        pass
+def test_a_claim_that_waited_too_long_is_not_tried_in_an_outage_that_is_known(
+    make_locks: MakeLocks, proxy: Proxy
+) -> None:
+    """A burst of claims queues for few threads; each counts from when it was wanted."""
+    locks = make_locks(proxy.url, claim_timeout=1)
+    long_ago = time.monotonic() - 5
+    claimed = locks.claim("import", since=long_ago, min_lock=0, max_lock=60)
+    assert isinstance(claimed, HeldLock)  # nothing was known of an outage
+    locks.release(claimed)
+    proxy.accepting = False
+    proxy.cut_all()
+    with pytest.raises(TaskLockDatabaseError):
+        locks.claim("import", min_lock=0, max_lock=60)
+    tried = proxy.refused
+    with pytest.raises(TaskLockDatabaseError, match="could not be used for"):
+        locks.claim("import", since=long_ago, min_lock=0, max_lock=60)
+    assert proxy.refused == tried
 
 
 @pytest.mark.parametrize(

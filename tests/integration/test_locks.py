@@ -327,10 +327,10 @@ class TestAway:
         proxy.cut_all()
         with pytest.raises(TaskLockDatabaseError):
             locks.release(lock)
-        with locks._owed._changed:  # the background has not sent it yet
+        with locks._claims._owed._changed:  # the background has not sent it yet
             proxy.accepting = True
             assert held(locks, min_lock=0.0).token == 2
-        eventually(lambda: locks._owed._thread is None)
+        eventually(lambda: locks._claims._owed._thread is None)
         assert _row(connection, "task")["finished_at"] is None
 
     def test_a_claim_and_a_release_outlive_a_cut_connection(

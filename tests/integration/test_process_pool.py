@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -164,3 +166,32 @@ def test_a_pool_can_be_given_as_an_instance(make_replica: MakeReplica, database_
     assert isinstance(replica.executor, TaskLockExecutor)
     replica.run_once(pool_jobs.decorated, args=[1])
     assert replica.one(EVENT_JOB_EXECUTED).retval == 1
+
+
+def test_what_waits_for_a_worker_is_not_claimed_after_the_shutdown(
+    make_pooled: MakeReplica, connection: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    """Up to two fires are on their way to the one worker by then; the pool keeps it busy."""
+    go_on = tmp_path / "go on"
+    replica = make_pooled()
+    for number in range(6):
+        replica.run_once(pool_jobs.wait_for, args=[str(go_on)], job_id=f"job {number}")
+    eventually(lambda: len(replica.executor._instances) == 6)
+    eventually(lambda: connection.execute("SELECT FROM task_lock").rowcount == 1)
+    stopping = threading.Thread(target=replica.scheduler.shutdown)
+    stopping.start()
+    eventually(lambda: replica.executor.locks.closed)
+    go_on.touch()
+    stopping.join(60)
+    claimed = connection.execute("SELECT task_name FROM task_lock").fetchall()
+    assert {("job 0",)} <= set(claimed) <= {("job 0",), ("job 1",), ("job 2",)}
+    assert not replica.executor._instances
+
+
+def test_a_coroutine_says_that_a_process_pool_does_not_await_it(
+    make_pooled: MakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = make_pooled()
+    replica.run_once(pool_jobs.coroutine)
+    eventually(lambda: "a process pool does not await" in caplog.text)
+    replica.idle()

@@ -1,0 +1,149 @@
+"""TaskLocks.hold in coroutines, which are cancelled at any point."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock import HeldLock, TaskLockRefusedError, TaskLocks, current_lock
+from tests.polling import eventually
+from tests.proxy import Gate, Proxy
+
+MakeLocks = Callable[..., TaskLocks]
+TIMES: dict[str, Any] = {"min_lock": 60, "max_lock": 600}
+
+
+def finished(connection: psycopg.Connection[Any]) -> bool:
+    return connection.execute("SELECT FROM task_lock WHERE finished_at IS NOT NULL").rowcount == 1
+
+
+@pytest.fixture
+def locks(make_locks: MakeLocks, proxy: Proxy) -> TaskLocks:
+    locks = make_locks(proxy.url)
+    locks.check()
+    return locks
+
+
+def free(locks: TaskLocks) -> bool:
+    """Tell whether the task's window is open."""
+    claimed = locks.claim("import", **TIMES)
+    if isinstance(claimed, HeldLock):
+        locks.release(claimed)
+    return isinstance(claimed, HeldLock)
+
+
+def test_it_works_for_coroutines(
+    make_locks: MakeLocks, connection: psycopg.Connection[Any]
+) -> None:
+    locks = make_locks()
+
+    @locks.hold("decorated", **TIMES)
+    async def work() -> HeldLock | None:
+        await asyncio.sleep(0)
+        return await asyncio.create_task(child())
+
+    async def child() -> HeldLock | None:
+        return current_lock()
+
+    async def main() -> None:
+        lock = await work()
+        assert lock is not None
+        assert lock.name == "decorated"
+        async with locks.hold("import", min_lock=0, max_lock=60) as held:
+            assert current_lock() is held
+            with pytest.raises(TaskLockRefusedError):
+                await locks.hold("import", min_lock=0, max_lock=60).__aenter__()
+        assert current_lock() is None
+
+    asyncio.run(main())
+    assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
+
+
+def test_an_object_whose_call_is_a_coroutine_is_held(make_locks: MakeLocks) -> None:
+    class Work:
+        async def __call__(self) -> HeldLock | None:
+            await asyncio.sleep(0)
+            return current_lock()
+
+    lock = asyncio.run(make_locks().hold("import", **TIMES)(Work())())  # type: ignore[misc]  # Any
+    assert lock is not None
+
+
+def test_as_a_decorator_it_keeps_coroutines_apart(make_locks: MakeLocks) -> None:
+    async def main() -> None:
+        inside, go_on = asyncio.Event(), asyncio.Event()
+
+        @make_locks().hold("import", **TIMES)
+        async def work() -> None:
+            inside.set()
+            await go_on.wait()
+
+        first = asyncio.create_task(work())
+        await inside.wait()
+        with pytest.raises(TaskLockRefusedError):
+            await work()
+        go_on.set()
+        await first
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_cancelled_during_its_claim_it_leaves_no_lock_and_an_open_window(
+    locks: TaskLocks, gate: Gate, connection: psycopg.Connection[Any]
+) -> None:
+    async def main() -> None:
+        gate.shut()
+        hold = locks.hold("import", **TIMES)
+        entering = asyncio.create_task(hold.__aenter__())
+        await gate.until_reached()
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        gate.open()
+        while not finished(connection):
+            await asyncio.sleep(0.01)
+        async with hold:  # it was not entered, and its window is open
+            pass
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_the_end_of_the_loop_during_its_claim_leaves_no_lock(
+    locks: TaskLocks, gate: Gate, connection: psycopg.Connection[Any]
+) -> None:
+    """Every task there is, is cancelled; and nobody is there when the answer comes."""
+
+    async def main() -> None:
+        gate.shut()
+        hold = locks.hold("import", **TIMES)
+        main.task = asyncio.create_task(hold.__aenter__())  # type: ignore[attr-defined]  # kept alive
+        await gate.until_reached()
+
+    asyncio.run(main())
+    gate.open()
+    eventually(lambda: finished(connection))
+    eventually(lambda: free(locks))
+
+
+def test_cancelled_during_its_release_it_is_released(
+    locks: TaskLocks, gate: Gate, connection: psycopg.Connection[Any]
+) -> None:
+    async def main() -> None:
+        async def work() -> None:
+            async with locks.hold("import", **TIMES):
+                gate.shut()
+
+        working = asyncio.create_task(work())
+        await gate.until_reached()
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert current_lock() is None
+        gate.open()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    eventually(lambda: finished(connection))
