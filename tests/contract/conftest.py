@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from apscheduler_tasklock.protocol import (
     ClaimAnswer,
@@ -16,6 +17,7 @@ from apscheduler_tasklock.protocol import (
     TaskLockProtocol,
 )
 from apscheduler_tasklock.table import task_lock_table
+from tests.pgbouncer import PgBouncer
 
 
 class Replica:
@@ -53,34 +55,60 @@ class Replica:
 
 
 @pytest.fixture
-def travel(connection: psycopg.Connection[Any]) -> Callable[[float], None]:
-    """Move the clock that the shipped statements see by so many seconds.
+def clock(direct_url: str) -> None:
+    """Give the test's database a clock that stands still until it is set.
 
-    A schema before ``pg_catalog`` in the search path wins, so ``now()`` is this one.
+    A schema before ``pg_catalog`` in the search path wins, so the ``now()`` of the shipped
+    statements is this one. The path is the database's and the time is in a table: what is set in
+    a session would not follow it through a pooler.
     """
-    connection.execute("""
-        CREATE SCHEMA travel;
-        CREATE FUNCTION travel.now() RETURNS timestamptz STABLE LANGUAGE sql
-            AS $$ SELECT current_setting('travel.now')::timestamptz $$;
-        SET search_path = travel, pg_catalog, public;
-        SET travel.now = '2026-01-01 00:00:00+00';
-    """)
+    with psycopg.connect(direct_url, autocommit=True) as connection:
+        connection.execute("""
+            CREATE SCHEMA travel;
+            CREATE TABLE travel.clock AS SELECT timestamptz '2026-01-01 00:00:00+00' AS time;
+            CREATE FUNCTION travel.now() RETURNS timestamptz STABLE LANGUAGE sql
+                AS 'SELECT time FROM travel.clock';
+        """)
+        database = sql.Identifier(connection.info.dbname)
+        path = "ALTER DATABASE {} SET search_path = travel, pg_catalog, public"
+        connection.execute(sql.SQL(path).format(database))
+
+
+@pytest.fixture
+def connection(clock: None, direct_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A plain connection to the test's database, which sees its clock."""
+    with psycopg.connect(direct_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def travel(connection: psycopg.Connection[Any]) -> Callable[[float], None]:
+    """Move the database's clock by so many seconds."""
 
     def move(seconds: float) -> None:
         connection.execute(
-            "SELECT set_config('travel.now', (now() + %s * interval '1 second')::text, false)",
-            [seconds],
+            "UPDATE travel.clock SET time = time + %s * interval '1 second'", [seconds]
         )
 
     return move
 
 
 @pytest.fixture
-def one(connection: psycopg.Connection[Any], travel: object) -> Replica:
-    """A replica. It shares its connection, and so its clock, with :func:`other`."""
-    return Replica("one", connection)
+def replicas_connection(
+    clock: None, database_url: str, pooler: PgBouncer | None
+) -> Iterator[psycopg.Connection[Any]]:
+    """The connection that all replicas share, which the statements under test go through."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        if pooler is not None and not pooler.max_prepared_statements:
+            connection.prepare_threshold = None
+        yield connection
 
 
 @pytest.fixture
-def other(connection: psycopg.Connection[Any], travel: object) -> Replica:
-    return Replica("other", connection)
+def one(replicas_connection: psycopg.Connection[Any]) -> Replica:
+    return Replica("one", replicas_connection)
+
+
+@pytest.fixture
+def other(replicas_connection: psycopg.Connection[Any]) -> Replica:
+    return Replica("other", replicas_connection)

@@ -333,11 +333,9 @@ class TestRelease:
         assert not other.granted(lag=10)
 
 
-def test_extending_moves_the_end_of_a_running_claim_only(
-    one: Replica, connection: psycopg.Connection[Any], travel: Travel
-) -> None:
+def test_extending_moves_the_end_of_a_running_claim_only(one: Replica, travel: Travel) -> None:
     claim_id, answer = one.claim(max_lock=50)
-    cursor = connection.cursor()
+    cursor = one.connection.cursor()
     later = answer.locked_until + timedelta(seconds=10)
     assert one.protocol.extend(cursor, "task", claim_id, 10) == later
     travel(59.999)

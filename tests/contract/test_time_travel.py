@@ -103,14 +103,14 @@ def simulation(
     connection: psycopg.Connection[Any], travel: object, rng: random.Random
 ) -> Simulation:
     def set_clock(moment: datetime) -> None:
-        connection.execute("SELECT set_config('travel.now', %s, false)", [moment.isoformat()])
+        connection.execute("UPDATE travel.clock SET time = %s", [moment])
 
     return Simulation(set_clock, rng, duration=0.5, most_late=0.2)
 
 
 @pytest.fixture
-def replicas(connection: psycopg.Connection[Any]) -> list[Replica]:
-    return [Replica(f"replica {number}", connection) for number in (1, 2, 3)]
+def replicas(replicas_connection: psycopg.Connection[Any]) -> list[Replica]:
+    return [Replica(f"replica {number}", replicas_connection) for number in (1, 2, 3)]
 
 
 def test_an_interval_job_with_random_offsets_runs_once_a_period_for_a_month(

@@ -88,6 +88,7 @@ class TestDatabase:
         assert "is away" in warnings[0].getMessage()
         assert "Connection refused" in warnings[0].getMessage()
 
+    @pytest.mark.direct("pgbouncer answers logins itself")
     def test_a_refusing_server_is_an_error_at_start(self, database_url: str) -> None:
         with role(database_url, f"NOLOGIN PASSWORD '{PASSWORD}'") as (_, url):
             replica = Replica(url)
@@ -98,6 +99,7 @@ class TestDatabase:
                 replica.scheduler.start()
         assert not isinstance(error.value, TaskLockDatabaseError)
 
+    @pytest.mark.direct("pgbouncer's connections are older than the setting")
     def test_a_read_only_database_is_told_at_start_and_owes_no_release(
         self,
         make_replica: MakeReplica,

@@ -588,6 +588,7 @@ class TestScheduler:
         replica.idle()
         assert replica.codes()[:3] == RUN
 
+    @pytest.mark.direct("it counts the library's connections in the server")
     def test_shutdown_lets_a_running_job_end_and_releases_it(
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
     ) -> None:
@@ -607,6 +608,7 @@ class TestScheduler:
         assert "queued" not in rows(connection)  # nothing new is claimed
         assert _connections(connection) == 0
 
+    @pytest.mark.direct("it counts the library's connections in the server")
     def test_shutdown_without_waiting_still_releases_and_leaves_no_connection(
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
     ) -> None:

@@ -126,6 +126,7 @@ class TestClaim:
         locks.release(lock)
         assert len(sent) == 3
 
+    @pytest.mark.direct("it counts the library's connections in the server")
     def test_holds_no_connection_while_a_job_runs_and_keeps_one_idle(
         self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
     ) -> None:
@@ -333,6 +334,7 @@ class TestAway:
         eventually(lambda: locks._claims._owed._thread is None)
         assert _row(connection, "task")["finished_at"] is None
 
+    @pytest.mark.direct("it cuts the library's connections in the server")
     def test_a_claim_and_a_release_outlive_a_cut_connection(
         self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
     ) -> None:
@@ -443,6 +445,7 @@ class TestEngine:
         with pytest.raises(TaskLockOptionError, match="StaticPool has one connection"):
             TaskLocks(create_engine(url, poolclass=StaticPool))
 
+    @pytest.mark.direct("it loses the statements itself")
     def test_prepared_statements_that_a_pooler_loses_are_given_up(
         self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
     ) -> None:

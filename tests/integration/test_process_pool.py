@@ -118,6 +118,7 @@ def test_a_killed_worker_keeps_the_lock_until_its_maximum_and_the_pool_goes_on(
     assert replica.one(EVENT_JOB_EXECUTED, "next").retval == 1
 
 
+@pytest.mark.direct("it counts the library's connections in the server")
 def test_workers_leave_no_connection_behind(
     make_pooled: MakeReplica, connection: psycopg.Connection[Any]
 ) -> None:

@@ -1,0 +1,198 @@
+"""pgbouncer in front of the server, in transaction mode: the harshest pooler that there is."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from sqlalchemy.engine import make_url
+
+from apscheduler_tasklock.demo.server import _die_with_parent, _free_port
+from tests.polling import eventually
+
+# The first version that keeps track of prepared statements in transaction mode.
+PREPARES_SINCE = (1, 21)
+
+# pgbouncer refuses to run as root; then it runs as this user, which every system has.
+UNPRIVILEGED_USER = "nobody"
+
+
+class UnavailableError(Exception):
+    """There is no pgbouncer here that can do what is asked for."""
+
+
+class PgBouncer:
+    """A pgbouncer on a loopback port, whose configuration goes with it. A context manager.
+
+    It passes on to every database and every role of one server, so that tests may make their own.
+    Each transaction goes to another of its connections to the server, in turn: what leaves
+    anything behind in a session is found out.
+
+    :param target_url: the server, and its superuser
+    :param max_prepared_statements: how many it keeps track of for each connection; 0 for none
+    :param settings: further settings, as ``{"default_pool_size": "1"}``
+    :raises UnavailableError: pgbouncer is not installed, or too old for prepared statements
+    """
+
+    def __init__(
+        self,
+        target_url: str,
+        max_prepared_statements: int = 200,
+        settings: dict[str, str] | None = None,
+    ) -> None:
+        self._program, self.version = find_program()
+        if max_prepared_statements and self.version < PREPARES_SINCE:
+            wanted, found = _dotted(PREPARES_SINCE), _dotted(self.version)
+            raise UnavailableError(
+                f"pgbouncer {found} has no prepared statements in transaction mode; "
+                f"{wanted} or later is needed (PGBOUNCER=... names one)"
+            )
+        self._target = make_url(target_url)
+        self.max_prepared_statements = max_prepared_statements
+        self._more_settings = settings or {}
+        self._home = Path()
+        self.port = 0
+        self._closing = ExitStack()
+
+    @property
+    def description(self) -> str:
+        """For the header of the run."""
+        prepares = self.max_prepared_statements
+        return f"pgbouncer {_dotted(self.version)}, max_prepared_statements={prepares}"
+
+    @property
+    def url(self) -> str:
+        """URL of the target's database, through this pgbouncer."""
+        return self.url_of(self._target.render_as_string(hide_password=False))
+
+    def url_of(self, direct_url: str) -> str:
+        """Return the URL of a database of the same server, through this pgbouncer."""
+        url = make_url(direct_url).set(host="127.0.0.1", port=self.port, query={})
+        return url.render_as_string(hide_password=False)
+
+    def spread(self, direct_url: str, connections: int = 2) -> str:
+        """Let a database have several connections to the server, and return its URL.
+
+        With only one, as a lone client would get, session state would seem to work.
+        """
+        url = self.url_of(direct_url)
+        with ExitStack() as clients:
+            for _ in range(connections):
+                client = clients.enter_context(psycopg.connect(url))
+                client.execute("SELECT")  # in a transaction, which keeps the connection lent
+        return url
+
+    @property
+    def log(self) -> str:
+        """What it has logged."""
+        return (self._home / "log").read_text(errors="replace")
+
+    def __enter__(self) -> PgBouncer:
+        with ExitStack() as closing:
+            self._home = Path(tempfile.mkdtemp(prefix="tasklock-pgbouncer-"))
+            closing.callback(shutil.rmtree, self._home, ignore_errors=True)
+            self.port = _free_port()
+            process = self._start(self._configure())
+            closing.callback(process.wait, 30)
+            closing.callback(process.kill)  # it has nothing to save
+            eventually(lambda: process.poll() is not None or self._listens())
+            assert process.poll() is None, self.log
+            self._closing = closing.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def _settings(self) -> dict[str, str]:
+        superuser = self._target.username or "postgres"
+        prepares = {"max_prepared_statements": str(self.max_prepared_statements)}
+        return {
+            "listen_addr": "127.0.0.1",
+            "listen_port": str(self.port),
+            "unix_socket_dir": "",
+            # A server that wants passwords gets those that the clients know.
+            "auth_type": "scram-sha-256" if self._target.password else "trust",
+            "auth_file": str(self._home / "users.txt"),
+            "auth_user": superuser,
+            "auth_query": "SELECT usename, passwd FROM pg_catalog.pg_shadow WHERE usename = $1",
+            "admin_users": superuser,
+            "pool_mode": "transaction",
+            "server_round_robin": "1",
+            # Tests drop their databases, cut connections and restart servers.
+            "server_idle_timeout": "10",
+            "server_login_retry": "0.1",
+            "max_client_conn": "500",
+            **(prepares if self.version >= PREPARES_SINCE else {}),
+            **self._more_settings,
+        }
+
+    def _configure(self) -> Path:
+        target = self._target
+        host = str(target.query.get("host") or target.host or "127.0.0.1")
+        lines = [
+            "[databases]",
+            f"* = host={host} port={target.port or 5432}",
+            "[pgbouncer]",
+            *(f"{name} = {value}" for name, value in self._settings().items()),
+        ]
+        users = f'"{_doubled(target.username or "postgres")}" "{_doubled(target.password or "")}"\n'
+        (self._home / "users.txt").write_text(users)
+        configuration = self._home / "pgbouncer.ini"
+        configuration.write_text("\n".join([*lines, ""]))
+        return configuration
+
+    def _start(self, configuration: Path) -> subprocess.Popen[bytes]:
+        as_root = os.geteuid() == 0
+        # A copy, since the user that runs it need not be able to enter the folder of the original.
+        program = Path(shutil.copy2(self._program, self._home / "pgbouncer"))
+        if as_root:
+            for path in (self._home, *self._home.iterdir()):
+                shutil.chown(path, UNPRIVILEGED_USER)
+        with (self._home / "log").open("ab") as log:
+            return subprocess.Popen(
+                [*_die_with_parent(), str(program), str(configuration)],
+                cwd=self._home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                user=UNPRIVILEGED_USER if as_root else None,
+                extra_groups=[] if as_root else None,
+            )
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
+        except OSError:
+            return False
+        return True
+
+
+def find_program() -> tuple[Path, tuple[int, ...]]:
+    """Return pgbouncer, the one of ``PGBOUNCER`` or else the system's, and its version."""
+    # Debian's is where only root looks.
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"])
+    named = os.environ.get("PGBOUNCER") or "pgbouncer"
+    found = shutil.which(named, path=path)
+    if found is None:
+        raise UnavailableError(f"{named} is not installed")
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+    version: Any = re.search(r"PgBouncer (\d+)\.(\d+)\.(\d+)", said)
+    return Path(found), tuple(map(int, version.groups()))
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _doubled(text: str) -> str:
+    """Escape a text between double quotes in pgbouncer's list of users."""
+    return str(text).replace('"', '""')
