@@ -1,0 +1,88 @@
+"""A failover of the database itself: the primary is killed, and its standby is promoted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import datetime
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED
+
+from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks, upgrade
+from apscheduler_tasklock.context import HeldLock
+from tests.polling import eventually
+from tests.schedulers import Replica
+from tests.standby import Pair
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """A primary with the table, and its standby."""
+    with Pair() as pair:
+        upgrade(pair.primary.url)
+        yield pair
+
+
+@pytest.fixture(params=["any", "read-write"])
+def url(pair: Pair, request: pytest.FixtureRequest) -> str:
+    """URL of whichever of the two it is, without and with the wish for one that takes writes."""
+    return pair.url(target_session_attrs=request.param)
+
+
+def claimed(locks: TaskLocks, task: str = "task") -> HeldLock:
+    held = locks.claim(task, min_lock=0.0, max_lock=600.0)
+    assert isinstance(held, HeldLock)
+    return held
+
+
+def finished_at(url: str) -> datetime | None:
+    with psycopg.connect(url) as connection:
+        row: Any = connection.execute("SELECT finished_at FROM task_lock").fetchone()
+    return row[0]  # type: ignore[no-any-return]  # the cursor's rows are untyped
+
+
+def test_a_claim_of_the_killed_primary_is_released_on_the_promoted_standby(
+    pair: Pair, url: str
+) -> None:
+    with closing(TaskLocks(url, replica_id="replica")) as locks:
+        held = claimed(locks)
+        pair.kill_primary()
+        with pytest.raises(TaskLockDatabaseError):
+            locks.release(held)
+        assert finished_at(pair.standby.url) is None
+        pair.standby.promote()
+        eventually(lambda: finished_at(pair.standby.url) is not None)
+        again = claimed(locks)
+        assert again.token == held.token + 1 == 2
+        locks.release(again)
+
+
+def test_a_claim_waits_no_longer_than_its_timeout_for_the_promotion(pair: Pair, url: str) -> None:
+    with closing(TaskLocks(url, replica_id="replica", claim_timeout=1.0)) as locks:
+        locks.release(claimed(locks))
+        pair.kill_primary()
+        with pytest.raises(TaskLockDatabaseError, match=r"could not be used for .*read-only"):
+            claimed(locks)
+
+
+def test_a_scheduler_goes_on_through_a_failover(pair: Pair, url: str) -> None:
+    replica = Replica(url)
+
+    def executed() -> int:
+        return replica.codes().count(EVENT_JOB_EXECUTED)
+
+    replica.scheduler.add_job(lambda: None, "interval", seconds=1, id="job")
+    replica.start()
+    try:
+        eventually(lambda: executed() >= 2)
+        pair.kill_primary()
+        before = executed()
+        pair.standby.promote()
+        eventually(lambda: executed() >= before + 3)
+        assert replica.scheduler._thread.is_alive()
+    finally:
+        replica.shutdown()  # which also waits until no instance is counted any more
+    assert finished_at(pair.standby.url) is not None

@@ -1,0 +1,110 @@
+"""A primary and its streaming standby, from the binaries of the embedded server."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from apscheduler_tasklock.demo.server import EmbeddedServer
+from tests.polling import eventually
+
+# A commit is answered when the standby shows it, so that a killed primary takes nothing with it.
+SETTINGS = {"wal_level": "replica", "synchronous_commit": "remote_apply", "fsync": "off"}
+
+
+class Standby(EmbeddedServer):
+    """A streaming standby of a running server.
+
+    :param primary: an embedded server
+    :param settings: server settings, as ``{"max_connections": "20"}``
+    :param installation: folder with ``bin`` and ``lib`` of a PostgreSQL to run instead
+    """
+
+    def __init__(
+        self,
+        primary: EmbeddedServer,
+        settings: dict[str, str] | None = None,
+        installation: Path | None = None,
+    ) -> None:
+        self._primary = primary
+        super().__init__(settings, installation)
+
+    def promote(self) -> None:
+        """Make it a primary, and wait until it takes writes."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            row = connection.execute("SELECT pg_promote()").fetchone()
+        assert row == (True,), self.log
+
+    def _initialize(self) -> None:
+        """Copy the primary, in place of making a new data folder."""
+        if self._user is not None:
+            shutil.chown(self._home, self._user)
+        command = [str(self._binaries / "pg_basebackup"), "--write-recovery-conf", "--no-sync"]
+        options = ["--checkpoint=fast", "-D", str(self._home / "data"), "-d", self._primary.url]
+        process = self._popen(
+            [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        output, _ = process.communicate()
+        assert not process.returncode, output.decode()
+
+
+class Pair:
+    """A primary and its standby. A context manager, which leaves neither behind.
+
+    :param settings: settings of both
+    :param installation: folder with ``bin`` and ``lib`` of a PostgreSQL to run instead
+    """
+
+    def __init__(
+        self, settings: dict[str, str] | None = None, installation: Path | None = None
+    ) -> None:
+        self._settings = {**SETTINGS, **(settings or {})}
+        self._installation = installation
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Pair:
+        with ExitStack() as closing:
+            settings, installation = self._settings, self._installation
+            self.primary = closing.enter_context(EmbeddedServer(settings, installation))
+            self.standby = Standby(self.primary, settings, installation)
+            closing.callback(self.standby.close)
+            self._make_synchronous()
+            self._closing = closing.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def url(self, database: str = "postgres", **parameters: str) -> str:
+        """Return the URL of a database on whichever of the two it is.
+
+        :param parameters: libpq's, as ``target_session_attrs="read-write"``
+        """
+        hosts = [f"host=127.0.0.1:{server.port}" for server in (self.primary, self.standby)]
+        more = [f"{name}={value}" for name, value in parameters.items()]
+        return f"postgresql://postgres@/{database}?{'&'.join([*hosts, *more])}"
+
+    def kill_primary(self) -> None:
+        """End the primary without a last word to its clients or its standby."""
+        self.primary.stop(signal.SIGQUIT)
+
+    def _make_synchronous(self) -> None:
+        """Let each commit of the primary wait for the standby, once it streams.
+
+        After the copy was made: the standby, when it is promoted, has nobody to wait for.
+        """
+        with psycopg.connect(self.primary.url, autocommit=True) as connection:
+
+            def state() -> Any:
+                return connection.execute("SELECT sync_state FROM pg_stat_replication").fetchone()
+
+            eventually(state)
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            connection.execute("SELECT pg_reload_conf()")
+            eventually(lambda: state() == ("sync",))
