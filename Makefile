@@ -44,7 +44,7 @@ bench: $(VENV)/.dev ## Measure claims and releases against bare psycopg
 clean: ## Remove the environment and what tools left
 	rm -rf $(VENV) .venv-lowest .cache .pytest_cache .mypy_cache .ruff_cache dist
 
-$(VENV)/.%: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.%: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo "Installing into $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' \
 		$(CONSTRAINTS:%=--constraint %)
