@@ -51,7 +51,7 @@ def run_on(connection: Connection) -> None:
 def run() -> None:
     """Run the migrations in the configured context, as one transaction."""
     with context.begin_transaction():
-        run_migrations(context.get_context(), schema, table)
+        attributes["migrated"] = run_migrations(context.get_context(), schema, table)
 
 
 def database_url() -> str:

@@ -115,8 +115,13 @@ def _upgrade(options: argparse.Namespace) -> int:
 def _downgrade(options: argparse.Namespace) -> int:
     from apscheduler_tasklock import schema
 
-    schema.downgrade(_database(options), schema=options.schema, table=options.table)
-    print(f"{_full_name(options)} is dropped")
+    dropped = schema.downgrade(_database(options), schema=options.schema, table=options.table)
+    name = _full_name(options)
+    print(
+        f"{name} is dropped"
+        if dropped
+        else f"nothing to downgrade: no migration of {name} is applied"
+    )
     return 0
 
 

@@ -56,9 +56,12 @@ def downgrade(
     schema: str | None = None,
     table: str = DEFAULT_TABLE,
     revision: str = "base",
-) -> None:
-    """Take the task lock table back to a revision; ``"base"`` drops it. See :func:`upgrade`."""
-    _run(database, schema, table, lambda config: command.downgrade(config, revision))
+) -> bool:
+    """Take the task lock table back to a revision; ``"base"`` drops it. See :func:`upgrade`.
+
+    :return: whether there was anything to take back; if not, nothing is created either
+    """
+    return _run(database, schema, table, lambda config: command.downgrade(config, revision))
 
 
 def print_upgrade_sql(*, schema: str | None = None, table: str = DEFAULT_TABLE) -> None:
@@ -99,8 +102,9 @@ def migrate(
             return scripts._downgrade_revs(revision, heads)
         return scripts._upgrade_revs(revision, heads)
 
+    options = {"fn": steps, "script": scripts, "destination_rev": revision}
     context = MigrationContext.configure(
-        connection, opts={"fn": steps, "script": scripts, **version_table(schema, table)}
+        connection, opts={**options, **version_table(schema, table)}
     )
     run_migrations(context, schema, table)
 
@@ -129,15 +133,23 @@ def version_table(schema: str | None, table: str) -> dict[str, Any]:
     return {"version_table": f"{table}_alembic_version", "version_table_schema": schema}
 
 
-def run_migrations(context: MigrationContext, schema: str | None, table: str) -> None:
-    """Run the migrations that an Alembic context was configured for, one process at a time."""
+def run_migrations(context: MigrationContext, schema: str | None, table: str) -> bool:
+    """Run the migrations that an Alembic context was configured for, one process at a time.
+
+    :return: whether there could be any to run: the way back to the base is none from the base
+    """
     operations = Operations(context)
+    to_base = context.opts.get("destination_rev") == "base"
     if not context.as_sql:
         assert context.connection is not None
         _wait_for_others(context.connection)
-    if schema is not None and (context.as_sql or not _schema_exists(context, schema)):
+        if to_base and not context.get_current_heads():
+            return False  # Alembic would create its own table, and so need the schema
+    creates = not to_base and not context.opts.get("dont_mutate")  # as `alembic current` has it
+    if schema is not None and creates and (context.as_sql or not _schema_exists(context, schema)):
         operations.execute(CreateSchema(schema, if_not_exists=True))
     context.run_migrations(op=operations, table=table, schema=schema)
+    return True
 
 
 def _wait_for_others(connection: Connection) -> None:
@@ -156,14 +168,16 @@ def _schema_exists(context: MigrationContext, schema: str) -> bool:
     return context.connection.scalar(found, {"schema": schema}) is not None
 
 
-def _run(database: str | URL, schema: str | None, table: str, run: Any) -> None:
+def _run(database: str | URL, schema: str | None, table: str, run: Any) -> bool:
     engine = create_engine(
         parse_url(database),
         poolclass=NullPool,
         connect_args={"connect_timeout": _CONNECT_TIMEOUT},
     )
     with engine.connect() as connection:
-        run(_config(schema, table, connection))
+        config = _config(schema, table, connection)
+        run(config)
+    return bool(config.attributes["migrated"])  # env.py notes it
 
 
 def _config(schema: str | None, table: str, connection: Connection | None = None) -> Config:
