@@ -43,7 +43,7 @@ class OwedReleases:
         self._changed = threading.Condition()
         self._owed: list[OwedRelease] = []
         self._thread: threading.Thread | None = None
-        self._closing = False
+        self._closers = 0
 
     def add(self, task_name: str, claim_id: UUID, *, keep_window: bool, seconds: float) -> None:
         """Owe a release.
@@ -54,7 +54,6 @@ class OwedReleases:
         with self._changed:
             self._owed.append(owed)
             if self._thread is None or not self._thread.is_alive():  # as in a forked child
-                self._closing = False
                 self._thread = threading.Thread(
                     target=self._work, name="tasklock-releases", daemon=True
                 )
@@ -73,23 +72,24 @@ class OwedReleases:
     def close(self) -> None:
         """Send what is owed a last time and end the thread."""
         with self._changed:
-            self._closing = True
+            self._closers += 1
             self._changed.notify_all()
-            thread = self._thread
-        if thread is not None:
+        # More than one, if a release comes to be owed while the first is at its end.
+        while (thread := self._thread) is not None and thread.is_alive():
             thread.join()
+        with self._changed:
+            self._closers -= 1
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing, RETRY_INTERVAL)
-                last, batch = self._closing, list(self._owed)
-            for owed in batch:
-                if not self._settled(owed):
-                    break  # the others would fail alike, one by one
-                self._forget(owed)
+                self._changed.wait_for(lambda: self._closers, RETRY_INTERVAL)
+                last, batch = self._closers > 0, list(self._owed)
+            # When one fails, the others would fail alike, one by one.
+            arrived = all(self._sent(owed) for owed in batch)
             with self._changed:
-                if last or not self._owed:
+                # What came to be owed during a last batch that arrived gets a batch of its own.
+                if not self._owed or (last and not arrived):
                     given_up, self._owed, self._thread = self._owed, [], None
                     break
         for owed in given_up:
@@ -98,16 +98,16 @@ class OwedReleases:
                 owed.task_name,
             )
 
-    def _settled(self, owed: OwedRelease) -> bool:
-        """Send one release. True if it arrived, or need not be sent again."""
-        if time.monotonic() >= owed.until:
-            return True
+    def _sent(self, owed: OwedRelease) -> bool:
+        """Send one release. False if it has to be sent again; else it is owed no longer."""
         try:
-            self._attempts.once(lambda cursor: self._send(cursor, owed))
+            if time.monotonic() < owed.until:
+                self._attempts.once(lambda cursor: self._send(cursor, owed))
         except TaskLockDatabaseError:
             return False
         except Exception:  # nothing may end this thread unseen
             logger.exception("The lock of task %r could not be released", owed.task_name)
+        self._forget(owed)
         return True
 
     def _send(self, cursor: Any, owed: OwedRelease) -> None:

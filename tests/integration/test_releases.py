@@ -1,0 +1,153 @@
+"""Releases that are owed: which claims leave one, and when and how often it is sent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy import create_engine
+
+from apscheduler_tasklock import releases
+from apscheduler_tasklock.context import HeldLock
+from apscheduler_tasklock.database import parse_url
+from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.locks import TaskLocks
+from tests.polling import eventually
+from tests.proxy import Proxy
+
+MakeLocks = Callable[..., TaskLocks]
+
+
+@pytest.fixture
+def _no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave owed releases to the next claim and to close: the background never gets to them."""
+    monkeypatch.setattr(releases, "RETRY_INTERVAL", 3600.0)
+
+
+def held(locks: TaskLocks, task: str = "task") -> HeldLock:
+    claimed = locks.claim(task, min_lock=0.0, max_lock=5000.0)
+    assert isinstance(claimed, HeldLock)
+    return claimed
+
+
+def owe(locks: TaskLocks, proxy: Proxy, lock: HeldLock) -> None:
+    """Release a lock while the database is away; it is back afterwards."""
+    proxy.accepting = False
+    proxy.cut_all()
+    with pytest.raises(TaskLockDatabaseError):
+        locks.release(lock)
+    proxy.accepting = True
+
+
+def released(connection: psycopg.Connection[Any]) -> list[str]:
+    """Return the tasks whose release has arrived."""
+    statement = "SELECT task_name FROM task_lock WHERE finished_at IS NOT NULL ORDER BY 1"
+    return [name for (name,) in connection.execute(statement)]
+
+
+def is_sending() -> bool:
+    """Tell whether the thread of owed releases is there, as it is while any is owed."""
+    return any(thread.name == "tasklock-releases" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("limit", ["lock_timeout", "statement_timeout"])
+def test_a_claim_that_the_server_undid_owes_none(
+    make_locks: MakeLocks, database_url: str, connection: psycopg.Connection[Any], limit: str
+) -> None:
+    finished = make_locks()
+    finished.release(held(finished))
+    with psycopg.connect(database_url) as blocker:
+        blocker.execute("SELECT * FROM task_lock FOR UPDATE")
+        database = sql.Identifier(connection.info.dbname)
+        connection.execute(
+            sql.SQL("ALTER DATABASE {} SET {} = '100ms'").format(database, sql.SQL(limit))
+        )
+        # An application's engine: its connections have the server's limit, and none of ours.
+        engine = create_engine(parse_url(database_url))
+        with pytest.raises(TaskLockDatabaseError, match=f"due to {limit.replace('_', ' ')}"):
+            held(make_locks(engine, claim_timeout=0.3))
+        # It could not have been sent while the row is locked.
+        assert not is_sending()
+        engine.dispose()
+
+
+@pytest.mark.usefixtures("_no_retries")
+def test_one_that_a_claim_has_sent_is_not_sent_again(make_locks: MakeLocks, proxy: Proxy) -> None:
+    locks = make_locks(proxy.url)
+    lock = held(locks)
+    owe(locks, proxy, lock)
+    sent: list[bytes] = []
+
+    def record(data: bytes) -> bytes:
+        sent.append(data)
+        return data
+
+    proxy.to_server = record
+    held(locks)
+    locks.close()  # sends what is owed
+    of_the_first = [data for data in sent if _names(data, lock)]
+    assert len(of_the_first) == 1
+
+
+@pytest.mark.usefixtures("_no_retries")
+def test_close_sends_them_a_last_time(
+    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    locks = make_locks(proxy.url)
+    owe(locks, proxy, held(locks))
+    assert released(connection) == []
+    locks.close()
+    assert released(connection) == ["task"]
+
+
+@pytest.mark.usefixtures("_no_retries")
+@pytest.mark.parametrize("arrives", [True, False])
+def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
+    make_locks: MakeLocks,
+    proxy: Proxy,
+    connection: psycopg.Connection[Any],
+    caplog: pytest.LogCaptureFixture,
+    arrives: bool,
+) -> None:
+    locks = make_locks(proxy.url, claim_timeout=60)
+    first, second = held(locks, "first"), held(locks, "second")
+    owe(locks, proxy, first)
+    caplog.clear()
+    sending, go_on = threading.Event(), threading.Event()
+
+    def hold_up(data: bytes) -> bytes | None:
+        sending.set()
+        return data if go_on.wait(60) and arrives else None
+
+    proxy.to_server = hold_up
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(locks.close)
+        assert sending.wait(60)
+        locks._claims._owed.add("second", second.claim_id, keep_window=True, seconds=5000)
+        go_on.set()
+        closing.result(60)
+    given_up = [r.args for r in caplog.records if "was not released" in r.getMessage()]
+    assert released(connection) == (["first", "second"] if arrives else [])
+    assert given_up == ([] if arrives else [("first",), ("second",)])
+
+
+def test_one_that_comes_after_close_is_sent_in_the_background(
+    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    """As by a job that a shutdown did not wait for."""
+    locks = make_locks(proxy.url)
+    lock = held(locks)
+    locks.close()
+    owe(locks, proxy, lock)
+    eventually(lambda: released(connection) == ["task"])
+    eventually(lambda: not is_sending())
+
+
+def _names(data: bytes, lock: HeldLock) -> bool:
+    """Tell whether a message holds a claim's id, in either format of its parameters."""
+    return lock.claim_id.bytes in data or lock.claim_id.hex.encode() in data.replace(b"-", b"")
