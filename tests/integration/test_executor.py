@@ -34,7 +34,7 @@ from apscheduler_tasklock import (
     task_lock,
 )
 from tests.polling import eventually
-from tests.proxy import Proxy
+from tests.proxy import Proxy, pass_on
 from tests.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
@@ -539,6 +539,33 @@ class TestDatabaseAway:
         assert replica.one(EVENT_JOB_EXECUTED).retval is None
         assert replica.codes() == [EVENT_TASK_LOCK_ERROR, EVENT_JOB_EXECUTED]
 
+    @pytest.mark.parametrize(
+        ("on_database_error", "told_by_the_other"),
+        [("run", [EVENT_TASK_LOCK_REFUSED]), ("skip", RUN)],
+    )
+    def test_an_unanswered_claim_keeps_its_window_if_its_job_runs_all_the_same(
+        self,
+        make_replica: MakeReplica,
+        proxy: Proxy,
+        connection: psycopg.Connection[Any],
+        on_database_error: str,
+        told_by_the_other: list[int],
+    ) -> None:
+        replica = make_replica(proxy.url, claim_timeout=0.5, on_database_error=on_database_error)
+        proxy.to_client = lambda _data: None  # the claim is granted, and its answer lost
+        replica.run_once(lambda: None)
+        replica.one(EVENT_TASK_LOCK_ERROR)
+        replica.idle()
+        assert (EVENT_JOB_EXECUTED in replica.codes()) is (on_database_error == "run")
+        proxy.to_client = pass_on
+        eventually(lambda: rows(connection)["job"]["finished_at"])
+
+        other = make_replica()
+        other.run_once(lambda: None)
+        eventually(other.codes)
+        other.idle()
+        assert other.codes() == told_by_the_other
+
     def test_a_shutdown_in_an_outage_runs_nothing_without_a_lock(
         self, make_replica: MakeReplica, proxy: Proxy
     ) -> None:
@@ -627,6 +654,19 @@ class TestScheduler:
         replica.scheduler.start()
         replica.run_once(lambda: None)
         replica.one(EVENT_JOB_EXECUTED)
+
+    def test_an_added_job_is_checked_once_also_after_a_restart(
+        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        replica = make_replica()
+        replica.scheduler.shutdown()
+        replica.scheduler.start()
+        replica.scheduler.add_job(
+            lambda **_: None, "interval", hours=1, id="job", kwargs={"task_lock": {"unknown": 1}}
+        )
+        errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+        assert len(errors) == 1, errors
+        assert "Job 'job' will not run" in errors[0]
 
     def test_the_blocking_scheduler_runs_locked_jobs(
         self, database_url: str, connection: psycopg.Connection[Any]

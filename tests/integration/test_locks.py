@@ -189,19 +189,21 @@ class TestLostAnswers:
         proxy.accepting = True
         eventually(lambda: _row(connection, "task")["finished_at"])
 
-    def test_a_claim_that_was_given_up_but_granted_is_released_and_its_window_opened(
-        self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+    @pytest.mark.parametrize("keeps", [False, True])
+    def test_a_claim_that_was_given_up_but_granted_is_released_and_its_window_as_asked_for(
+        self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any], keeps: bool
     ) -> None:
         locks = make_locks(proxy.url, claim_timeout=0.5)
         held(locks, "connects")
         proxy.to_client = lambda _data: None  # no answer gets through any more
         with pytest.raises(TaskLockDatabaseError, match="could not be used for"):
-            claim(locks)
+            claim(locks, min_lock=900.0, max_lock=5000.0, keep_unanswered=keeps)
         assert _row(connection, "task")["finished_at"] is None  # it had been granted
         proxy.to_client = pass_on
 
         eventually(lambda: _row(connection, "task")["finished_at"] is not None)
-        assert isinstance(claim(make_locks(replica_id="other")), HeldLock)
+        claimed = claim(make_locks(replica_id="other"), min_lock=900.0)
+        assert (isinstance(claimed, Refusal) and claimed.reason == "window") is keeps
 
     def test_a_claim_that_never_left_owes_no_release(
         self, make_locks: MakeLocks, proxy: Proxy
