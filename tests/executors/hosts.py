@@ -6,7 +6,9 @@ import asyncio
 import multiprocessing
 import threading
 from collections.abc import Callable
-from datetime import timezone
+from contextlib import suppress
+from datetime import datetime, timezone
+from functools import partial
 from typing import Any, ClassVar
 
 from apscheduler.executors.base import BaseExecutor, run_job
@@ -37,6 +39,14 @@ class Host:
         scheduler.shutdown(wait=wait)
         eventually(lambda: not scheduler.running)
 
+    def submit_late(self, executor: Any, job: Any) -> None:
+        """Submit a job to an executor that is being shut down.
+
+        So does a scheduler whose thread was in the middle of its round. A pool may refuse.
+        """
+        with suppress(RuntimeError):
+            executor.submit_job(job, [datetime.now(timezone.utc)])
+
     def close(self) -> None:
         """End what the host started."""
 
@@ -45,7 +55,14 @@ class ThreadPool(Host):
     executor: ClassVar[dict[str, Any]] = {"executor": "threadpool", "max_workers": 4}
 
 
-class SpawnPool(Host):
+class ProcessPool(Host):
+    def submit_late(self, executor: Any, job: Any) -> None:
+        # What the pool still takes runs in another process, which knows of no shutdown.
+        eventually(lambda: executor._inner._pool._shutdown_thread)
+        super().submit_late(executor, job)
+
+
+class SpawnPool(ProcessPool):
     executor: ClassVar[dict[str, Any]] = {
         "executor": "processpool",
         "max_workers": 1,
@@ -53,7 +70,7 @@ class SpawnPool(Host):
     }
 
 
-class ForkPool(Host):
+class ForkPool(ProcessPool):
     executor: ClassVar[dict[str, Any]] = {
         "executor": "processpool",
         "max_workers": 1,
@@ -120,6 +137,9 @@ class AsyncIO(Host):
         scheduler._eventloop = self.loop
         self.on_loop(scheduler.start)
 
+    def submit_late(self, executor: Any, job: Any) -> None:
+        self.on_loop(partial(super().submit_late, executor, job))
+
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(60)
@@ -161,6 +181,13 @@ class Twisted(Host):
         from apscheduler.schedulers.twisted import TwistedScheduler
 
         return TwistedScheduler(timezone=timezone.utc, **options)
+
+    def submit_late(self, executor: Any, job: Any) -> None:
+        from twisted.internet.threads import blockingCallFromThread
+
+        # As the scheduler does. The reactor's pool starts a worker from whatever thread submits,
+        # and only one that comes from the reactor's daemon thread lets the process end.
+        blockingCallFromThread(self.reactor, super().submit_late, executor, job)
 
 
 class Gevent(Host):

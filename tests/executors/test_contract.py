@@ -147,14 +147,18 @@ def test_shutdown_releases_what_runs_and_claims_nothing_new(
         pytest.skip("an executor that runs jobs inline is never shut down while one runs")
     go_on = tmp_path / "go on"
     replica = make_replica()
+    late = replica.run_once(job("token"), job_id="late", next_run_time=None)
     replica.run_once(job("wait_for"), args=[str(go_on)])
     eventually(lambda: unreleased(connection) == 1)
     stopping = threading.Thread(target=lambda: host.shutdown(replica.scheduler, wait=wait))
     stopping.start()
     eventually(lambda: replica.executor.locks.closed)
+    host.submit_late(replica.executor, late)
+    eventually(lambda: not replica.executor._instances.get("late"))
     go_on.touch()
     stopping.join(60)
     eventually(lambda: unreleased(connection) == 0)
+    assert connection.execute("SELECT task_name FROM task_lock").fetchall() == [("job",)]
     eventually(lambda: _connections(connection) == 0)
 
 
