@@ -23,9 +23,9 @@ test: $(VENV)/.dev ## Run the tests
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows
 	$(MAKE) test VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt
 
-test-postgres: $(VENV)/.dev ## Run the tests that use SQL on PostgreSQL $(VERSION)
-	$(BIN)/pytest --postgres-version $(VERSION) tests/contract tests/integration tests/migration \
-		$(PYTEST_ARGS)
+# All but those whose server is always the same.
+test-postgres: $(VENV)/.dev ## Run the tests on PostgreSQL $(VERSION)
+	$(BIN)/pytest --postgres-version $(VERSION) -m "not own_server" $(PYTEST_ARGS)
 
 test-pgbouncer: $(VENV)/.dev ## Run the tests of claims through pgbouncer, which must be installed
 	$(BIN)/pytest --pgbouncer off tests/contract tests/integration $(PYTEST_ARGS)

@@ -121,6 +121,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.own_server
 def test_piped_it_prints_events_then_a_table_then_the_verdict(start: Callable[..., Demo]) -> None:
     demo = start(8)
     assert demo.wait() == 0, demo.out + demo.err
@@ -151,6 +152,7 @@ def test_piped_it_prints_events_then_a_table_then_the_verdict(start: Callable[..
 
 
 @linux_only
+@pytest.mark.own_server
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_no_process_and_no_folder(
     start: Callable[..., Demo], number: signal.Signals
@@ -169,6 +171,7 @@ def test_interrupted_it_leaves_no_process_and_no_folder(
 
 
 @linux_only
+@pytest.mark.own_server
 def test_a_replica_is_out_of_reach_of_the_terminals_ctrl_c(start: Callable[..., Demo]) -> None:
     demo = start(60)
     demo.wait_for(" granted ")
