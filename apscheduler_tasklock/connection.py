@@ -69,6 +69,25 @@ def connector(attempt: float, application_name: str) -> Callable[..., BoundedCon
             *arguments, **{**defaults, **parameters}
         )
         connection.answer_timeout = attempt
+        try:
+            connection.autocommit = True
+            if not _is_direct(connection):
+                connection.prepare_threshold = None
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     return connect
+
+
+def _is_direct(connection: psycopg.Connection[Any]) -> bool:
+    """Tell whether the server process is the one that was named at the login.
+
+    A pooler answers the login by itself, and so with a process id of its own making. One that knows
+    nothing of prepared statements lends the same server connection to one client after the other;
+    and as every psycopg gives its statements the same names, a release of ours could there run what
+    the application has prepared, or the other way round, without an error.
+    """
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    return row is not None and row[0] == connection.info.backend_pid

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import psycopg
@@ -12,7 +13,7 @@ import sqlalchemy.exc
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import Pool, StaticPool
 
 from apscheduler_tasklock.connection import connector
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
@@ -46,6 +47,7 @@ class Database:
         self._pid = os.getpid()
         self._prepares = True
         self._closed = False
+        self._separate: Pool | None = None
 
     @property
     def url(self) -> URL:
@@ -57,6 +59,7 @@ class Database:
         """The database's host, port and name, for messages."""
         url = self._engine.url
         host = url.host or url.query.get("host") or "the default host"
+        host = host if isinstance(host, str) else ", ".join(host)
         port = f":{url.port}" if url.port else ""
         return f"{host}{port}, database {url.database or url.username!r}"
 
@@ -71,7 +74,7 @@ class Database:
         borrowed = self._borrow()
         connection = borrowed.driver_connection
         try:
-            with _away_as_one_error(), _autocommit(connection):
+            with _away_as_one_error(), _autocommit(connection), self._unprepared(connection):
                 yield connection.cursor()
         except TaskLockDatabaseError as error:
             self._note(error)
@@ -82,7 +85,7 @@ class Database:
             borrowed.invalidate()
             raise
         else:
-            if self._closed and self._own:
+            if self._closed and (self._own or self._separate is not None):
                 borrowed.invalidate()
         finally:
             borrowed.close()
@@ -91,7 +94,8 @@ class Database:
         """Check a connection out. Whatever keeps it from coming may be over at the next attempt."""
         try:
             with _away_as_one_error():
-                borrowed = self._engine.raw_connection()
+                pool = self._separate
+                borrowed = self._engine.raw_connection() if pool is None else pool.connect()
         except (TaskLockDatabaseError, psycopg.Error):
             raise
         except Exception as error:  # as from an application's own hook that fetches a password
@@ -103,14 +107,32 @@ class Database:
                 "the engine lends a connection whose transaction is open (by a listener that runs "
                 "SQL and does not end it); give the URL instead of the engine"
             )
-        if not self._prepares:
-            connection.prepare_threshold = None
         return borrowed
 
+    @contextmanager
+    def _unprepared(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
+        """Prepare nothing where others use the connection, and where a pooler loses statements.
+
+        An engine made here prepares only on connections that lead to the server itself (see
+        ``connector``); of an application's own it is not known where they lead.
+        """
+        if self._own and self._prepares:
+            yield
+            return
+        threshold, connection.prepare_threshold = connection.prepare_threshold, None
+        yield
+        connection.prepare_threshold = threshold
+
     def _note(self, error: TaskLockDatabaseError) -> None:
-        """Stop preparing statements behind a pooler that loses them."""
+        """Stop preparing statements behind a pooler that was not recognized as one."""
         if getattr(error.__cause__, "sqlstate", None) in LOST_STATEMENT_STATES:
             self._prepares = False
+
+    def separate(self) -> Database:
+        """Return the same database by connections that nobody else can use up."""
+        separate = copy(self)
+        separate._separate = self._engine.pool.recreate()
+        return separate
 
     def open(self) -> None:
         """Keep a connection for the next statement again."""
@@ -119,12 +141,21 @@ class Database:
     def close(self) -> None:
         """Keep no connection of an engine made here from now on: each is closed after its use."""
         self._closed = True
-        if self._own:
+        self.rest()
+
+    def rest(self) -> None:
+        """Close the idle connection, unless it is an application's own."""
+        if self._separate is not None:
+            self._separate.dispose()
+            self._separate = self._separate.recreate()
+        elif self._own:
             self._engine.dispose()
 
     def _forget_parents_connections(self) -> None:
         """Leave the parent's sockets alone in a forked child."""
         if self._pid != os.getpid():
+            if self._separate is not None:
+                self._separate = self._separate.recreate()
             self._engine.dispose(close=False)
             self._pid = os.getpid()
 

@@ -75,20 +75,7 @@ def test_replicas_that_share_its_connections_claim_and_release(
         assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    "prepared",
-    [
-        pytest.param(
-            0,
-            marks=pytest.mark.xfail(
-                reason="psycopg names the statements of all clients alike, so that what was "
-                "prepared by the application is run in place of the library's",
-                strict=True,
-            ),
-        ),
-        200,
-    ],
-)
+@pytest.mark.parametrize("prepared", [0, 200])
 def test_an_applications_prepared_statement_is_not_run_by_a_release(
     start_pgbouncer: Start,
     direct_url: str,
