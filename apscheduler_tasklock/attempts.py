@@ -26,12 +26,22 @@ class Attempts:
 
     :param database: where to
     :param table: the task lock table, for messages
+    :param outage: told when the database is away and back
     """
 
-    def __init__(self, database: Database, table: Table) -> None:
+    def __init__(self, database: Database, table: Table, outage: Outage) -> None:
         self._database = database
         self._table = table
-        self._outage = Outage(database.where)
+        self._outage = outage
+
+    @property
+    def settled(self) -> bool:
+        """Whether the database is there, and has been for a little while."""
+        return self._outage.settled
+
+    def rest(self) -> None:
+        """Keep no connection until the next statement."""
+        self._database.rest()
 
     def once(self, statement: Callable[[Any], Result]) -> Result:
         """Run a statement on a cursor, and return what it returns.

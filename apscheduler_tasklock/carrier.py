@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
@@ -11,10 +12,11 @@ from typing import Any
 from apscheduler.executors.base import run_job
 
 from apscheduler_tasklock.errors import TaskLockOptionError
-from apscheduler_tasklock.fire import Dispatch, Fire
+from apscheduler_tasklock.fire import Fire
 from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.reports import Dispatch
 from apscheduler_tasklock.settings import LockSettings
-from apscheduler_tasklock.submission import JobView, Submission
+from apscheduler_tasklock.submission import JobView, Submission, Watch
 
 try:
     from apscheduler.executors.base import run_coroutine_job
@@ -31,7 +33,14 @@ logging.getLogger(QUIET_LOGGER).addFilter(lambda _record: False)
 
 
 class JobEvents(list[Any]):
-    """The events of the real job, as the carrier's return value."""
+    """The events of the real job, as the carrier's return value.
+
+    :ivar watches: runs of other replicas that stood against it, and are to be watched
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watches: list[Watch] = []
 
 
 class Carrier:
@@ -130,7 +139,7 @@ def run(submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> JobEven
     :return: APScheduler's own events of the runs
     """
     events = JobEvents()
-    for fire in _fires(submission, locks, dispatch):
+    for fire in _fires(submission, locks, dispatch, events):
         job = fire.begin()
         if job is None:
             continue
@@ -148,7 +157,7 @@ async def run_coroutine(submission: Submission, locks: TaskLocks, dispatch: Disp
     """Do the same for a coroutine job; its event loop never waits for the database."""
     events = JobEvents()
     with locks.in_use:
-        for fire in _fires(submission, locks, dispatch):
+        for fire in _fires(submission, locks, dispatch, events):
             try:
                 job = await _begun(fire, locks)
                 if job is None:
@@ -163,9 +172,19 @@ async def run_coroutine(submission: Submission, locks: TaskLocks, dispatch: Disp
     return events
 
 
-def _fires(submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> Iterator[Fire]:
+def _fires(
+    submission: Submission, locks: TaskLocks, dispatch: Dispatch, events: JobEvents
+) -> Iterator[Fire]:
+    """Yield a fire for each run time, and note what it found to be watched."""
     for run_time in submission.run_times:
-        yield Fire(submission, run_time, locks, dispatch)
+        again = True
+        while again:
+            fire = Fire(submission, run_time, locks, dispatch)
+            yield fire
+            # It may have been granted the window of a dead holder in place of its own.
+            again = fire.again
+            if fire.watch is not None:
+                events.watches.append(fire.watch)
 
 
 async def _begun(fire: Fire, locks: TaskLocks) -> JobView | None:
@@ -181,8 +200,9 @@ async def _run_to_its_end(
 ) -> tuple[list[Any], bool]:
     """Run the job and release; return its events, and whether nobody cancelled it."""
     told: list[Any] | None = None
+    cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, _cancel_of(fire))
     try:
-        with fire.holding():
+        with fire.holding(cancel):
             told = await run_coroutine_job(
                 job, submission.jobstore, [fire.run_time], submission.logger_name
             )
@@ -198,6 +218,17 @@ async def _run_to_its_end(
     except CancelledError:
         return told, False
     return told, not cuts
+
+
+def _cancel_of(fire: Fire) -> Callable[[], None]:
+    """Return what cancels the current task, as long as it runs this fire's job."""
+    task = asyncio.current_task()
+
+    def cancel() -> None:
+        if task is not None and fire.running:
+            task.cancel()
+
+    return cancel
 
 
 def _exception(event: Any) -> BaseException | None:

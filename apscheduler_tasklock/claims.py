@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
-from datetime import datetime
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any
+from uuid import UUID
 
 from apscheduler_tasklock.asking import Asking
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.clock import DatabaseClock
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.errors import TaskLockDatabaseError
-from apscheduler_tasklock.protocol import ClaimAnswer, ReleaseAnswer, TaskLockProtocol
+from apscheduler_tasklock.leases import Leases
+from apscheduler_tasklock.messages import ClaimAnswer, DeadRun, ReleaseAnswer, Renewal
+from apscheduler_tasklock.protocol import TaskLockProtocol
 from apscheduler_tasklock.releases import OwedReleases
 
 # Seconds for which a release is tried by the job's own worker, before it is left to the
@@ -23,6 +28,7 @@ class Claims:
     """Makes and ends the claims of one replica.
 
     :param attempts: runs the statements
+    :param renewing: runs those that renew, which must not wait for the others
     :param protocol: has them
     :param clock: the database's clock
     :param replica_id: who claims, for people
@@ -33,6 +39,7 @@ class Claims:
     def __init__(
         self,
         attempts: Attempts,
+        renewing: Attempts,
         protocol: TaskLockProtocol,
         clock: DatabaseClock,
         *,
@@ -41,12 +48,14 @@ class Claims:
         stop: threading.Event,
     ) -> None:
         self._attempts = attempts
+        self._renewing = renewing
         self._protocol = protocol
         self._clock = clock
         self._replica_id = replica_id
         self._timeout = timeout
         self._stop = stop
         self._owed = OwedReleases(attempts, protocol)
+        self._leases = Leases(self._renew, rest=renewing.rest)
 
     def claim(
         self,
@@ -55,6 +64,8 @@ class Claims:
         *,
         min_lock: float,
         max_lock: float,
+        failover: float | None,
+        takes_over: bool,
         keep_unanswered: bool,
         since: float | None,
     ) -> HeldLock | Refusal:
@@ -66,23 +77,32 @@ class Claims:
             None if run_time is None else run_time.timestamp(),
             min_lock=min_lock,
             max_lock=max_lock,
+            lease=failover,
             replica_id=self._replica_id,
         )
-        answer, ends_at = self._ask(asking, keep_unanswered, since)
+        answer, ends_at = self._ask(asking, takes_over, keep_unanswered, since)
         if not answer.granted:
             return _refusal(answer)
-        return HeldLock(
+        held = HeldLock(
             name=task_name,
             token=answer.token,
             claim_id=asking.claim_id,
-            run_time=run_time,
+            run_time=_dead_run_time(answer) if answer.new_window else run_time,
+            window_left=answer.new_window,
             locked_until=answer.locked_until,
             ends_at=ends_at,
+            max_lock=max_lock,
+            lease=asking.lease,
+            dead_holder=answer.dead_holder,
             extender=self._extend,
         )
+        if held.lease is not None:
+            self._leases.add(held)
+        return held
 
     def release(self, held: HeldLock, *, keep_window: bool) -> ReleaseAnswer | None:
         """End a claim. See :meth:`TaskLocks.release`."""
+        self._leases.remove(held)
         try:
             # Twice at least: the idle connection may have died while the job ran.
             return self._attempts.until(
@@ -92,24 +112,33 @@ class Claims:
                 ),
             )
         except TaskLockDatabaseError:
-            self._owed.add(
-                held.name, held.claim_id, keep_window=keep_window, seconds=held.seconds_left
-            )
+            # Also beyond the end of a lease: until somebody takes the run over, it can still be
+            # told that it ended.
+            seconds = held.seconds_left if held.lease is None else held.max_lock
+            self._owed.add(held.name, held.claim_id, keep_window=keep_window, seconds=seconds)
             raise
+
+    def abandon(self, held: HeldLock) -> None:
+        """Leave a claim that is lost as it is."""
+        self._leases.remove(held)
 
     def close(self) -> None:
         """Try what is owed a last time."""
         self._owed.close()
 
     def _ask(
-        self, asking: Asking, keep_unanswered: bool, since: float | None
+        self, asking: Asking, takes_over: bool, keep_unanswered: bool, since: float | None
     ) -> tuple[ClaimAnswer, float]:
         """Ask until there is an answer; see to it that a claim without one is released."""
 
         def statement(cursor: Any) -> tuple[ClaimAnswer, float]:
             # Otherwise the claim could be refused on account of this replica's own last run.
             self._owed.send_for(asking.task_name, cursor)
-            return asking.ask(cursor)
+            dead_run: DeadRun = "forget"
+            if takes_over:
+                # After an outage, one that looks dead may have a release under way.
+                dead_run = "take over" if self._attempts.settled else "leave"
+            return asking.ask(cursor, dead_run=dead_run)
 
         try:
             return self._attempts.until(self._timeout, statement, stop=self._stop, since=since)
@@ -123,13 +152,53 @@ class Claims:
                 )
             raise
 
-    def _extend(self, held: HeldLock, by: float) -> datetime | None:
-        return self._attempts.once(
+    def _extend(self, held: HeldLock, by: float) -> bool:
+        if held.lease is not None:
+            held.max_lock += by
+            return held.claim_id in self._renew([held])
+        until = self._attempts.once(
             lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by)
         )
+        if until is None:
+            return False
+        held.renewed(until, time.monotonic() + held.seconds_left + by)
+        return True
+
+    def _renew(self, held: Sequence[HeldLock]) -> set[UUID]:
+        """Renew claims with one statement; return the ids of those that stand."""
+
+        def statement(cursor: Any) -> dict[UUID, tuple[datetime, datetime]]:
+            return self._protocol.renew(cursor, [_renewal(claim) for claim in held])
+
+        sent = time.monotonic()
+        ends = self._renewing.once(statement)
+        for claim in held:
+            if claim.claim_id in ends:
+                locked_until, now = ends[claim.claim_id]
+                claim.renewed(locked_until, sent + (locked_until - now).total_seconds())
+        return set(ends)
+
+
+def _renewal(held: HeldLock) -> Renewal:
+    assert held.lease is not None
+    return Renewal(held.name, held.claim_id, held.lease, held.max_lock)
+
+
+def _dead_run_time(answer: ClaimAnswer) -> datetime:
+    """Return the run time of the window that was taken over, on this replica's clock."""
+    return datetime.now(timezone.utc) - (answer.database_time - answer.window_start)
 
 
 def _refusal(answer: ClaimAnswer) -> Refusal:
     reason = "running" if answer.running else "window"
     blocked = answer.running and answer.new_window
-    return Refusal(answer.holder, answer.token, answer.locked_until, reason, blocked)
+    return Refusal(
+        answer.holder,
+        answer.token,
+        answer.locked_until,
+        reason,
+        blocked,
+        answer.unfinished,
+        answer.window_start,
+        (answer.locked_until - answer.database_time).total_seconds(),
+    )

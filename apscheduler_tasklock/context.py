@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,8 +23,16 @@ class HeldLock:
     :ivar name: the task's name
     :ivar token: fencing token: grows by one with every claim of the task. A resource that
         remembers the highest token it has seen can refuse a write with an older one.
-    :ivar run_time: the run time that the claim is for, as scheduled; ``None`` outside a scheduler
+    :ivar run_time: the run time that the claim is for, as scheduled; ``None`` outside a scheduler.
+        Of a window that was taken over before this replica's own one: when it began.
+    :ivar is_takeover: whether this runs a window again whose holder died
+    :ivar dead_holder: that holder, or ``None``
+    :ivar window_left: whether the window that was asked for is still to be claimed, since that of
+        a dead holder was granted in its place
     :ivar claim_id: what releases match on
+    :ivar lease: seconds for which the claim stands after each renewal, or ``None`` if it stands
+        until the maximum lock
+    :ivar max_lock: seconds since the claim, which no renewal exceeds
     """
 
     def __init__(
@@ -33,18 +42,29 @@ class HeldLock:
         token: int,
         claim_id: UUID,
         run_time: datetime | None,
+        window_left: bool = False,
         locked_until: datetime,
         ends_at: float,
-        extender: Callable[[HeldLock, float], datetime | None],
+        max_lock: float,
+        extender: Callable[[HeldLock, float], bool],
+        lease: float | None = None,
+        dead_holder: str | None = None,
     ) -> None:
         self.name = name
         self.token = token
         self.claim_id = claim_id
         self.run_time = run_time
+        self.window_left = window_left
+        self.is_takeover = dead_holder is not None
+        self.dead_holder = dead_holder
+        self.lease = lease
+        self.max_lock = max_lock
         self._locked_until = locked_until
         self._ends_at = ends_at
         self._extender = extender
         self._ended = False
+        self._lost = threading.Event()
+        self._when_lost: Callable[[], None] | None = None
 
     @property
     def locked_until(self) -> datetime:
@@ -58,8 +78,32 @@ class HeldLock:
 
     @property
     def lost(self) -> bool:
-        """Whether the claim has ended, so that another replica may run the task."""
-        return self._ended or self.seconds_left == 0
+        """Whether the claim has ended, so that another replica may run the task.
+
+        By this replica's own monotonic clock, if the database cannot be asked. It stays so.
+        """
+        if self.seconds_left == 0:
+            self._lost.set()
+        return self._ended or self._lost.is_set()
+
+    def when_lost(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` in a thread when a lock with a lease is lost while it is held."""
+        self._when_lost = tell
+        if self._lost.is_set():
+            self.lose()
+
+    def lose(self) -> None:
+        """Note that the claim does not stand any more, and tell who wants to know."""
+        self._lost.set()
+        tell, self._when_lost = self._when_lost, None
+        if tell is not None and not self._ended:
+            # Whoever is told may take long, and other claims have to be renewed meanwhile.
+            threading.Thread(target=tell, name="tasklock-lost", daemon=True).start()
+
+    def renewed(self, locked_until: datetime, ends_at: float) -> None:
+        """Note that the claim stands until then; ``ends_at`` is on the monotonic clock."""
+        self._locked_until = locked_until
+        self._ends_at = ends_at
 
     def end(self) -> bool:
         """Note that the claim is released, and return whether that is news."""
@@ -67,22 +111,21 @@ class HeldLock:
         return news
 
     def extend(self, by: float | timedelta) -> None:
-        """Move ``locked_until`` further away.
+        """Move the end of the maximum lock further away.
+
+        Without a lease that is ``locked_until``. A lease goes on being renewed until then.
 
         :param by: seconds or a ``timedelta``, above 0
         :raises TaskLockError: the claim has ended already; nothing was changed
         :raises TaskLockDatabaseError: the database is away; ask again
         """
         seconds = parse_positive_seconds(by, "by", f"extend() of task {self.name!r}")
-        until = self._extender(self, seconds)
-        if until is None:
-            self._ends_at = 0.0
+        if self.lost or not self._extender(self, seconds):
+            self.lose()
             raise TaskLockError(
                 f"the lock of task {self.name!r} (token {self.token}) has ended and cannot be "
                 "extended; another replica may be running it"
             )
-        self._locked_until = until
-        self._ends_at += seconds
 
     def __repr__(self) -> str:
         return (
@@ -101,6 +144,9 @@ class Refusal:
     :ivar reason: ``"running"`` or ``"window"``
     :ivar blocked: whether a run that is still going on, or whose holder died, stands against a
         window that is new
+    :ivar unfinished: whether the last run was not released: it is going on, or its holder died
+    :ivar window_start: start of that run's window, in database time
+    :ivar seconds_left: seconds until ``locked_until`` when this was answered; 0 or less if it died
     """
 
     holder: str
@@ -108,6 +154,9 @@ class Refusal:
     locked_until: datetime
     reason: str
     blocked: bool
+    unfinished: bool
+    window_start: datetime
+    seconds_left: float
 
 
 def current_lock() -> HeldLock | None:

@@ -34,6 +34,8 @@ def task_lock(
     min_lock: Seconds | None = None,
     max_lock: Seconds | None = None,
     period: Seconds | None = None,
+    failover: Seconds | None = None,
+    cancel_on_lost: bool | None = None,
     on_failure: Literal["keep", "release"] | None = None,
 ) -> Callable[[Function], Function]: ...
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, Literal
 
 from apscheduler.events import EVENT_JOB_ADDED
-from apscheduler.executors.base import BaseExecutor
+from apscheduler.executors.base import BaseExecutor, MaxInstancesReachedError
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
@@ -21,14 +20,16 @@ from apscheduler_tasklock.errors import (
     TaskLockOptionError,
 )
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ERROR, TaskLockEvent
-from apscheduler_tasklock.fire import Dispatch
 from apscheduler_tasklock.inner import make_inner, report_jobs
 from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.loops import call_as_scheduler, dispatcher
 from apscheduler_tasklock.names import make_replica_id
 from apscheduler_tasklock.options import DEFAULTS, LockOptions, parse_positive_seconds
-from apscheduler_tasklock.submission import Submission
+from apscheduler_tasklock.submission import Submission, Watch
 from apscheduler_tasklock.table import DEFAULT_TABLE
+from apscheduler_tasklock.takeover import follows, job_to_run_again
 from apscheduler_tasklock.tasks import Tasks
+from apscheduler_tasklock.watching import RETRY_INTERVAL, Watcher
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         by default the scheduler's own default executor
     :param min_factor: minimum lock, as a multiple of the job's period; 0 or more
     :param max_factor: maximum lock, as a multiple of the job's period; above 0
+    :param failover: how long after its last sign of life a holder counts as dead, and another
+        replica runs its window again; a ``timedelta`` or seconds, 1 or more. ``None``: when its
+        maximum lock ends, and nobody runs the window again.
     :param period: what stands for the period of a run time that no other follows, as of a date
         trigger; a ``timedelta`` or seconds
     :param jobs: options of single jobs, as ``{"job-id": {"max_factor": 2}}``, for those whose
@@ -70,6 +74,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         *,
         min_factor: float | str = 0.9,
         max_factor: float | str = 5.0,
+        failover: timedelta | float | str | None = None,
         period: timedelta | float | str = timedelta(hours=1),
         jobs: Mapping[str, Any] | None = None,
         namespace: str = "",
@@ -84,7 +89,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         where = type(self).__name__
         if not isinstance(namespace, str):
             raise TaskLockOptionError(f"{where}: namespace must be a text, not {namespace!r}")
-        options = {"min_factor": min_factor, "max_factor": max_factor, "period": period}
+        options = {
+            "min_factor": min_factor,
+            "max_factor": max_factor,
+            "failover": failover,
+            "period": period,
+        }
         defaults = LockOptions.parse(options, where).over(DEFAULTS, where)
         self._tasks = Tasks(defaults, jobs or {}, namespace, where)
         if on_database_error not in ("skip", "run"):
@@ -107,6 +117,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             schema=schema or None,  # a configuration file says '' for none
             table=table,
         )
+        self._watcher = Watcher(self.locks.read_runs, lambda: self.locks.settled, self._run_again)
 
     def start(self, scheduler: Any, alias: str) -> None:
         """Start the wrapped executor. Called by the scheduler.
@@ -128,7 +139,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self.locks.open()
         self._inner.start(scheduler, alias)
         self._instances = self._inner._instances
-        report_jobs(self._inner)
+        report_jobs(self._inner, self._watcher.add)
         scheduler.add_listener(self._check_added_job, EVENT_JOB_ADDED)
 
     def shutdown(self, wait: bool = True) -> None:
@@ -137,6 +148,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         :param wait: whether to let running jobs end first; their locks are released either way
         """
         self.locks.stop_claiming()
+        self._watcher.close()
         if self._inner is not None:
             self._inner.shutdown(wait)
         if self._scheduler is not None:
@@ -170,8 +182,40 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             run_unlocked=self._run_unlocked,
             logger_name=self._logger.name,
         )
-        carrier = Carrier(submission, self.locks, self._dispatcher(submission))
-        self._inner.submit_job(carrier, run_times[-1:])
+        if submission.failover is not None:
+            submission = replace(submission, last=not follows(job.trigger, run_times[-1]))
+        self._submit(submission)
+
+    def _submit(self, submission: Submission) -> None:
+        dispatch = dispatcher(
+            self._inner, self._scheduler._dispatch_event, awaited=submission.awaited
+        )
+        carrier = Carrier(submission, self.locks, dispatch)
+        self._inner.submit_job(carrier, list(submission.run_times[-1:]))
+
+    def _run_again(self, watch: Watch) -> None:
+        """Submit run times again whose holder died. Called by the watching thread."""
+        try:
+            job = job_to_run_again(self._scheduler, watch.submission)
+        except Exception:
+            logger.exception("The job store could not be asked for job %r", watch.submission.job.id)
+            self._watcher.add(replace(watch, seconds_left=RETRY_INTERVAL))
+            return
+        if job is None:
+            return
+        submission = replace(watch.submission, job=job)
+
+        def submit() -> None:
+            try:
+                self._submit(submission)
+            except MaxInstancesReachedError:
+                self._watcher.add(replace(watch, seconds_left=RETRY_INTERVAL))
+
+        try:
+            call_as_scheduler(self._inner, submit)
+        except RuntimeError as error:
+            # The loop or the pool is closed; nothing runs here any more.
+            logger.debug("Task %r: not run again: %s", submission.task_name, error)
 
     def _check_database(self) -> None:
         """Check the task lock table; leave no connection behind if it cannot be used."""
@@ -185,17 +229,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self.locks.close()
             raise
 
-    def _dispatcher(self, submission: Submission) -> Dispatch:
-        """Return what dispatches lock events where APScheduler dispatches the job's own.
-
-        If that is an event loop, the listeners may rely on it.
-        """
-        loop = getattr(self._inner, "_eventloop", None)
-        if loop is None and submission.awaited:
-            loop = getattr(getattr(self._inner, "_ioloop", None), "asyncio_loop", None)
-        dispatch: Dispatch = self._scheduler._dispatch_event
-        return dispatch if loop is None else partial(_dispatch_on, loop, dispatch)
-
     def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
         raise NotImplementedError("the wrapped executor does this")
 
@@ -208,10 +241,3 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._tasks.of(job, event.jobstore, self._scheduler._jobstores)
         except TaskLockError as error:
             logger.error("Job %r will not run: %s", job.id, error)
-
-
-def _dispatch_on(loop: asyncio.AbstractEventLoop, dispatch: Dispatch, event: Any) -> None:
-    try:
-        loop.call_soon_threadsafe(dispatch, event)
-    except RuntimeError:  # the loop is closed
-        dispatch(event)

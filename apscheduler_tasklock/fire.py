@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from apscheduler.events import EVENT_JOB_ERROR
 
 from apscheduler_tasklock.context import HeldLock, Refusal, holding
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.events import (
-    EVENT_TASK_LOCK_ERROR,
-    EVENT_TASK_LOCK_GRANTED,
-    EVENT_TASK_LOCK_LOST,
-    EVENT_TASK_LOCK_REFUSED,
-    EVENT_TASK_LOCK_RELEASED,
-    TaskLockEvent,
-)
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.period import nominal_time
-from apscheduler_tasklock.submission import ALWAYS_MISSED, JobView, Submission, misfired
+from apscheduler_tasklock.reports import Dispatch, Reports
+from apscheduler_tasklock.submission import ALWAYS_MISSED, JobView, Submission, Watch, misfired
 
 logger = logging.getLogger(__name__)
-
-Dispatch = Callable[[Any], None]
 
 
 class Fire:
@@ -37,23 +31,30 @@ class Fire:
     event loop; this class does not care.
 
     :param dispatch: gets the lock events as they happen
+    :ivar run_time: the run time of the window that is run
+    :ivar running: whether the job runs, under its lock
+    :ivar watch: the run that stood against this one, if it is to be watched
     """
 
     def __init__(
         self, submission: Submission, run_time: datetime, locks: TaskLocks, dispatch: Dispatch
     ) -> None:
         self.run_time = run_time
+        self.running = False
+        self.watch: Watch | None = None
         self._submission = submission
         self._locks = locks
-        self._dispatch = dispatch
+        self._reports = Reports(submission, run_time, locks, dispatch)
         self._wanted_at = time.monotonic()
         self._missed: bool | None = None
         self._held: HeldLock | None = None
+        self._cancelled = False
 
     def must_claim(self) -> bool:
         """Decide whether this is a misfire, and tell whether ``begin`` will ask the database."""
         if self._missed is None:
-            self._missed = misfired(self._submission.job, self.run_time)
+            late_by_nature = self._submission.taken_over is not None
+            self._missed = not late_by_nature and misfired(self._submission.job, self.run_time)
         return not self._missed and self._submission.options is not None
 
     def begin(self) -> JobView | None:
@@ -65,9 +66,27 @@ class Fire:
             return None
         return JobView(self._submission.job, ALWAYS_MISSED if self._missed else None)
 
-    def holding(self) -> AbstractContextManager[None]:
-        """Make the held lock the current one while the job runs."""
-        return nullcontext() if self._held is None else holding(self._held)
+    @property
+    def again(self) -> bool:
+        """Whether the window asked for is still to be claimed, after that of a dead holder."""
+        return self._held is not None and self._held.window_left
+
+    @contextmanager
+    def holding(self, cancel: Callable[[], object] | None = None) -> Iterator[None]:
+        """Make the held lock the current one while the job runs.
+
+        :param cancel: called in another thread if the lock is lost and the job wants that
+        """
+        if self._held is None:
+            yield
+            return
+        self.running = True
+        self._held.when_lost(partial(self._lose, self._held, cancel))
+        try:
+            with holding(self._held):
+                yield
+        finally:
+            self.running = False
 
     def end(self, events: Sequence[Any] | None) -> None:
         """Release what was claimed.
@@ -75,6 +94,10 @@ class Fire:
         :param events: what ``run_job`` returned; ``None`` if the job was not run to its end
         """
         if self._held is None:
+            return
+        if self._cancelled and (events is None or _was_cancelled(events)):
+            # It has not run to its end; whoever takes the lock over runs it again.
+            self._locks.abandon(self._held)
             return
         failed = events is None or any(event.code == EVENT_JOB_ERROR for event in events)
         options = self._submission.options
@@ -98,18 +121,18 @@ class Fire:
             if self._locks.closed:
                 logger.info("Task %r: not run, since the scheduler is shut down", task_name)
                 return False
-            self._tell_failed(error)
+            self._reports.failed(error)
+            died = self._submission.taken_over
+            if died is not None and isinstance(error, TaskLockDatabaseError):
+                self.watch = self._watch(died.window_start, 0.0)
             return self._submission.run_unlocked
         if isinstance(claimed, Refusal):
-            self._tell_refused(claimed)
+            self._reports.refused(claimed)
+            if claimed.unfinished and self._submission.failover is not None:
+                self.watch = self._watch(claimed.window_start, claimed.seconds_left)
             return False
         self._held = claimed
-        self._tell(
-            EVENT_TASK_LOCK_GRANTED,
-            holder=self._locks.replica_id,
-            token=claimed.token,
-            locked_until=claimed.locked_until,
-        )
+        self._reports.granted(claimed)
         return True
 
     def _claim(self) -> HeldLock | Refusal:
@@ -120,86 +143,40 @@ class Fire:
             nominal,
             min_lock=min_lock,
             max_lock=max_lock,
+            failover=self._submission.failover,
+            takes_over=self._submission.failover is not None,
             keep_unanswered=self._submission.run_unlocked,
             since=self._wanted_at,
         )
         if isinstance(claimed, HeldLock):
+            if claimed.window_left and claimed.run_time is not None:
+                self.run_time = self._reports.run_time = claimed.run_time
             claimed.run_time = self.run_time
         return claimed
 
+    def _watch(self, window_start: datetime, seconds_left: float) -> Watch:
+        submission = replace(self._submission, run_times=(self.run_time,), taken_over=None)
+        return Watch(submission, window_start, seconds_left)
+
+    def _lose(self, held: HeldLock, cancel: Callable[[], object] | None) -> None:
+        """Tell that the lock was lost while the job runs, and cancel the job if it wants that."""
+        self._reports.lost(held)
+        options = self._submission.options
+        if cancel is not None and options is not None and options.cancel_on_lost:
+            self._cancelled = True
+            cancel()
+
     def _release(self, held: HeldLock, *, keep_window: bool) -> None:
-        holder = {"holder": self._locks.replica_id, "token": held.token}
         try:
             released = self._locks.release(held, keep_window=keep_window)
         except TaskLockError as error:
-            self._tell(EVENT_TASK_LOCK_ERROR, exception=error, **holder)
-            if not isinstance(error, TaskLockDatabaseError):
-                logger.error("Task %r: its lock could not be released: %s", held.name, error)
+            self._reports.not_released(held, error)
             return
         if released is None:
-            self._tell_lost(held, holder)
+            self._reports.lost(held)
         else:
-            self._tell(EVENT_TASK_LOCK_RELEASED, locked_until=released.locked_until, **holder)
+            self._reports.released(held, released.locked_until)
 
-    def _tell(self, code: int, **details: Any) -> None:
-        submission = self._submission
-        self._dispatch(
-            TaskLockEvent(
-                code,
-                submission.job.id,
-                submission.jobstore,
-                submission.task_name,
-                self.run_time,
-                **details,
-            )
-        )
 
-    def _tell_refused(self, refusal: Refusal) -> None:
-        self._tell(
-            EVENT_TASK_LOCK_REFUSED,
-            holder=refusal.holder,
-            token=refusal.token,
-            locked_until=refusal.locked_until,
-            reason=refusal.reason,
-        )
-        logger.debug(
-            "Task %r: refused for the run time %s (%s, held by %s until %s)",
-            self._submission.task_name,
-            self.run_time,
-            refusal.reason,
-            refusal.holder,
-            refusal.locked_until,
-        )
-        if refusal.blocked and self._locks.is_news(self._submission.task_name, refusal.token):
-            logger.warning(
-                "Task %r: the run time %s is skipped, because %s still runs the task (token %s), "
-                "locked until %s. If that process is gone, the task is stuck until then; the "
-                "README says how to free it",
-                self._submission.task_name,
-                self.run_time,
-                refusal.holder,
-                refusal.token,
-                refusal.locked_until,
-            )
-
-    def _tell_failed(self, error: TaskLockError) -> None:
-        self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
-        # That the database is away has been said once, as a warning; a wrong set-up is an error.
-        away = isinstance(error, TaskLockDatabaseError)
-        logger.log(
-            logging.INFO if away else logging.ERROR,
-            "Task %r: %s for the run time %s: %s",
-            self._submission.task_name,
-            "run without its lock" if self._submission.run_unlocked else "not run",
-            self.run_time,
-            error,
-        )
-
-    def _tell_lost(self, held: HeldLock, holder: dict[str, Any]) -> None:
-        self._tell(EVENT_TASK_LOCK_LOST, **holder)
-        logger.warning(
-            "Task %r: the run scheduled at %s outlived its lock, and another replica has claimed "
-            "the task since; raise max_factor or max_lock above what the job takes",
-            held.name,
-            self.run_time,
-        )
+def _was_cancelled(events: Sequence[Any]) -> bool:
+    return any(isinstance(getattr(event, "exception", None), CancelledError) for event in events)

@@ -36,13 +36,14 @@ class Hold:
     """A task lock to hold once: a context manager, sync or async. As a decorator, once per call.
 
     Made by ``TaskLocks.hold``.
+
+    :param times: ``min_lock``, ``max_lock`` and ``failover`` of ``TaskLocks.claim``
     """
 
-    def __init__(self, locks: TaskLocks, name: str, min_lock: float, max_lock: float) -> None:
+    def __init__(self, locks: TaskLocks, name: str, times: dict[str, Any]) -> None:
         self._locks = locks
         self._name = name
-        self._min_lock = min_lock
-        self._max_lock = max_lock
+        self._times = times
         self._entered = False
         self._held: HeldLock | None = None
         self._context = ExitStack()
@@ -103,7 +104,7 @@ class Hold:
         )
 
     def _anew(self) -> Hold:
-        return Hold(self._locks, self._name, self._min_lock, self._max_lock)
+        return Hold(self._locks, self._name, self._times)
 
     def _entering(self) -> ExitStack:
         """Return a context in which this is entered; it is not if an exception leaves it."""
@@ -118,7 +119,7 @@ class Hold:
         self._entered = exception is None
 
     def _claim(self) -> HeldLock:
-        claimed = self._locks.claim(self._name, min_lock=self._min_lock, max_lock=self._max_lock)
+        claimed = self._locks.claim(self._name, **self._times)
         if not isinstance(claimed, HeldLock):
             raise TaskLockRefusedError(
                 self._name, claimed.holder, claimed.locked_until, claimed.reason

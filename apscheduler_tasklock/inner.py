@@ -13,6 +13,7 @@ from apscheduler.util import maybe_ref
 
 from apscheduler_tasklock.carrier import QUIET_LOGGER, JobEvents
 from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.submission import Watch
 
 
 def make_inner(
@@ -55,13 +56,16 @@ def _make_configured(options: dict[str, Any], scheduler: Any) -> Any:
     raise ValueError("its configuration has neither 'type' nor 'class'")
 
 
-def report_jobs(inner: Any) -> None:
-    """Let a started executor report the events of the jobs, not those of their carriers."""
+def report_jobs(inner: Any, watch: Callable[[Watch], None]) -> None:
+    """Let a started executor report the events of the jobs, not those of their carriers.
+
+    :param watch: gets the runs of other replicas that are to be watched
+    """
     logger = inner._logger
     report = inner._run_job_success
     if isinstance(report, _JobReport):  # of the last start
         report = report.report
-    inner._run_job_success = _JobReport(report, inner, logger)
+    inner._run_job_success = _JobReport(report, inner, logger, watch)
     inner._logger = _InnerLogger(logger, {})
 
 
@@ -71,13 +75,25 @@ class _JobReport:
     :ivar report: the executor's own
     """
 
-    def __init__(self, report: Callable[..., Any], inner: Any, logger: logging.Logger) -> None:
+    def __init__(
+        self,
+        report: Callable[..., Any],
+        inner: Any,
+        logger: logging.Logger,
+        watch: Callable[[Watch], None],
+    ) -> None:
         self.report = report
         self._inner = inner
         self._logger = logger
+        self._watch = watch
 
     def __call__(self, job_id: str, events: list[Any], *more: Any, **named: Any) -> None:
         self.report(job_id, _carried(events, self._inner, self._logger), *more, **named)
+        # Only now is the instance counted out that a takeover needs.
+        for event in events:
+            if event.code == EVENT_JOB_EXECUTED and isinstance(event.retval, JobEvents):
+                for watch in event.retval.watches:
+                    self._watch(watch)
 
 
 def _carried(events: list[Any], inner: Any, logger: logging.Logger) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,10 +20,12 @@ from apscheduler_tasklock.database import Database
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.hold import Hold
 from apscheduler_tasklock.lifetime import Lifetime, off_the_loop
+from apscheduler_tasklock.messages import ReleaseAnswer, RunState
 from apscheduler_tasklock.names import check_name, make_replica_id
 from apscheduler_tasklock.offload import Offload
 from apscheduler_tasklock.options import LockOptions
-from apscheduler_tasklock.protocol import ReleaseAnswer, TaskLockProtocol
+from apscheduler_tasklock.outage import Outage
+from apscheduler_tasklock.protocol import TaskLockProtocol
 from apscheduler_tasklock.settings import LockSettings, as_url
 from apscheduler_tasklock.table import DEFAULT_TABLE, task_lock_table
 
@@ -58,12 +61,15 @@ class TaskLocks:
             database, timeout=claim_timeout, application_name=f"tasklock {replica_id}"[:63]
         )
         self._clock = DatabaseClock()
+        self._protocol = TaskLockProtocol(self.table)
         self._closed = threading.Event()
         self._blockers: dict[str, int] = {}
-        self._attempts = Attempts(self._database, self.table)
+        outage = Outage(self._database.where)
+        self._attempts = Attempts(self._database, self.table, outage)
         self._claims = Claims(
             self._attempts,
-            TaskLockProtocol(self.table),
+            Attempts(self._database.separate(), self.table, outage),
+            self._protocol,
             self._clock,
             replica_id=replica_id,
             timeout=claim_timeout,
@@ -108,6 +114,8 @@ class TaskLocks:
         *,
         min_lock: float,
         max_lock: float,
+        failover: float | None = None,
+        takes_over: bool = False,
         keep_unanswered: bool = False,
         since: float | None = None,
     ) -> HeldLock | Refusal:
@@ -117,6 +125,10 @@ class TaskLocks:
         :param run_time: the nominal run time, with a time zone; ``None`` for now
         :param min_lock: seconds from the run time until which its window lasts
         :param max_lock: seconds after which the claim counts as dead
+        :param failover: seconds after which it does so without a renewal, which a thread makes
+            for as long as it is held
+        :param takes_over: whether the window of a holder that died is claimed in place of this
+            one, to be run again
         :param keep_unanswered: whether the window stays taken if the claim was sent and never
             answered, although the database may have granted it
         :param since: when the claim was wanted, from :func:`time.monotonic`, if that was not now
@@ -136,6 +148,8 @@ class TaskLocks:
                 run_time,
                 min_lock=min_lock,
                 max_lock=max_lock,
+                failover=failover,
+                takes_over=takes_over,
                 keep_unanswered=keep_unanswered,
                 since=since,
             )
@@ -160,7 +174,33 @@ class TaskLocks:
             if held.end():
                 self.in_use.end_use()
 
-    def hold(self, name: str, *, min_lock: float | timedelta, max_lock: float | timedelta) -> Hold:
+    def abandon(self, held: HeldLock) -> None:
+        """Give up a claim that is lost, and leave its row to who takes it over."""
+        self._claims.abandon(held)
+        if held.end():
+            self.in_use.end_use()
+
+    @property
+    def settled(self) -> bool:
+        """Whether the database has been there for long enough to believe that a holder died."""
+        return self._attempts.settled
+
+    def read_runs(self, task_names: Sequence[str]) -> list[RunState]:
+        """Return the last run of each of these tasks.
+
+        :raises TaskLockDatabaseError: the database is away
+        :raises TaskLockError: it refuses
+        """
+        return self._attempts.once(lambda cursor: self._protocol.read(cursor, task_names))
+
+    def hold(
+        self,
+        name: str,
+        *,
+        min_lock: float | timedelta,
+        max_lock: float | timedelta,
+        failover: float | timedelta | None = None,
+    ) -> Hold:
         """Return a context manager, sync or async, and decorator that holds a task's lock.
 
         Entered, it gives the :class:`HeldLock`, which is also ``current_lock()``.
@@ -169,14 +209,18 @@ class TaskLocks:
         :param min_lock: seconds or ``timedelta``, 0 or more, from the claim on, during which the
             task is refused to others even after it was released
         :param max_lock: seconds or ``timedelta``, above 0, after which the holder counts as dead
+        :param failover: seconds or ``timedelta``, 1 or more, after which a holder that does not
+            renew its claim counts as dead; ``None`` leaves it at ``max_lock``
         :raises TaskLockOptionError: one of them is impossible
         :raises TaskLockRefusedError: when entered: the task runs elsewhere, or was just run
         :raises TaskLockError: when entered: the database is away, or refuses
         """
         where = f"hold({name!r})"
-        times = LockOptions.parse({"min_lock": min_lock, "max_lock": max_lock}, where)
-        least, most = times.lock_times(period=0)
-        return Hold(self, check_name(name, where), least, most)
+        given = {"min_lock": min_lock, "max_lock": max_lock, "failover": failover}
+        options = LockOptions.parse(given, where)
+        least, most = options.lock_times(period=0)
+        times = {"min_lock": least, "max_lock": most, "failover": options.failover or None}
+        return Hold(self, check_name(name, where), times)
 
     def is_news(self, task_name: str, token: int) -> bool:
         """Tell whether a run that blocks its task is met here for the first time."""

@@ -27,6 +27,9 @@ class LockOptions:
     :ivar min_lock: minimum lock in seconds, instead of a factor
     :ivar max_lock: maximum lock in seconds, instead of a factor
     :ivar period: seconds that stand for the period of a run time that no other follows
+    :ivar failover: seconds after which a holder that does not renew its claim counts as dead, so
+        that another replica runs its window again; 0 for never
+    :ivar cancel_on_lost: whether a coroutine job is cancelled when its lock is lost
     :ivar on_failure: ``"keep"`` or ``"release"`` the window of a run that raised
     """
 
@@ -36,6 +39,8 @@ class LockOptions:
     min_lock: float | None = None
     max_lock: float | None = None
     period: float | None = None
+    failover: float | None = None
+    cancel_on_lost: bool | None = None
     on_failure: Literal["keep", "release"] | None = None
 
     @classmethod
@@ -103,9 +108,19 @@ class LockOptions:
         return min(least, LONGEST_SECONDS), min(most, LONGEST_SECONDS)
 
 
+# Seconds. Three renewals go into a lease, each over the network and on a thread of a busy process.
+SHORTEST_FAILOVER = 1.0
+
 # What holds where nobody says otherwise (DESIGN: 0.9 and not 1.0, because with 1.0 a replica's
 # next fire misses its window by milliseconds).
-DEFAULTS = LockOptions(min_factor=0.9, max_factor=5.0, period=3600.0, on_failure="keep")
+DEFAULTS = LockOptions(
+    min_factor=0.9,
+    max_factor=5.0,
+    period=3600.0,
+    failover=0.0,
+    cancel_on_lost=False,
+    on_failure="keep",
+)
 
 
 def parse_seconds(value: Any, option: str, where: str) -> float:
@@ -160,6 +175,24 @@ def _parse_on_failure(value: Any, option: str, where: str) -> str:
     return str(value)
 
 
+def _parse_failover(value: Any, option: str, where: str) -> float:
+    seconds = 0.0 if value is False else parse_seconds(value, option, where)
+    if 0 < seconds < SHORTEST_FAILOVER:
+        raise TaskLockOptionError(
+            f"{where}: {option} must be {SHORTEST_FAILOVER:g} s or more, so that renewals have "
+            f"time to arrive, or 0 for none, not {value!r}"
+        )
+    return seconds
+
+
+def _parse_switch(value: Any, option: str, where: str) -> bool:
+    switches = {"true": True, "false": False}
+    switched = switches.get(str(value).lower())
+    if switched is None:
+        raise TaskLockOptionError(f"{where}: {option} must be True or False, not {value!r}")
+    return switched
+
+
 _PARSERS: dict[str, Callable[[Any, str, str], Any]] = {
     "name": _parse_text,
     "min_factor": parse_number,
@@ -167,6 +200,8 @@ _PARSERS: dict[str, Callable[[Any, str, str], Any]] = {
     "min_lock": parse_seconds,
     "max_lock": parse_positive_seconds,
     "period": parse_positive_seconds,
+    "failover": _parse_failover,
+    "cancel_on_lost": _parse_switch,
     "on_failure": _parse_on_failure,
 }
 

@@ -8,6 +8,10 @@ import time
 
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
+# Seconds for which the database has to be back until a holder that it did not hear of counts as
+# dead: enough for releases that are owed, which are sent every second.
+SETTLING = 2.5
+
 logger = logging.getLogger(__name__)
 
 
@@ -22,6 +26,7 @@ class Outage:
         self._lock = threading.Lock()
         self._since: float | None = None
         self.reason: str | None = None
+        self._over_at: float | None = None
 
     def begin(self, error: TaskLockDatabaseError) -> None:
         """Note that the database did not answer."""
@@ -36,12 +41,20 @@ class Outage:
             error,
         )
 
+    @property
+    def settled(self) -> bool:
+        """Whether the database is there, and has been for a little while."""
+        if self.reason is not None:
+            return False
+        return self._over_at is None or time.monotonic() > self._over_at + SETTLING
+
     def end(self) -> None:
         """Note that it did."""
         if self._since is None:
             return
         with self._lock:
             since, self._since, self.reason = self._since, None, None
+            self._over_at = time.monotonic()
         if since is not None:
             logger.info(
                 "The task lock database is back (%s), %.1f sec after this replica noticed",

@@ -5,17 +5,24 @@ Each statement is a transaction of its own and one round trip. All times are the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Table
 
+from apscheduler_tasklock.messages import (
+    ClaimAnswer,
+    ClaimRequest,
+    ReleaseAnswer,
+    Renewal,
+    RunState,
+)
 from apscheduler_tasklock.table import quoted_name
 
 # Point 1 of the decision: nobody is running the task. A run that never finished counts until its
-# maximum lock has passed.
+# lease, or its maximum lock, has passed.
 NOT_RUNNING = "(finished_at IS NOT NULL OR locked_until <= now())"
 
 # The run time in database time. The replica says how late it is by its own clock, so that the
@@ -24,11 +31,20 @@ NOT_RUNNING = "(finished_at IS NOT NULL OR locked_until <= now())"
 FIRED = "(LEAST(now(), %(latest)s::timestamptz) - %(lag)s::float8 * interval '1 second')"
 
 MIN_LOCK = "(%(min_lock)s::float8 * interval '1 second')"
-MAX_LOCK = "(%(max_lock)s::float8 * interval '1 second')"
+# LEAST passes over a null: a claim without a lease.
+LOCK = "(LEAST(%(max_lock)s::float8, %(lease)s::float8) * interval '1 second')"
 
 # Point 2: the window is new. The claimer's own minimum lock counts if it is the shorter one, so
 # that an interval shortened by a deployment takes effect at once.
 NEW_WINDOW = f"({FIRED} >= LEAST(window_until, window_start + {MIN_LOCK}))"
+
+# What the claimer wants with a run whose holder died. Its window is taken over before the
+# claimer's own, however new that is; else it would be lost.
+LEAVES_DEAD = "(%(dead_run)s::text = 'leave' AND finished_at IS NULL)"
+TAKES_OVER = "(%(dead_run)s::text = 'take over' AND finished_at IS NULL)"
+
+# A claim whose answer was lost finds its own id in the row: it was granted the first time.
+GRANTED_BEFORE = f"(claim_id = %(claim_id)s::uuid AND NOT {NOT_RUNNING})"
 
 # A release can open the window again. It ends then half a window before its start: early enough
 # for every fire of the same window, whose `fired` differ by the clocks' noise, and too late for a
@@ -37,63 +53,6 @@ RELEASED_WINDOW = (
     "CASE WHEN %(keep_window)s::boolean OR finished_at IS NOT NULL THEN window_until"
     " ELSE window_start - (window_until - window_start) / 2 END"
 )
-
-
-@dataclass(frozen=True)
-class ClaimRequest:
-    """What a replica asks for: one run time of one task.
-
-    :ivar task_name: the task's name
-    :ivar lag: seconds since the run time, by the replica's clock; never below 0
-    :ivar latest: the latest time the database's clock can have had when ``lag`` was read
-    :ivar min_lock: seconds from the run time until which its window lasts
-    :ivar max_lock: seconds after which a claim without a release counts as dead
-    :ivar replica_id: who asks, for people
-    :ivar claim_id: made for this request; asking twice with it claims once
-    """
-
-    task_name: str
-    lag: float
-    latest: datetime | None
-    min_lock: float
-    max_lock: float
-    replica_id: str
-    claim_id: UUID
-
-
-@dataclass(frozen=True)
-class ClaimAnswer:
-    """The task's row after a claim.
-
-    :ivar granted: whether the claim stands and the job may run
-    :ivar running: whether a run is going on, granted or not
-    :ivar new_window: whether the window of a refused claim was new, so that only the run that is
-        going on stands against it
-    :ivar holder: replica of the last claim
-    :ivar token: fencing token of the last claim
-    :ivar locked_until: database time until which the last claim holds the task
-    :ivar database_time: when this was decided
-    """
-
-    granted: bool
-    running: bool
-    new_window: bool
-    holder: str
-    token: int
-    locked_until: datetime
-    database_time: datetime
-
-
-@dataclass(frozen=True)
-class ReleaseAnswer:
-    """The task's row after a release that found its claim.
-
-    :ivar locked_until: database time at which the task's window ends
-    :ivar database_time: when it was released
-    """
-
-    locked_until: datetime
-    database_time: datetime
 
 
 class TaskLockProtocol:
@@ -107,6 +66,8 @@ class TaskLockProtocol:
         self._look = _look_statement(name)
         self._release = _release_statement(name)
         self._extend = _extend_statement(name)
+        self._renew = _renew_statement(name)
+        self._read = _read_statement(name)
 
     def claim(self, cursor: Any, request: ClaimRequest) -> ClaimAnswer:
         """Try to take the task for one run time. A refused claim writes nothing."""
@@ -137,6 +98,30 @@ class TaskLockProtocol:
         ).fetchone()
         return None if row is None else row[0]
 
+    def renew(
+        self, cursor: Any, renewals: Sequence[Renewal]
+    ) -> dict[UUID, tuple[datetime, datetime]]:
+        """Let claims stand for another lease each.
+
+        :return: when each of them ends now, and the database's time, by claim id. One that is
+            missing stands no more.
+        """
+        rows = cursor.execute(
+            self._renew,
+            {
+                "task_names": [renewal.task_name for renewal in renewals],
+                "claim_ids": [renewal.claim_id for renewal in renewals],
+                "leases": [renewal.lease for renewal in renewals],
+                "max_locks": [renewal.max_lock for renewal in renewals],
+            },
+        ).fetchall()
+        return {claim_id: (locked_until, now) for claim_id, locked_until, now in rows}
+
+    def read(self, cursor: Any, task_names: Sequence[str]) -> list[RunState]:
+        """Return the last run of each of these tasks."""
+        rows = cursor.execute(self._read, {"task_names": list(task_names)}).fetchall()
+        return [RunState(*row) for row in rows]
+
 
 def _looks_free(row: tuple[Any, ...]) -> bool:
     granted, running, new_window, *_ = row
@@ -152,7 +137,8 @@ def _claim_statement(table: str) -> str:
     A claim that was granted once is not granted again: a statement that was held up on its way may
     arrive after the release, and nobody would know of what it got.
     """
-    answer = f"NOT {NOT_RUNNING}, false, locked_by, token, locked_until, now()"
+    seen = f"FROM seen WHERE {TAKES_OVER}"
+    taken_over = (f"EXISTS (SELECT {seen} AND new_window)", f"(SELECT locked_by {seen})")
     return f"""
         WITH seen AS (
             SELECT *, {NEW_WINDOW} AS new_window
@@ -160,43 +146,45 @@ def _claim_statement(table: str) -> str:
         ), updated AS (
             UPDATE {table} SET
                 started_at = now(),
-                locked_until = now() + {MAX_LOCK},
-                window_start = {FIRED},
-                window_until = {FIRED} + {MIN_LOCK},
+                locked_until = now() + {LOCK},
+                window_start = CASE WHEN {TAKES_OVER} THEN window_start ELSE {FIRED} END,
+                window_until = CASE WHEN {TAKES_OVER} THEN window_until
+                                    ELSE {FIRED} + {MIN_LOCK} END,
                 locked_by = %(replica_id)s,
                 claim_id = %(claim_id)s::uuid,
                 token = {table}.token + 1,
                 finished_at = NULL
-            WHERE task_name = %(task_name)s AND {NOT_RUNNING} AND {NEW_WINDOW}
+            WHERE task_name = %(task_name)s AND {NOT_RUNNING} AND NOT {LEAVES_DEAD}
+              AND ({NEW_WINDOW} OR {TAKES_OVER})
               AND claim_id <> %(claim_id)s::uuid
-            RETURNING true, {answer}
+            RETURNING *
         ), inserted AS (
             INSERT INTO {table} (task_name, started_at, locked_until, window_start, window_until,
                                  locked_by, claim_id, token)
-            SELECT %(task_name)s, now(), now() + {MAX_LOCK}, {FIRED}, {FIRED} + {MIN_LOCK},
+            SELECT %(task_name)s, now(), now() + {LOCK}, {FIRED}, {FIRED} + {MIN_LOCK},
                    %(replica_id)s, %(claim_id)s::uuid, 1
             WHERE NOT EXISTS (SELECT FROM seen)
             ON CONFLICT DO NOTHING
-            RETURNING true, {answer}
+            RETURNING *
         )
-        SELECT * FROM updated
-        UNION ALL SELECT * FROM inserted
-        UNION ALL SELECT {_row(new_window="new_window")}
+        SELECT {_answer("true", *taken_over)} FROM updated
+        UNION ALL SELECT {_answer("true", "false", "NULL")} FROM inserted
+        UNION ALL SELECT {_answer(GRANTED_BEFORE, "new_window", "NULL")}
                   FROM seen WHERE NOT EXISTS (SELECT FROM updated)
     """
 
 
 def _look_statement(table: str) -> str:
-    return f"SELECT {_row(new_window=NEW_WINDOW)} FROM {table} WHERE task_name = %(task_name)s"
+    answer = _answer(GRANTED_BEFORE, NEW_WINDOW, "NULL")
+    return f"SELECT {answer} FROM {table} WHERE task_name = %(task_name)s"
 
 
-def _row(*, new_window: str) -> str:
-    """Return the columns of an answer read from the row, not written to it.
-
-    A claim whose answer was lost finds its own id there: it was granted the first time.
-    """
-    granted = f"(claim_id = %(claim_id)s::uuid AND NOT {NOT_RUNNING})"
-    return f"{granted}, NOT {NOT_RUNNING}, {new_window}, locked_by, token, locked_until, now()"
+def _answer(granted: str, new_window: str, dead_holder: str) -> str:
+    """Return the columns of a ``ClaimAnswer``."""
+    return (
+        f"{granted}, NOT {NOT_RUNNING}, {new_window}, finished_at IS NULL, window_start,"
+        f" {dead_holder}, locked_by, token, locked_until, now()"
+    )
 
 
 def _release_statement(table: str) -> str:
@@ -215,4 +203,33 @@ def _extend_statement(table: str) -> str:
         UPDATE {table} SET locked_until = locked_until + %(by)s::float8 * interval '1 second'
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND NOT {NOT_RUNNING}
         RETURNING locked_until
+    """
+
+
+def _renew_statement(table: str) -> str:
+    """Return the statement that renews all that a replica holds.
+
+    A claim whose lease has ended stays so, even if nobody has taken it over: its holder has been
+    told that it is lost.
+    """
+    return f"""
+        UPDATE {table} AS claim SET
+            locked_until = GREATEST(locked_until, LEAST(
+                now() + renewal.lease * interval '1 second',
+                started_at + renewal.max_lock * interval '1 second'
+            ))
+        FROM unnest(%(task_names)s::text[], %(claim_ids)s::uuid[], %(leases)s::float8[],
+                    %(max_locks)s::float8[])
+             AS renewal (task_name, claim_id, lease, max_lock)
+        WHERE claim.task_name = renewal.task_name AND claim.claim_id = renewal.claim_id
+          AND NOT {NOT_RUNNING}
+        RETURNING claim.claim_id, locked_until, now()
+    """
+
+
+def _read_statement(table: str) -> str:
+    return f"""
+        SELECT task_name, finished_at IS NOT NULL, finished_at IS NULL AND locked_until <= now(),
+               window_start, locked_by, locked_until, now()
+        FROM {table} WHERE task_name = ANY(%(task_names)s::text[])
     """

@@ -10,6 +10,7 @@ from typing import Any
 
 from apscheduler.util import iscoroutinefunction_partial
 
+from apscheduler_tasklock.messages import RunState
 from apscheduler_tasklock.options import RESERVED_KEY, LockOptions
 from apscheduler_tasklock.period import period_after
 
@@ -27,6 +28,8 @@ class Submission:
     :ivar options: the job's lock options, or ``None`` if it runs on every replica
     :ivar run_unlocked: whether it runs all the same if the database stays away
     :ivar logger_name: logger of the executor
+    :ivar last: whether no run time follows, so that the scheduler has dropped the job
+    :ivar taken_over: the run that died, if the run times are submitted again on its account
     """
 
     job: Any
@@ -37,6 +40,13 @@ class Submission:
     options: LockOptions | None
     run_unlocked: bool
     logger_name: str
+    last: bool = False
+    taken_over: RunState | None = None
+
+    @property
+    def failover(self) -> float | None:
+        """Seconds after which a holder without a renewal counts as dead, if the job wants that."""
+        return (self.options.failover or None) if self.options is not None else None
 
     @property
     def awaited(self) -> bool:
@@ -58,6 +68,20 @@ class Submission:
             )
             period = None
         return self.options.lock_times(period or self.options.period or 0)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """A run of another replica that stood against a submission, to be watched until it ends.
+
+    :ivar submission: with the run time that was refused
+    :ivar window_start: start of that run's window, in database time
+    :ivar seconds_left: until its lock ends, if it is not renewed
+    """
+
+    submission: Submission
+    window_start: datetime
+    seconds_left: float
 
 
 class JobView:

@@ -23,7 +23,8 @@ from apscheduler_tasklock import upgrade
 from apscheduler_tasklock.context import HeldLock
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.protocol import ClaimRequest, TaskLockProtocol
+from apscheduler_tasklock.messages import ClaimRequest
+from apscheduler_tasklock.protocol import TaskLockProtocol
 from apscheduler_tasklock.table import task_lock_table
 
 ROUNDS = int(os.environ.get("ROUNDS", "2000"))

@@ -10,12 +10,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from apscheduler_tasklock.protocol import (
-    ClaimAnswer,
-    ClaimRequest,
-    ReleaseAnswer,
-    TaskLockProtocol,
-)
+from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, DeadRun, ReleaseAnswer
+from apscheduler_tasklock.protocol import TaskLockProtocol
 from apscheduler_tasklock.table import task_lock_table
 from tests.pgbouncer import PgBouncer
 
@@ -37,10 +33,14 @@ class Replica:
         max_lock: float = 50.0,
         claim_id: UUID | None = None,
         latest: Any = None,
+        lease: float | None = None,
+        dead_run: DeadRun = "forget",
     ) -> tuple[UUID, ClaimAnswer]:
         """Claim as for a job every 10 s, whose run time was ``lag`` seconds ago."""
         claim_id = claim_id or uuid4()
-        request = ClaimRequest(task, lag, latest, min_lock, max_lock, self.name, claim_id)
+        request = ClaimRequest(
+            task, lag, latest, min_lock, max_lock, self.name, claim_id, lease, dead_run
+        )
         return claim_id, self.protocol.claim(self.connection.cursor(), request)
 
     def release(

@@ -98,7 +98,7 @@ class TestARun:
         told = [record for record in caplog.records if record.name.startswith("apscheduler")]
         told = [record for record in told if not record.name.startswith("apscheduler.scheduler")]
         assert [(record.levelname, record.name) for record in told] == [
-            ("DEBUG", "apscheduler_tasklock.fire")
+            ("DEBUG", "apscheduler_tasklock.reports")
         ]
         assert "held by one" in told[0].getMessage()
 
@@ -187,7 +187,7 @@ class TestARun:
         assert seen == [True]
         assert held["locked_by"] == "other"
         assert held["finished_at"] is None
-        assert "outlived its lock" in caplog.text
+        assert "the run outlived its maximum lock" in caplog.text
 
     def test_that_is_blocked_by_an_older_one_is_a_warning_once(
         self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture

@@ -22,19 +22,22 @@ UNTIL = datetime(2025, 6, 6, 10, tzinfo=timezone.utc)
 class Extender:
     """Stands in for the extending statement, which tests/integration runs on a real server.
 
-    A plain function is enough here: a held lock knows only what the statement answered, the row's
-    new ``locked_until``, none because the claim was gone, or an error.
+    A plain function is enough here: a held lock knows only what the statement came to, a new
+    ``locked_until``, none because the claim was gone, or an error.
     """
 
     def __init__(self, answer: datetime | Exception | None = None) -> None:
         self.answer = answer
         self.asked: list[tuple[HeldLock, float]] = []
 
-    def __call__(self, held: HeldLock, seconds: float) -> datetime | None:
+    def __call__(self, held: HeldLock, seconds: float) -> bool:
         self.asked.append((held, seconds))
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer
+        if self.answer is None:
+            return False
+        held.renewed(self.answer, time.monotonic() + held.seconds_left + seconds)
+        return True
 
 
 def held_lock(*, seconds_left: float = 1000.0, extender: Extender | None = None) -> HeldLock:
@@ -44,6 +47,7 @@ def held_lock(*, seconds_left: float = 1000.0, extender: Extender | None = None)
         claim_id=uuid4(),
         run_time=UNTIL - timedelta(hours=1),
         locked_until=UNTIL,
+        max_lock=seconds_left,
         ends_at=time.monotonic() + seconds_left,
         extender=extender or Extender(),
     )

@@ -220,7 +220,13 @@ def test_strongest_place_wins_option_by_option() -> None:
         where=WHERE,
     )
     assert options == LockOptions(
-        name="from-jobs", min_lock=3, max_factor=2, period=3600, on_failure="keep"
+        name="from-jobs",
+        min_lock=3,
+        max_factor=2,
+        period=3600,
+        failover=0,
+        cancel_on_lost=False,
+        on_failure="keep",
     )
 
 

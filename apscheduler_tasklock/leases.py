@@ -1,0 +1,126 @@
+"""Leases: claims that stand for a short time, and are renewed for as long as their holder lives."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from apscheduler_tasklock.context import HeldLock
+from apscheduler_tasklock.errors import TaskLockDatabaseError
+
+logger = logging.getLogger(__name__)
+
+# How often a claim is renewed during one lease, so that a renewal may fail and be tried again.
+RENEWALS_PER_LEASE = 3
+# Seconds after which a renewal that failed is tried again.
+RETRY_INTERVAL = 0.5
+
+Renew = Callable[[Sequence[HeldLock]], "set[UUID]"]
+
+
+@dataclass(eq=False)
+class _Lease:
+    held: HeldLock
+    due: float  # when to renew it, on the monotonic clock
+
+
+class Leases:
+    """Renews what a replica holds, all of it with one statement.
+
+    One thread, which starts with the first lease and is gone after the last. It has nothing to do
+    with the workers and event loops that the jobs run on, so that these may be as busy as they
+    like.
+
+    :param renew: renews claims, notes their new ends, and returns the ids of those that stand;
+        raises ``TaskLockDatabaseError`` if the database is away
+    :param rest: called when there is nothing to renew any more
+    """
+
+    def __init__(self, renew: Renew, rest: Callable[[], None]) -> None:
+        self._renew = renew
+        self._rest = rest
+        self._begin()
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition()
+        self._leases: list[_Lease] = []
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    def add(self, held: HeldLock) -> None:
+        """Renew a claim from now on, until it is removed or lost."""
+        if self._pid != os.getpid():  # a forked child leaves its parent's claims alone
+            self._begin()
+        with self._changed:
+            self._leases.append(_Lease(held, _due(held, time.monotonic())))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="tasklock-renewals", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def remove(self, held: HeldLock) -> None:
+        """Renew a claim no longer."""
+        if self._pid != os.getpid():
+            return
+        with self._changed:
+            self._leases = [lease for lease in self._leases if lease.held is not held]
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while self._leases and (pause := self._next_due() - time.monotonic()) > 0:
+                    self._changed.wait(pause)
+                if not self._leases:
+                    self._thread = None
+                    self._rest()
+                    break
+                batch = list(self._leases)
+            try:
+                self._renew_all(batch)
+            except Exception:  # nothing may end this thread unseen
+                logger.exception("Locks could not be renewed; trying again")
+                _put_off(batch)
+
+    def _next_due(self) -> float:
+        return min(lease.due for lease in self._leases)
+
+    def _renew_all(self, batch: Sequence[_Lease]) -> None:
+        """Renew what stands, and tell of what is lost."""
+        over = [lease for lease in batch if lease.held.lost]
+        standing = [lease for lease in batch if lease not in over]
+        now = time.monotonic()
+        try:
+            renewed = self._renew([lease.held for lease in standing]) if standing else set()
+        except TaskLockDatabaseError:  # logged as an outage
+            _put_off(standing)
+        else:
+            for lease in standing:
+                lease.due = _due(lease.held, now)
+            over += [lease for lease in standing if lease.held.claim_id not in renewed]
+        for lease in over:
+            self._lose(lease)
+
+    def _lose(self, lost: _Lease) -> None:
+        with self._changed:
+            released = lost not in self._leases
+            self._leases = [lease for lease in self._leases if lease is not lost]
+        if not released:
+            lost.held.lose()
+
+
+def _due(held: HeldLock, now: float) -> float:
+    assert held.lease is not None
+    return now + held.lease / RENEWALS_PER_LEASE
+
+
+def _put_off(leases: Sequence[_Lease]) -> None:
+    for lease in leases:
+        lease.due = time.monotonic() + RETRY_INTERVAL

@@ -1,0 +1,142 @@
+"""What is told of a run time's lock: the events and log lines, each outcome in its own words."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from apscheduler_tasklock.context import HeldLock, Refusal
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.events import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+    TaskLockEvent,
+)
+from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.submission import Submission
+
+logger = logging.getLogger(__name__)
+
+Dispatch = Callable[[Any], None]
+
+
+class Reports:
+    """Tells what becomes of one run time's lock.
+
+    :param dispatch: gets the events
+    :ivar run_time: the run time that is told of
+    """
+
+    def __init__(
+        self, submission: Submission, run_time: datetime, locks: TaskLocks, dispatch: Dispatch
+    ) -> None:
+        self.run_time = run_time
+        self._submission = submission
+        self._locks = locks
+        self._dispatch = dispatch
+        self._told_lost = False
+
+    def granted(self, held: HeldLock) -> None:
+        """Tell of a claim that was granted, and if so, whose run it takes over."""
+        reason = "takeover" if held.is_takeover else None
+        self._tell_of(held, EVENT_TASK_LOCK_GRANTED, locked_until=held.locked_until, reason=reason)
+        if held.is_takeover:
+            logger.info(
+                "Task %r: runs the window of %s again, since its holder %s died (token %s)",
+                held.name,
+                self.run_time,
+                held.dead_holder,
+                held.token,
+            )
+
+    def refused(self, refusal: Refusal) -> None:
+        """Tell of a claim that was refused, and warn if an earlier run blocks the task."""
+        self._tell(
+            EVENT_TASK_LOCK_REFUSED,
+            holder=refusal.holder,
+            token=refusal.token,
+            locked_until=refusal.locked_until,
+            reason=refusal.reason,
+        )
+        task_name = self._submission.task_name
+        logger.debug(
+            "Task %r: refused for the run time %s (%s, held by %s until %s)",
+            task_name,
+            self.run_time,
+            refusal.reason,
+            refusal.holder,
+            refusal.locked_until,
+        )
+        if self._submission.failover is not None or not refusal.blocked:
+            return  # what blocks it is watched, or nothing does
+        if self._locks.is_news(task_name, refusal.token):
+            logger.warning(
+                "Task %r: the run time %s is skipped, because %s still runs the task (token %s), "
+                "locked until %s. If that process is gone, the task is stuck until then; the "
+                "README says how to free it",
+                task_name,
+                self.run_time,
+                refusal.holder,
+                refusal.token,
+                refusal.locked_until,
+            )
+
+    def failed(self, error: TaskLockError) -> None:
+        """Tell of a claim that was not decided."""
+        self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
+        # That the database is away has been said once, as a warning; a wrong set-up is an error.
+        away = isinstance(error, TaskLockDatabaseError)
+        logger.log(
+            logging.INFO if away else logging.ERROR,
+            "Task %r: %s for the run time %s: %s",
+            self._submission.task_name,
+            "run without its lock" if self._submission.run_unlocked else "not run",
+            self.run_time,
+            error,
+        )
+
+    def released(self, held: HeldLock, locked_until: datetime) -> None:
+        """Tell of a release that arrived."""
+        self._tell_of(held, EVENT_TASK_LOCK_RELEASED, locked_until=locked_until)
+
+    def not_released(self, held: HeldLock, error: TaskLockError) -> None:
+        """Tell of a release that failed."""
+        self._tell_of(held, EVENT_TASK_LOCK_ERROR, exception=error)
+        if not isinstance(error, TaskLockDatabaseError):
+            logger.error("Task %r: its lock could not be released: %s", held.name, error)
+
+    def lost(self, held: HeldLock) -> None:
+        """Tell, once, that the claim ended before the run did."""
+        if self._told_lost:
+            return
+        self._told_lost = True
+        self._tell_of(held, EVENT_TASK_LOCK_LOST)
+        logger.warning(
+            "Task %r: the lock of the run scheduled at %s is lost (token %s), and another replica "
+            "may run the task. Either it could not be renewed in time, or the run outlived its "
+            "maximum lock; if so, raise max_factor or max_lock above what the job takes",
+            held.name,
+            self.run_time,
+            held.token,
+        )
+
+    def _tell_of(self, held: HeldLock, code: int, **details: Any) -> None:
+        self._tell(code, holder=self._locks.replica_id, token=held.token, **details)
+
+    def _tell(self, code: int, **details: Any) -> None:
+        submission = self._submission
+        self._dispatch(
+            TaskLockEvent(
+                code,
+                submission.job.id,
+                submission.jobstore,
+                submission.task_name,
+                self.run_time,
+                **details,
+            )
+        )
