@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import psycopg
@@ -34,7 +35,7 @@ REFUSED_THEN_RUN = [
 ]
 
 
-def token_and_takeover() -> tuple[int, bool]:
+def token_and_takeover(**_: Any) -> tuple[int, bool]:
     lock = current_lock()
     assert lock is not None
     return lock.token, lock.is_takeover
@@ -100,3 +101,169 @@ def test_a_holder_that_ends_late_is_not_taken_over(
     held._extender.__self__.release(held, keep_window=True)  # type: ignore[attr-defined]  # its claims
     eventually(lambda: replica.executor._watcher._thread is None)
     assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
+
+
+def test_a_dead_window_is_run_again_before_the_claimers_own(
+    make_replica: MakeReplica, holder: Callable[..., HeldLock]
+) -> None:
+    """Else the claim would put its own window in the place of the one that died."""
+    died = holder(min_lock=0.001)
+    eventually(lambda: died.seconds_left == 0)
+    replica = make_replica(failover=2)
+    ran: list[tuple[int, bool, datetime]] = []
+
+    def job() -> None:
+        lock = current_lock()
+        assert lock is not None
+        assert lock.run_time is not None
+        ran.append((lock.token, lock.is_takeover, lock.run_time))
+
+    own = replica.run_once(job).next_run_time
+    eventually(lambda: len(ran) == 2)
+    replica.idle()
+    (first, is_takeover, dead_run_time), second = ran
+    assert (first, is_takeover) == (2, True)
+    assert second == (3, False, own)
+    assert timedelta(seconds=1) < own - dead_run_time < timedelta(seconds=60)
+    executed = [e.scheduled_run_time for e in replica.of() if e.code == EVENT_JOB_EXECUTED]
+    assert executed == [dead_run_time, own]
+
+
+def test_of_several_that_watch_one_runs_it_again(
+    make_replica: MakeReplica, holder: Callable[..., HeldLock]
+) -> None:
+    holder()
+    replicas = [make_replica(failover=2, replica_id=f"replica {n}") for n in range(3)]
+    for replica in replicas:
+        replica.run_once(token_and_takeover)
+    eventually(lambda: any(EVENT_JOB_EXECUTED in replica.codes() for replica in replicas))
+    eventually(lambda: all(r.executor._watcher._thread is None for r in replicas))
+    executed = [e.retval for r in replicas for e in r.of() if e.code == EVENT_JOB_EXECUTED]
+    assert executed == [(2, True)]
+
+
+def test_the_next_fire_after_a_takeover_runs_on_time(
+    make_replica: MakeReplica, holder: Callable[..., HeldLock]
+) -> None:
+    holder(min_lock=3.6)
+    replica = make_replica(failover=1, min_factor=0.9)
+    replica.run_once(token_and_takeover, hours=0, seconds=4)
+    executed = eventually(
+        lambda: [e for e in replica.of() if e.code == EVENT_JOB_EXECUTED][1:] and replica.of()
+    )
+    first, second = [e for e in executed if e.code == EVENT_JOB_EXECUTED][:2]
+    assert (first.retval, second.retval) == ((2, True), (3, False))
+    assert second.scheduled_run_time - first.scheduled_run_time == timedelta(seconds=4)
+
+
+def test_a_one_off_job_that_the_memory_store_has_dropped_is_taken_over(
+    make_replica: MakeReplica, holder: Callable[..., HeldLock]
+) -> None:
+    holder()
+    replica = make_replica(failover=2)
+    now = datetime.now(timezone.utc)
+    replica.scheduler.add_job(
+        token_and_takeover, "date", run_date=now, id="job", misfire_grace_time=None
+    )
+    replica.one(EVENT_TASK_LOCK_REFUSED)
+    assert replica.scheduler.get_job("job") is None
+    assert replica.one(EVENT_JOB_EXECUTED).retval == (2, True)
+
+
+@pytest.mark.parametrize("meanwhile", ["pause_job", "remove_job", "pause"])
+def test_a_job_that_was_paused_or_removed_meanwhile_is_not_run(
+    make_replica: MakeReplica, holder: Callable[..., HeldLock], meanwhile: str
+) -> None:
+    holder()
+    replica = make_replica(failover=2)
+    replica.run_once(token_and_takeover)
+    replica.one(EVENT_TASK_LOCK_REFUSED)
+    eventually(lambda: replica.executor._watcher._thread is not None)
+    getattr(replica.scheduler, meanwhile)(*([] if meanwhile == "pause" else ["job"]))
+    eventually(lambda: replica.executor._watcher._thread is None)
+    replica.idle()
+    assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
+
+
+def test_a_takeover_waits_for_a_worker_to_be_free(
+    make_replica: MakeReplica, holder: Callable[..., HeldLock]
+) -> None:
+    died = holder()
+    go_on, busy = threading.Event(), threading.Event()
+
+    def occupy() -> None:
+        busy.set()
+        assert go_on.wait(60)
+
+    replica = make_replica(failover=2, max_workers=1)
+    replica.run_once(token_and_takeover, misfire_grace_time=1)
+    replica.one(EVENT_TASK_LOCK_REFUSED)
+    eventually(lambda: replica.executor._watcher._thread is not None)
+    replica.run_once(occupy, job_id="busy")
+    eventually(busy.is_set)
+    eventually(lambda: died.seconds_left == 0 and replica.executor._watcher._thread is None)
+    assert replica.executor._instances["job"] == 1
+    go_on.set()
+    assert replica.one(EVENT_JOB_EXECUTED).retval == (2, True)
+
+
+def test_a_takeover_waits_while_the_job_may_not_have_another_instance(
+    make_replica: MakeReplica, holder: Callable[..., HeldLock], make_locks: MakeLocks
+) -> None:
+    """As when the job runs here for a window that it was granted under another name."""
+    holder()
+    replica = make_replica(failover=2)
+    replica.run_once(token_and_takeover)
+    replica.one(EVENT_TASK_LOCK_REFUSED)
+    eventually(lambda: replica.executor._watcher._thread is not None)
+    with replica.executor._inner._lock:
+        replica.executor._instances["job"] += 1
+    tried = eventually(lambda: replica.executor._watcher._watched[0].watch.submission.taken_over)
+    assert tried.holder == "dead"
+    with replica.executor._inner._lock:
+        del replica.executor._instances["job"]
+    assert replica.one(EVENT_JOB_EXECUTED).retval == (2, True)
+
+
+def test_a_replica_reads_about_once_per_lease_whatever_it_watches(
+    make_replica: MakeReplica,
+    holder: Callable[..., HeldLock],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks = [f"job {number}" for number in range(5)]
+    held = [holder(task, failover=3, renewed=True) for task in tasks]
+    reads: list[list[str]] = []
+    replica = make_replica(failover=3)
+    read = replica.executor._watcher._read
+    monkeypatch.setattr(
+        replica.executor._watcher, "_read", lambda names: reads.append(list(names)) or read(names)
+    )
+    for task in tasks:
+        replica.run_once(token_and_takeover, job_id=task)
+    eventually(lambda: len(replica.executor._watcher._watched) == 5)
+    begun = min(lock.locked_until for lock in held)
+    reads.clear()
+    eventually(lambda: min(lock.locked_until for lock in held) > begun + timedelta(seconds=9))
+    leases = (max(lock.locked_until for lock in held) - begun) / timedelta(seconds=3)
+    assert 1 <= len(reads) <= leases + 2
+    assert all(names == tasks for names in reads)
+    for lock in held:
+        lock._extender.__self__.release(lock, keep_window=True)  # type: ignore[attr-defined]  # its claims
+    eventually(lambda: replica.executor._watcher._thread is None)
+
+
+def test_without_failover_nothing_is_watched_or_taken_over(
+    make_replica: MakeReplica, holder: Callable[..., HeldLock]
+) -> None:
+    died = holder()
+    replica = make_replica(failover=2)
+    replica.run_once(token_and_takeover, kwargs={"task_lock": {"failover": 0}})
+    replica.one(EVENT_TASK_LOCK_REFUSED)
+    replica.idle()
+    assert replica.executor._watcher._thread is None
+    eventually(lambda: died.seconds_left == 0)
+    replica.run_once(
+        token_and_takeover, replace_existing=True, kwargs={"task_lock": {"failover": 0}}
+    )
+    eventually(lambda: len(replica.of()) == 2)
+    assert [event.reason for event in replica.of()] == ["running", "window"]

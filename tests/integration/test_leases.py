@@ -1,0 +1,260 @@
+"""Leases: claims that are renewed for as long as their holder lives, and lost if they are not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_RELEASED,
+    HeldLock,
+    TaskLockError,
+    TaskLocks,
+    current_lock,
+)
+from tests import pool_jobs
+from tests.executors.hosts import AsyncIO
+from tests.polling import eventually
+from tests.proxy import Proxy
+from tests.schedulers import Replica
+
+MakeReplica = Callable[..., Replica]
+MakeLocks = Callable[..., TaskLocks]
+Connection = psycopg.Connection[Any]
+
+RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
+
+
+def locked_until(connection: Connection, task: str = "job") -> datetime:
+    row = connection.execute("SELECT locked_until FROM task_lock WHERE task_name = %s", [task])
+    found = row.fetchone()
+    assert found is not None
+    until: datetime = found[0]
+    return until
+
+
+def renewing_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "tasklock-renewals"]
+
+
+def hold(locks: TaskLocks, task: str = "job", **times: float) -> HeldLock:
+    held = locks.claim(task, **{"min_lock": 60, "max_lock": 600, "failover": 1, **times})
+    assert isinstance(held, HeldLock)
+    return held
+
+
+def test_all_that_is_held_is_renewed_by_one_thread_with_one_statement(
+    make_locks: MakeLocks, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = make_locks()
+    renewed: list[int] = []
+    renew = locks._claims._leases._renew
+    monkeypatch.setattr(
+        locks._claims._leases, "_renew", lambda held: renewed.append(len(held)) or renew(held)
+    )
+    assert renewing_threads() == []
+    held = [hold(locks, f"task {number}") for number in range(3)]
+    first = [locked_until(connection, lock.name) for lock in held]
+    eventually(
+        lambda: all(
+            lock.locked_until > f + timedelta(seconds=2)
+            for lock, f in zip(held, first, strict=True)
+        )
+    )
+    assert len(renewing_threads()) == 1
+    # Three renewals a lease; a late one only makes them fewer.
+    assert 3 in renewed
+    assert len(renewed) <= 3 * 3 + 3
+    for lock in held:
+        assert locked_until(connection, lock.name) == lock.locked_until
+        assert not lock.lost
+        locks.release(lock)
+    eventually(lambda: renewing_threads() == [])
+
+
+def test_renewals_end_at_the_maximum_lock(make_locks: MakeLocks, connection: Connection) -> None:
+    locks = make_locks()
+    held = hold(locks, max_lock=2.5)
+    eventually(lambda: held.lost)
+    row = connection.execute("SELECT locked_until - started_at FROM task_lock").fetchone()
+    assert row == (timedelta(seconds=2.5),)
+    eventually(lambda: renewing_threads() == [])
+    locks.release(held)
+
+
+def test_extend_moves_the_maximum_lock_of_a_lease(
+    make_locks: MakeLocks, connection: Connection
+) -> None:
+    locks = make_locks()
+    held = hold(locks, max_lock=2)
+    held.extend(3)
+    eventually(lambda: held.lost)
+    row = connection.execute("SELECT locked_until - started_at FROM task_lock").fetchone()
+    assert row == (timedelta(seconds=5),)
+    with pytest.raises(TaskLockError, match="cannot be extended"):
+        held.extend(3)
+    locks.release(held)
+
+
+def test_a_lease_outlives_an_outage_that_is_shorter(
+    make_locks: MakeLocks, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    locks = make_locks(proxy.url)
+    held = hold(locks, failover=20)
+    held.lease = 3  # so that it is renewed each second, and stands for long
+    locks._claims._leases.add(held)
+    first = held.locked_until
+    proxy.accepting = False
+    proxy.cut_all()
+    eventually(lambda: "database is away" in caplog.text)
+    proxy.accepting = True
+    held.lease = 40
+    eventually(lambda: held.locked_until > first)
+    assert not held.lost
+    assert caplog.text.count("database is away") == caplog.text.count("database is back") == 1
+    locks.release(held)
+
+
+def test_it_is_renewed_while_the_event_loop_is_blocked(
+    database_url: str, connection: Connection
+) -> None:
+    host = AsyncIO()
+    replica = Replica(database_url, host=host, failover=1)
+
+    async def block() -> bool:
+        until = locked_until(connection) + timedelta(seconds=2)
+        eventually(lambda: locked_until(connection) > until)  # blocks the loop
+        lock = current_lock()
+        assert lock is not None
+        return lock.lost
+
+    try:
+        replica.start()
+        replica.run_once(block)
+        assert replica.one(EVENT_JOB_EXECUTED).retval is False
+        assert replica.codes() == RUN
+    finally:
+        replica.shutdown()
+        host.close()
+
+
+def test_it_is_renewed_while_every_worker_and_connection_is_busy(
+    make_replica: MakeReplica, connection: Connection
+) -> None:
+    replica = make_replica(failover=1, max_workers=1)
+
+    def busy() -> bool:
+        database = replica.executor.locks._database
+        lent = [database._borrow() for _ in range(5)]
+        until = locked_until(connection) + timedelta(seconds=2)
+        eventually(lambda: locked_until(connection) > until)
+        for borrowed in lent:
+            borrowed.close()
+        lock = current_lock()
+        assert lock is not None
+        return lock.lost
+
+    replica.run_once(busy)
+    assert replica.one(EVENT_JOB_EXECUTED).retval is False
+
+
+def test_it_is_renewed_in_a_worker_process(
+    make_replica: MakeReplica, connection: Connection, tmp_path: Any
+) -> None:
+    go_on = tmp_path / "go on"
+    replica = make_replica(failover=1, executor="processpool", max_workers=1)
+    replica.run_once(pool_jobs.wait_for, args=[str(go_on)])
+    eventually(lambda: connection.execute("SELECT FROM task_lock").rowcount)
+    until = locked_until(connection) + timedelta(seconds=3)
+    eventually(lambda: locked_until(connection) > until)
+    go_on.touch()
+    replica.one(EVENT_JOB_EXECUTED)
+    assert replica.codes() == RUN
+
+
+def test_a_lost_lock_is_told_once_and_its_release_touches_nothing(
+    make_replica: MakeReplica, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = make_replica(failover=1)
+    taken = "UPDATE task_lock SET claim_id = gen_random_uuid(), token = 9, locked_by = 'other'"
+    rows: list[Any] = []
+
+    def work() -> bool:
+        lock = current_lock()
+        assert lock is not None
+        connection.execute(taken)
+        replica.one(EVENT_TASK_LOCK_LOST)
+        rows.extend(connection.execute("SELECT * FROM task_lock").fetchall())
+        return lock.lost
+
+    replica.run_once(work)
+    assert replica.one(EVENT_JOB_EXECUTED).retval is True
+    assert replica.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_LOST, EVENT_JOB_EXECUTED]
+    assert connection.execute("SELECT * FROM task_lock").fetchall() == rows
+    assert caplog.text.count("the lock of the run scheduled at") == 1
+
+
+def test_it_is_lost_by_the_holders_own_clock_when_it_cannot_be_renewed(
+    make_locks: MakeLocks, proxy: Proxy
+) -> None:
+    locks = make_locks(proxy.url, claim_timeout=3)
+    held = hold(locks)
+    told = threading.Event()
+    held.when_lost(told.set)
+    proxy.to_server = lambda _: b""  # swallowed
+    eventually(lambda: held.lost)
+    eventually(told.is_set)
+    proxy.to_server = lambda data: data
+    locks.release(held)  # nobody has taken it over, so the row still tells that it ended
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_a_coroutine_can_be_cancelled_when_its_lock_is_lost(
+    database_url: str, connection: Connection, cancels: bool
+) -> None:
+    host = AsyncIO()
+    replica = Replica(database_url, host=host, failover=1)
+
+    async def work(**_: Any) -> str:
+        connection.execute("UPDATE task_lock SET claim_id = gen_random_uuid()")
+        lock = current_lock()
+        assert lock is not None
+        deadline = time.monotonic() + 60
+        while not lock.lost:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        # It is told in a thread of its own, after the lock is known to be lost.
+        await asyncio.sleep(30 if cancels else 0)
+        return "ended"
+
+    try:
+        replica.start()
+        replica.run_once(work, kwargs={"task_lock": {"cancel_on_lost": cancels}})
+        if cancels:
+            error = replica.one(EVENT_JOB_ERROR)
+            assert isinstance(error.exception, asyncio.CancelledError)
+        else:
+            assert replica.one(EVENT_JOB_EXECUTED).retval == "ended"
+        assert connection.execute("SELECT finished_at FROM task_lock").fetchone() == (None,)
+    finally:
+        replica.shutdown()
+        host.close()
+
+
+def test_a_hold_with_failover_is_renewed(make_locks: MakeLocks, connection: Connection) -> None:
+    with make_locks().hold("job", min_lock=0, max_lock=60, failover=1) as lock:
+        until = lock.locked_until + timedelta(seconds=2)
+        eventually(lambda: locked_until(connection) > until)
+        assert not lock.lost
