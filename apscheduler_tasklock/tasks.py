@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from apscheduler.jobstores.memory import MemoryJobStore
+from apscheduler.util import iscoroutinefunction_partial
 
 from apscheduler_tasklock.decorator import function_options
+from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.names import (
     check_name,
     function_reference,
@@ -53,6 +55,11 @@ class Tasks:
         options = self._options(job)
         if options is False:
             return job.id, None
+        if options.cancel_on_lost and not iscoroutinefunction_partial(job.func):
+            raise TaskLockOptionError(
+                f"job {job.id!r}: cancel_on_lost is for coroutines, and its function is none; let "
+                "it look at current_lock().lost instead"
+            )
         name = options.name or self._name_without_option(job, jobstore, jobstores)
         return check_name(self._namespace + name, f"job {job.id!r}"), options
 

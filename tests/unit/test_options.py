@@ -48,6 +48,33 @@ def test_minimum_may_be_0(option: str, zero: Any) -> None:
     assert getattr(parse(**{option: zero}), option) == 0
 
 
+@pytest.mark.parametrize(
+    ("given", "parsed"),
+    [(30, 30.0), ("2.5", 2.5), (timedelta(minutes=1), 60.0), (1, 1.0), (0, 0.0), (False, 0.0)],
+)
+def test_failover_is_a_time_or_none_at_all(given: Any, parsed: float) -> None:
+    assert parse(failover=given).failover == parsed
+
+
+@pytest.mark.parametrize("given", [0.5, "0.9", timedelta(milliseconds=999)])
+def test_a_failover_too_short_to_renew_in_is_refused(given: Any) -> None:
+    with pytest.raises(TaskLockOptionError, match="failover must be 1 s or more"):
+        parse(failover=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "parsed"), [(True, True), (False, False), ("true", True), ("False", False)]
+)
+def test_switches_may_be_strings(given: Any, parsed: bool) -> None:
+    assert parse(cancel_on_lost=given).cancel_on_lost is parsed
+
+
+@pytest.mark.parametrize("given", ["yes", 1, 0, "", []])
+def test_other_switches_are_refused(given: Any) -> None:
+    with pytest.raises(TaskLockOptionError, match="cancel_on_lost must be True or False"):
+        parse(cancel_on_lost=given)
+
+
 @pytest.mark.parametrize("option", ["min_lock", "max_lock", "period"])
 def test_a_hundred_years_are_the_longest_time(option: str) -> None:
     assert getattr(parse(**{option: timedelta(days=36500)}), option) == LONGEST_SECONDS
