@@ -113,8 +113,9 @@ class PooledRun:
     def run(self) -> JobEvents:
         """Run the submission in the worker process."""
         events = JobEvents()
-        job_events = run(self._submission, process_locks(self._settings), events.append)
-        events.extend(job_events)
+        own = run(self._submission, process_locks(self._settings), events.append)
+        events.extend(own)
+        events.watches.extend(own.watches)
         return events
 
 

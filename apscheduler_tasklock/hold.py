@@ -32,6 +32,12 @@ logger = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+LOST = (
+    "Task %r: its lock is lost (token %s), and another replica may hold it. Either it could not be "
+    "renewed in time, or what held it outlived max_lock; if so, raise that above what it takes"
+)
+
+
 class Hold:
     """A task lock to hold once: a context manager, sync or async. As a decorator, once per call.
 
@@ -128,6 +134,7 @@ class Hold:
 
     def _make_current(self, held: HeldLock) -> HeldLock:
         self._held = held
+        held.when_lost(partial(logger.warning, LOST, held.name, held.token))
         self._context.enter_context(holding(held))
         return held
 
@@ -146,12 +153,8 @@ class Hold:
         except TaskLockError:
             logger.exception("Task %r: its lock could not be released", held.name)
             return
-        if released is None:
-            logger.warning(
-                "Task %r: what held it outlived its lock, and another replica has claimed it "
-                "since; raise max_lock above what it takes",
-                held.name,
-            )
+        if released is None and held.lease is None:
+            logger.warning(LOST, held.name, held.token)
 
 
 def _call_of(function: Callable[..., Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
+    HeldLock,
+    TaskLocks,
 )
 from tests.executors.hosts import Host
 from tests.polling import eventually
@@ -160,6 +163,23 @@ def test_shutdown_releases_what_runs_and_claims_nothing_new(
     eventually(lambda: unreleased(connection) == 0)
     assert connection.execute("SELECT task_name FROM task_lock").fetchall() == [("job",)]
     eventually(lambda: _connections(connection) == 0)
+
+
+def test_a_dead_holders_window_is_run_again(
+    make_replica: MakeReplica, job: Jobs, database_url: str, connection: Connection
+) -> None:
+    with closing(TaskLocks(database_url, replica_id="dead")) as locks:
+        died = locks.claim("job", min_lock=3240, max_lock=18000, failover=1)
+        assert isinstance(died, HeldLock)
+        locks.abandon(died)  # leaves the row as SIGKILL does
+    replica = make_replica(failover=1)
+    replica.run_once(job("token"), kwargs={"a": 1})
+    executed = replica.one(EVENT_JOB_EXECUTED)
+    replica.idle()
+    assert replica.codes() == [EVENT_TASK_LOCK_REFUSED, *RUN]
+    assert executed.retval == (2, {"a": 1})
+    assert replica.of()[1].reason == "takeover"
+    assert unreleased(connection) == 0
 
 
 def test_a_scheduler_can_be_started_again_after_shutdown(
