@@ -27,9 +27,12 @@ test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows
 test-postgres: $(VENV)/.dev ## Run the tests on PostgreSQL $(VERSION)
 	$(BIN)/pytest --postgres-version $(VERSION) -m "not own_server" $(PYTEST_ARGS)
 
-test-pgbouncer: $(VENV)/.dev ## Run the tests of claims through pgbouncer, which must be installed
+# PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built.
+test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an installed pgbouncer
 	$(BIN)/pytest --pgbouncer off tests/contract tests/integration $(PYTEST_ARGS)
-	$(BIN)/pytest --pgbouncer on tests/contract tests/integration $(PYTEST_ARGS)
+	PGBOUNCER=$${PGBOUNCER:-$$(tests/build-pgbouncer)} && export PGBOUNCER \
+		&& $(BIN)/pytest --pgbouncer on tests/contract tests/integration \
+		tests/acceptance/test_pgbouncer.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## Check the code's style
 	$(BIN)/ruff check .

@@ -55,6 +55,7 @@ def is_sending() -> bool:
     return any(thread.name == "tasklock-releases" for thread in threading.enumerate())
 
 
+@pytest.mark.direct("pgbouncer's connections are older than the setting")
 @pytest.mark.parametrize("limit", ["lock_timeout", "statement_timeout"])
 def test_a_claim_that_the_server_undid_owes_none(
     make_locks: MakeLocks, database_url: str, connection: psycopg.Connection[Any], limit: str
