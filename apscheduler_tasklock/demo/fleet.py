@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,12 +16,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
+from apscheduler_tasklock.demo.account import Run
 from apscheduler_tasklock.demo.ledger import Ledger
 from apscheduler_tasklock.demo.replica import DATABASE_VARIABLE
 
 # The replicas' starts are this far apart, in seconds, within one period of the interval job.
 _OFFSET = 0.7
 _OFFSETS_WITHIN = 2.0
+
+# The jobs that count from a common start run first so many seconds after it: when all replicas,
+# with their offsets, have scheduled them.
+_FIRST_COMMON_RUN = 2
 
 # How long a replica may take to end its running jobs, in seconds, before it is killed.
 _STOP_TIMEOUT = 30.0
@@ -31,7 +38,7 @@ class Event:
 
     :ivar replica: number of the replica
     :ivar kind: ``ready``, ``granted``, ``refused``, ``released``, ``lost``, ``raised`` (as it was
-        meant to), ``error``, or ``exited``
+        meant to), ``error``, ``exited``, or ``killed`` (by the demo, in the run in question)
     :ivar at: when, in seconds since 1970
     :ivar run_time: the run time in question, likewise
     :ivar detail: what went wrong
@@ -59,6 +66,7 @@ class Replica:
     def __init__(self, number: int, ledger: Ledger, events: queue.Queue[Event]) -> None:
         self.number = number
         self._events = events
+        self._killed_in: Run | None = None
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # see close()
         offset = (number - 1) * _OFFSET % _OFFSETS_WITHIN
         module = "apscheduler_tasklock.demo.replica"
@@ -74,12 +82,18 @@ class Replica:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def go(self) -> None:
-        """Let it schedule its jobs."""
+    def go(self, start: float) -> None:
+        """Let it schedule its jobs, of which one counts from that moment on."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it has died; its exit will be told
-            self.process.stdin.write(b"go\n")
+            self.process.stdin.write(f"{start}\n".encode())
             self.process.stdin.flush()
+
+    def kill_in(self, run: Run) -> None:
+        """Kill it with SIGKILL in the middle of a run."""
+        self._killed_in = run
+        self.process.kill()
+        self.process.wait()
 
     def wait(self, deadline: float) -> None:
         """Wait until it has ended and all that it told is in the queue; kill it at the deadline."""
@@ -94,7 +108,8 @@ class Replica:
         """Return why the ended process counts as failed, with what it wrote to standard error."""
         self._stderr.seek(0)
         said = self._stderr.read().decode(errors="replace").strip()
-        if self.process.returncode == 0 and not said:
+        meant = -signal.SIGKILL if self._killed_in else 0
+        if self.process.returncode == meant and not said:
             return None
         ended = f"replica {self.number} ended with status {self.process.returncode}"
         return f"{ended}:\n{said}" if said else ended
@@ -110,7 +125,12 @@ class Replica:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._events.put(Event(self.number, **json.loads(line)))
-        self._events.put(Event(self.number, "exited", time.time()))
+        run = self._killed_in
+        if run is None:
+            self._events.put(Event(self.number, "exited", time.time()))
+        else:
+            killed = Event(self.number, "killed", time.time(), run.task, run.run_time, run.token)
+            self._events.put(killed)
 
 
 class Fleet:
@@ -121,11 +141,12 @@ class Fleet:
         self._count = count
         self._events: queue.Queue[Event] = queue.Queue()
         self._replicas: list[Replica] = []
+        self._start = 0.0
 
     def __enter__(self) -> Fleet:
         try:
-            for number in range(1, self._count + 1):
-                self._replicas.append(Replica(number, self._ledger, self._events))
+            for _ in range(self._count):
+                self.start_replica()
         except BaseException:
             self.__exit__()
             raise
@@ -138,15 +159,27 @@ class Fleet:
             replica.wait(deadline)
             replica.close()
 
-    @property
-    def alive(self) -> int:
-        """How many replicas run."""
-        return sum(replica.process.poll() is None for replica in self._replicas)
+    def __len__(self) -> int:
+        """Return how many replicas were started so far; they are numbered from 1 on."""
+        return len(self._replicas)
+
+    def start_replica(self) -> None:
+        """Start one more. It says when it is ready to go."""
+        self._replicas.append(Replica(len(self) + 1, self._ledger, self._events))
 
     def go(self) -> None:
         """Let all replicas schedule their jobs, each after its offset."""
+        self._start = math.ceil(time.time()) + _FIRST_COMMON_RUN
         for replica in self._replicas:
-            replica.go()
+            replica.go(self._start)
+
+    def go_too(self, number: int) -> None:
+        """Let a replica that was started later schedule the same jobs."""
+        self._replicas[number - 1].go(self._start)
+
+    def kill_in(self, run: Run) -> None:
+        """Kill the replica of a run with SIGKILL, and wait until it is gone."""
+        self._replicas[run.replica - 1].kill_in(run)
 
     def next_event(self, timeout: float) -> Event | None:
         """Return the next event, or ``None`` if there was none for so many seconds."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from apscheduler_tasklock.context import current_lock
@@ -28,9 +31,16 @@ class DemoTask:
     about: str
 
 
+# Seconds after its last sign of life that a replica counts as dead.
+FAILOVER = 2.0
+
+# The one in whose run a replica is killed. Its period has room for the run that dies, for the
+# failover, and for the run that takes over.
+LONG_TASK = "report-8s"
+
 TASKS = (
     DemoTask("tick-2s", 2, on_grid=False, about="interval, every 2 s, takes 0.4 s"),
-    DemoTask("report-3s", 3, on_grid=True, about="cron, every 3 s"),
+    DemoTask(LONG_TASK, 8, on_grid=True, about="interval from a common start, takes 2.5 s"),
     DemoTask("flaky-2s", 2, on_grid=True, about="cron, every 2 s, raises now and then"),
 )
 
@@ -42,41 +52,49 @@ class ExpectedError(Exception):
 @task_lock
 def tick(ledger: Ledger) -> None:
     """Do something that takes a while."""
-    record_run(ledger)
-    time.sleep(0.4)
+    with recorded_run(ledger):
+        time.sleep(0.4)
 
 
 def report(ledger: Ledger) -> None:
-    """Do something short."""
-    record_run(ledger)
-    time.sleep(0.2)
+    """Do something long, in the middle of which a replica can be killed."""
+    with recorded_run(ledger):
+        time.sleep(2.5)
 
 
 def flaky(ledger: Ledger) -> None:
     """Raise in one of three runs."""
-    if record_run(ledger) % 3 == 0:
-        raise ExpectedError("every third run raises")
+    with recorded_run(ledger) as token:
+        if token % 3 == 0:
+            raise ExpectedError("every third run raises")
 
 
-def record_run(ledger: Ledger) -> int:
-    """Enter the current run into the ledger; return its fencing token."""
+@contextmanager
+def recorded_run(ledger: Ledger) -> Iterator[int]:
+    """Enter the start and the end of the current run into the ledger; yield its fencing token."""
     lock = current_lock()
     assert lock is not None
     assert lock.run_time is not None
-    ledger.add_run(lock.name, lock.token, lock.run_time)
-    return lock.token
+    run = ledger.begin_run(lock.name, lock.token, lock.run_time, takeover=lock.is_takeover)
+    try:
+        yield lock.token
+    finally:
+        ledger.end_run(run)
 
 
-def schedule(scheduler: Any, ledger: Ledger) -> None:
-    """Add the jobs; the same on every replica."""
+def schedule(scheduler: Any, ledger: Ledger, start: datetime) -> None:
+    """Add the jobs; the same on every replica.
+
+    :param start: from when on the interval of the long one counts
+    """
     scheduler.add_job(
         tick,
         "interval",
         seconds=2,
         id="tick-2s",
         args=[ledger],
-        # Should its replica die in mid-run, the task is free again after 4 x 2 s.
+        # A run that hangs is given up after 4 x 2 s.
         kwargs={"task_lock": {"max_factor": 4}},
     )
-    scheduler.add_job(report, "cron", second="*/3", id="report-3s", args=[ledger])
+    scheduler.add_job(report, "interval", seconds=8, start_date=start, id=LONG_TASK, args=[ledger])
     scheduler.add_job(flaky, "cron", second="*/2", id="flaky-2s", args=[ledger])

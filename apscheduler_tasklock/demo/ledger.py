@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 from psycopg import sql
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock.demo.verdict import Run
+from apscheduler_tasklock.demo.account import Run
 
 _CONNECT_TIMEOUT = 10
+
+# The columns of a `Run`.
+_RUN = "run.task, run.replica, run.token, run.run_time, run.takeover, run.started_at, run.ended_at"
+
+# Seconds after which a run is well begun.
+_MID_RUN_SECONDS = 0.5
+
+_ALL_RUNS = f"SELECT {_RUN} FROM {{table}} AS run ORDER BY started_at"  # noqa: S608  # likewise
+_MID_RUN = f"""
+    SELECT {_RUN} FROM {{table}} AS run
+    WHERE task = %s AND ended_at IS NULL
+      AND started_at < clock_timestamp() - %s * interval '1 second'
+      AND NOT EXISTS (SELECT FROM {{table}} AS other WHERE other.replica = run.replica
+                      AND other.id <> run.id AND other.ended_at IS NULL)
+    LIMIT 1 FOR UPDATE
+"""  # noqa: S608  # the columns are those above
 
 
 @dataclass(frozen=True)
@@ -30,25 +47,62 @@ class Ledger:
     schema: str
     replica: int = 0
 
-    def add_run(self, task: str, token: int, run_time: datetime) -> None:
-        """Enter a run that starts now."""
+    def begin_run(self, task: str, token: int, run_time: datetime, *, takeover: bool) -> UUID:
+        """Enter a run that starts now; return what ``end_run`` wants."""
+        run = uuid4()
         self._execute(
-            "INSERT INTO {table} (task, replica, token, run_time, started_at)"
-            " VALUES (%s, %s, %s, %s, clock_timestamp())",
-            [task, self.replica, token, run_time],
+            "INSERT INTO {table} (id, task, replica, token, run_time, takeover, started_at)"
+            " VALUES (%s, %s, %s, %s, %s, %s, clock_timestamp())",
+            [run, task, self.replica, token, run_time, takeover],
         )
+        return run
+
+    def end_run(self, run: UUID) -> None:
+        """Enter that a run ends now."""
+        # What arrives from a replica that has been killed in its run comes too late.
+        self._execute(
+            "UPDATE {table} SET ended_at = clock_timestamp() WHERE id = %s AND died_at IS NULL",
+            [run],
+        )
+
+    def kill_in_mid_run(self, task: str, kill: Callable[[Run], None]) -> bool:
+        """Kill a replica that is in the middle of a run of this task, and of no other run.
+
+        Meanwhile the run's row is locked, so that its end cannot be entered.
+
+        :param kill: kills the run's replica, and returns when that is gone
+        :return: whether there was such a replica
+        """
+        with self._connect() as connection, connection.transaction():
+            rows = connection.execute(self._named(_MID_RUN), [task, _MID_RUN_SECONDS]).fetchall()
+            if not rows:
+                return False
+            run = _run(rows[0])
+            kill(run)
+            connection.execute(
+                self._named("UPDATE {table} SET died_at = clock_timestamp() WHERE replica = %s"),
+                [run.replica],
+            )
+        return True
 
     def read_runs(self) -> list[Run]:
         """Return all runs, in the order in which they started."""
-        rows = self._execute("SELECT task, replica, run_time FROM {table} ORDER BY started_at")
-        return [Run(task, replica, run_time.timestamp()) for task, replica, run_time in rows]
+        rows = self._execute(_ALL_RUNS)
+        return [_run(row) for row in rows]
+
+    def read_deaths(self) -> dict[int, float]:
+        """Return when which replica was killed, in seconds since 1970."""
+        rows = self._execute(
+            "SELECT replica, max(died_at) FROM {table} WHERE died_at IS NOT NULL GROUP BY replica"
+        )
+        return {replica: died_at.timestamp() for replica, died_at in rows}
 
     def create_table(self) -> None:
         """Create the ledger's table."""
         self._execute(
-            "CREATE TABLE {table} (task text NOT NULL, replica integer NOT NULL,"
-            " token bigint NOT NULL, run_time timestamptz NOT NULL,"
-            " started_at timestamptz NOT NULL)"
+            "CREATE TABLE {table} (id uuid NOT NULL, task text NOT NULL, replica integer NOT NULL,"
+            " token bigint NOT NULL, run_time timestamptz NOT NULL, takeover boolean NOT NULL,"
+            " started_at timestamptz NOT NULL, ended_at timestamptz, died_at timestamptz)"
         )
 
     def __enter__(self) -> Ledger:
@@ -66,15 +120,32 @@ class Ledger:
 
     def _execute(self, statement: str, parameters: Any = None) -> list[Any]:
         """Run one statement on a connection of its own, in autocommit mode."""
-        query = sql.SQL(statement).format(
+        with self._connect() as connection:
+            cursor = connection.execute(self._named(statement), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        conninfo = self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        return psycopg.connect(conninfo, autocommit=True, connect_timeout=_CONNECT_TIMEOUT)
+
+    def _named(self, statement: str) -> sql.Composed:
+        """Put the ledger's names into a statement."""
+        return sql.SQL(statement).format(
             table=sql.Identifier(self.schema, "ledger"), schema=sql.Identifier(self.schema)
         )
-        conninfo = self.url.set(drivername="postgresql").render_as_string(hide_password=False)
-        with psycopg.connect(
-            conninfo, autocommit=True, connect_timeout=_CONNECT_TIMEOUT
-        ) as connection:
-            cursor = connection.execute(query, parameters)
-            return cursor.fetchall() if cursor.description else []
+
+
+def _run(row: Sequence[Any]) -> Run:
+    task, replica, token, run_time, takeover, started, ended = row
+    return Run(
+        task,
+        replica,
+        token,
+        run_time.timestamp(),
+        takeover,
+        started.timestamp(),
+        None if ended is None else ended.timestamp(),
+    )
 
 
 def new_schema_name() -> str:

@@ -1,8 +1,9 @@
 """One replica of the demo: ``python -m apscheduler_tasklock.demo.replica NUMBER OFFSET SCHEMA``.
 
-It says ``ready``, waits for a line on standard input, and schedules the jobs ``OFFSET`` seconds
-later. It ends on SIGTERM, or when standard input ends, as it does when the demo is killed. What
-happens goes to standard output, a line of JSON per event.
+It says ``ready`` and waits for a line on standard input: the moment from which on the interval
+counts that all replicas share. It schedules the jobs ``OFFSET`` seconds later. It ends on SIGTERM,
+or when standard input ends, as it does when the demo is killed. What happens goes to standard
+output, a line of JSON per event.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import os
 import signal
 import sys
 import time
+from datetime import datetime, timezone
 from typing import Any, NoReturn
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock.database import parse_url
-from apscheduler_tasklock.demo.jobs import ExpectedError, schedule
+from apscheduler_tasklock.demo.jobs import FAILOVER, ExpectedError, schedule
 from apscheduler_tasklock.demo.ledger import Ledger
 from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ALL,
@@ -54,9 +56,9 @@ def main(number: int, offset: float, schema: str) -> None:
     scheduler = make_scheduler(ledger)
     tell("ready")
     try:
-        if sys.stdin.readline():
+        if start := sys.stdin.readline():
             time.sleep(offset)
-            schedule(scheduler, ledger)
+            schedule(scheduler, ledger, datetime.fromtimestamp(float(start), timezone.utc))
             scheduler.start()
             sys.stdin.read()
     finally:
@@ -69,7 +71,10 @@ def make_scheduler(ledger: Ledger) -> BackgroundScheduler:
     scheduler = BackgroundScheduler(
         executors={
             "default": TaskLockExecutor(
-                ledger.url, schema=ledger.schema, replica_id=f"replica {ledger.replica}"
+                ledger.url,
+                schema=ledger.schema,
+                replica_id=f"replica {ledger.replica}",
+                failover=FAILOVER,
             )
         },
         # On a machine that stalls, runs are late and not left out: the demo counts them.

@@ -15,12 +15,13 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from apscheduler_tasklock.database import parse_url
+from apscheduler_tasklock.demo.conductor import Conductor, describe_plan
 from apscheduler_tasklock.demo.fleet import Event, Fleet
 from apscheduler_tasklock.demo.jobs import TASKS
 from apscheduler_tasklock.demo.ledger import Ledger, new_schema_name
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from apscheduler_tasklock.demo.verdict import Verdict, verdict
-from apscheduler_tasklock.demo.views import View, choose_view, describe_tasks
+from apscheduler_tasklock.demo.verdict import verdict
+from apscheduler_tasklock.demo.views import View, choose_view, describe_tasks, summary
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.schema import upgrade
 
@@ -116,11 +117,12 @@ class _Demo:
             ledger.create_table()
             self._say(f"Starting {self._replicas} replicas, which all schedule the same jobs:")
             print(describe_tasks(), flush=True)
+            print(describe_plan(self._replicas, self._seconds), flush=True)
             fleet = stack.enter_context(Fleet(ledger, self._replicas))
             self._wait_until_ready(fleet)
-            self._watch(fleet)
+            self._watch(fleet, Conductor(ledger, fleet, self._seconds))
             self._faults += fleet.wait()
-            return self._judge(ledger)
+            return self._judge(ledger, len(fleet))
 
     def _say(self, what: str) -> None:
         self._interrupts.check()
@@ -142,24 +144,29 @@ class _Demo:
                 fleet.stop()
                 raise TaskLockError("\n".join(["a replica did not start", *fleet.wait()]))
 
-    def _watch(self, fleet: Fleet) -> None:
+    def _watch(self, fleet: Fleet, conductor: Conductor) -> None:
         """Show what the replicas do, until the time is up and they have all ended."""
         fleet.go()
         started = time.time()
-        exited = 0
+        gone = 0
         stopping = False
         with self._view as view:
-            while exited < self._replicas:
+            while gone < len(fleet):
                 self._interrupts.check()
                 event = fleet.next_event(_FRAME)
-                elapsed = time.time() - started
                 if event is not None:
+                    conductor.take_in(event)
                     self._take_in(event, view, started)
-                    exited += event.kind == "exited"
-                if not stopping and elapsed > self._seconds:
+                    gone += event.kind in ("exited", "killed")
+                elapsed = time.time() - started
+                if not stopping:
+                    conductor.act(elapsed)
+                if not stopping and elapsed > self._seconds and not conductor.busy:
                     fleet.stop()
                     stopping = True
                 view.tick(elapsed, stopping=stopping)
+        if fault := conductor.fault():
+            self._faults.append(fault)
 
     def _take_in(self, event: Event, view: View, started: float) -> None:
         view.show(event, event.at - started)
@@ -170,22 +177,27 @@ class _Demo:
                 f"replica {event.replica}, {event.task}: {event.kind} {event.detail}"
             )
 
-    def _judge(self, ledger: Ledger) -> int:
+    def _judge(self, ledger: Ledger, replicas: int) -> int:
         """Read the ledger, print the verdict, and return the exit status."""
-        runs = ledger.read_runs()
+        runs, deaths = ledger.read_runs(), ledger.read_deaths()
         verdicts = [
-            verdict([run for run in runs if run.task == task.name], self._fires[task.name], task)
+            verdict(
+                [run for run in runs if run.task == task.name],
+                self._fires[task.name],
+                deaths,
+                task,
+            )
             for task in TASKS
         ]
-        self._view.show_verdicts(verdicts, self._replicas)
+        self._faults += [
+            f"{found.task}: {found.unfounded} takeovers although nobody had been killed"
+            for found in verdicts
+            if found.unfounded
+        ]
+        self._view.show_verdicts(verdicts, replicas)
         sys.stdout.flush()
         for fault in self._faults:
             print(fault, file=sys.stderr, flush=True)
-        print(_last_line(verdicts))
+        print(summary(verdicts))
         faulty = self._faults or any(found.doubled or found.missed for found in verdicts)
         return FAULTS if faulty else OK
-
-
-def _last_line(verdicts: list[Verdict]) -> str:
-    totals = ("windows", "runs", "doubled", "missed")
-    return " ".join(f"{name}={sum(getattr(found, name) for found in verdicts)}" for name in totals)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+from apscheduler_tasklock.demo.account import Account, Run, Scheduled, Takeover, Window
 
 # A task whose replicas are offset may run again this share of its period after its last run: the
 # library's default min_factor.
@@ -16,46 +17,17 @@ MIN_FACTOR = 0.9
 TOLERANCE = 0.02
 
 
-class Scheduled(Protocol):
-    """What the verdict needs to know of a task."""
-
-    @property
-    def name(self) -> str:
-        """Name of the task."""
-
-    @property
-    def period(self) -> float:
-        """Seconds from one run time to the next."""
-
-    @property
-    def on_grid(self) -> bool:
-        """Whether all replicas have the same run times."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A row of the ledger.
-
-    :ivar task: the task's name
-    :ivar replica: number of the replica that ran it
-    :ivar run_time: when it was scheduled to run, in seconds since 1970. Not when it started: a
-        busy machine starts late.
-    """
-
-    task: str
-    replica: int
-    run_time: float
-
-
 @dataclass(frozen=True)
 class Verdict:
     """What became of a task's windows.
 
     :ivar task: the task's name
-    :ivar runs: how often it ran
+    :ivar runs: how often it ran to the end. A run that died and the one that took it over are one.
     :ivar doubled: how many of these runs were in a window that had been run
-    :ivar missed: how many windows nobody ran
-    :ivar by_replica: how often it ran on each replica
+    :ivar missed: how many windows nobody ran to the end
+    :ivar by_replica: how often it ran to the end on each replica
+    :ivar takeovers: the windows that were run again since their holder was killed
+    :ivar unfounded: how many runs were takeovers although nobody had been killed
     """
 
     task: str
@@ -63,6 +35,8 @@ class Verdict:
     doubled: int
     missed: int
     by_replica: Counter[int]
+    takeovers: Sequence[Takeover]
+    unfounded: int
 
     @property
     def windows(self) -> int:
@@ -70,48 +44,62 @@ class Verdict:
         return self.runs - self.doubled + self.missed
 
 
-def verdict(runs: Sequence[Run], fires: Sequence[float], task: Scheduled) -> Verdict:
+def verdict(
+    runs: Sequence[Run], fires: Sequence[float], deaths: Mapping[int, float], task: Scheduled
+) -> Verdict:
     """Judge one task.
 
     :param runs: the task's rows of the ledger
     :param fires: the run times that any replica asked the lock for, granted or refused
+    :param deaths: when which replica was killed
     :param task: the task
     """
-    times = sorted(run.run_time for run in runs)
-    seen = sorted([*fires, *times])
+    account = Account(runs, deaths, task)
+    windows = sorted(account.windows, key=lambda window: window.time)
+    seen = sorted([*fires, *(run.run_time for run in runs)])
     judge = _judge_grid if task.on_grid else _judge_spacing
-    doubled, missed = judge(times, seen, task.period) if seen else (0, 0)
-    by_replica = Counter(run.replica for run in runs)
-    return Verdict(task.name, len(runs), doubled, missed, by_replica)
+    doubled, missed = judge(windows, seen, task.period) if seen else (0, 0)
+    return Verdict(
+        task.name,
+        len(account.complete),
+        doubled,
+        missed,
+        Counter(run.replica for run in account.complete),
+        account.takeovers,
+        account.unfounded,
+    )
 
 
-def _judge_grid(times: list[float], seen: list[float], period: float) -> tuple[int, int]:
+def _judge_grid(windows: list[Window], seen: list[float], period: float) -> tuple[int, int]:
     """Count doubled and missed times of a grid that all replicas share."""
-    ran = Counter(round((time - seen[0]) / period) for time in times)
+    ran = Counter(round((window.time - seen[0]) / period) for window in windows)
     due = round((seen[-1] - seen[0]) / period) + 1
-    return len(times) - len(ran), due - len(ran)
+    return len(windows) - len(ran), due - len(ran)
 
 
-def _judge_spacing(times: list[float], seen: list[float], period: float) -> tuple[int, int]:
+def _judge_spacing(windows: list[Window], seen: list[float], period: float) -> tuple[int, int]:
     """Count doubled and missed windows where each replica has run times of its own.
 
     A run opens a window, and the next window belongs to whoever fires first after it. That is at
-    the latest the same replica, one period on.
+    the latest the same replica, one period on; or if that has been killed, another one, whose last
+    fire was refused within the window, less than two periods on.
     """
-    if not times:
+    if not windows:
         return 0, 1 + _whole_periods(seen[-1] - seen[0], period)
     doubled = 0
-    last = times[0]
-    missed = _whole_periods(last - seen[0], period)
-    for time in times[1:]:
-        gap = time - last
+    last = windows[0]
+    missed = _whole_periods(last.time - seen[0], period)
+    for window in windows[1:]:
+        gap = window.time - last.time
         if gap < MIN_FACTOR * period - TOLERANCE:
             doubled += 1
             continue
-        if gap > 1.5 * period:
+        if last.holder_died and window.holder != last.holder:
+            missed += max(0, _whole_periods(gap, period) - 1)
+        elif gap > 1.5 * period:
             missed += round(gap / period) - 1
-        last = time
-    return doubled, missed + _whole_periods(seen[-1] - last, period)
+        last = window
+    return doubled, missed + _whole_periods(seen[-1] - last.time, period)
 
 
 def _whole_periods(gap: float, period: float) -> int:

@@ -13,7 +13,10 @@ from apscheduler_tasklock.demo.jobs import TASKS
 from apscheduler_tasklock.demo.verdict import Verdict
 
 # With more replicas than that, the table's columns have short names to stay within 80.
-_REPLICAS_WITH_NAMES = 3
+_REPLICAS_WITH_NAMES = 2
+
+# What is counted of each task, and of all.
+_COUNTS = ("windows", "runs", "doubled", "missed")
 
 
 class View(Protocol):
@@ -56,8 +59,7 @@ class PlainView:
 
     def show(self, event: Event, elapsed: float) -> None:
         """Print the event's line."""
-        what = f"{event.task:9}  {event.kind:8}  {describe(event)}" if event.task else event.kind
-        print(f"{elapsed:7.3f}s  replica {event.replica}  {what}".rstrip(), flush=True)
+        print(f"{elapsed:7.3f}s  replica {event.replica}  {describe_event(event)}", flush=True)
 
     def tick(self, elapsed: float, *, stopping: bool = False) -> None:
         """Print nothing; the lines carry the time."""
@@ -72,18 +74,27 @@ class PlainView:
             cells = [f"{name[0]:<{name[1]}}", *(f"{cell:>{width}}" for cell, width in numbers)]
             print("  ".join(cells))
         print()
+        if told := describe_takeovers(verdicts):
+            print(*told, "", sep="\n")
 
 
-def describe(event: Event) -> str:
-    """Return an event's details in a few words."""
-    scheduled = datetime.fromtimestamp(event.run_time).strftime("%H:%M:%S.%f")[:-4]
+def describe_event(event: Event) -> str:
+    """Return what happened, in a few words."""
+    if event.kind == "ready":
+        return "started, a new one"
+    return f"{event.task:9}  {event.kind:8}  {_details(event)}" if event.task else event.kind
+
+
+def _details(event: Event) -> str:
+    when = f"scheduled {_clock_time(event.run_time, digits=2)}"
     if event.kind == "refused":
-        if event.reason == "running":
-            return f"(scheduled {scheduled}, {event.holder} is running it)"
-        return f"(scheduled {scheduled}, {event.holder} has run it)"
-    if event.detail:
-        return f"(scheduled {scheduled}, {event.detail})"
-    return f"(scheduled {scheduled}, token {event.token})"
+        has = "is running" if event.reason == "running" else "has run"
+        return f"({when}, {event.holder} {has} it)"
+    if event.kind == "killed":
+        return f"({when}, token {event.token}: SIGKILL in the middle of it)"
+    if event.reason == "takeover":
+        return f"({when}, token {event.token}: takeover, its holder died)"
+    return f"({when}, {event.detail or f'token {event.token}'})"
 
 
 def describe_tasks() -> str:
@@ -95,10 +106,41 @@ def table_rows(verdicts: Sequence[Verdict], replicas: int) -> list[list[str]]:
     """Return the table's cells: a heading, and a row for each task."""
     numbers = range(1, replicas + 1)
     name = "replica {}" if replicas <= _REPLICAS_WITH_NAMES else "#{}"
-    heading = ["task", "windows", "runs", "doubled", "missed", *map(name.format, numbers)]
-    rows = [
-        [verdict.task, *map(str, (verdict.windows, verdict.runs, verdict.doubled, verdict.missed))]
-        + [str(verdict.by_replica[number]) for number in numbers]
-        for verdict in verdicts
-    ]
+    heading = ["task", *_COUNTS, "takeovers", *map(name.format, numbers)]
+    rows = []
+    for verdict in verdicts:
+        counts = [getattr(verdict, name) for name in _COUNTS]
+        by_replica = [verdict.by_replica[number] for number in numbers]
+        rows.append([verdict.task, *map(str, [*counts, len(verdict.takeovers), *by_replica])])
     return [heading, *rows]
+
+
+def describe_takeovers(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return a line for each window that was run again."""
+    return [
+        f"{takeover.task} of {_clock_time(takeover.run_time)}: "
+        + (
+            f"replica {takeover.died} was killed in the middle of it"
+            if takeover.died
+            else "a replica was killed when it was about to run it"
+        )
+        + f", replica {takeover.replica} ran it again"
+        for verdict in verdicts
+        for takeover in verdict.takeovers
+    ]
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """Return the last line: all windows together, and which of them were run again."""
+    counts = [f"{name}={sum(getattr(found, name) for found in verdicts)}" for name in _COUNTS]
+    takeovers = [takeover for found in verdicts for takeover in found.takeovers]
+    counts.append(f"takeovers={len(takeovers)}")
+    if takeovers:
+        windows = [f"{again.task}@{_clock_time(again.run_time)}" for again in takeovers]
+        counts.append(f"run_again={','.join(windows)}")
+    return " ".join(counts)
+
+
+def _clock_time(moment: float, digits: int = 0) -> str:
+    text = datetime.fromtimestamp(moment).strftime("%H:%M:%S.%f")
+    return text[: len("HH:MM:SS.") + digits] if digits else text[: len("HH:MM:SS")]

@@ -1,0 +1,176 @@
+"""The lanes of the timeline: what each replica ran, and when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from apscheduler_tasklock.demo.fleet import Event
+from apscheduler_tasklock.demo.jobs import TASKS
+
+COLOURS = {
+    task.name: colour for task, colour in zip(TASKS, ("cyan", "green", "magenta"), strict=True)
+}
+BAD = "bold red"
+AGAIN = "bold yellow"
+FAINT = "bright_black"
+RUN, RAISING_RUN, TAKEOVER, REFUSAL, DEATH = "█", "▒", "▓", "·", "✗"
+_NOW, _GONE, _START = "│", "╌", "├"
+
+# Columns of a lane's two labels, the replica and the task, with their spaces.
+REPLICA_WIDTH, TASK_WIDTH = 12, 10
+
+# Lines that are not lanes: heading, axis, legend, progress, and the cursor's line.
+_OTHER_LINES = 7
+
+
+@dataclass
+class Block:
+    """A run on the timeline, in seconds since the start; ``end`` is ``None`` while it runs."""
+
+    start: float
+    end: float | None = None
+    raised: bool = False
+    takeover: bool = False
+    died: bool = False
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where a moment is on the axis.
+
+    :ivar columns: how many there are
+    :ivar step: seconds of one
+    :ivar first: number, counted from the start, of the leftmost one in sight
+    """
+
+    columns: int
+    step: float
+    first: int
+
+    @classmethod
+    def at(cls, elapsed: float, span: float, columns: int) -> Scale:
+        """Return the scale that shows the last ``span`` seconds; it scrolls by whole columns."""
+        step = span / columns
+        return cls(columns, step, max(0, int(elapsed / step) + 1 - columns))
+
+    def column(self, moment: float) -> int:
+        """Return the column of a moment, which may be out of sight."""
+        return int(moment / self.step) - self.first
+
+
+class Lanes:
+    """What has happened so far, and its drawing."""
+
+    def __init__(self, replicas: int, span: float) -> None:
+        self.counts: Counter[tuple[int, str]] = Counter()
+        self._replicas = range(1, replicas + 1)
+        self._starts: dict[int, float] = {}
+        self._deaths: dict[int, float] = {}
+        self._span = span
+        self._blocks: dict[tuple[int, str, float], Block] = {}
+        self._dots: list[tuple[int, str, float]] = []
+
+    def add(self, event: Event, elapsed: float) -> None:
+        """Take in an event."""
+        self.counts[event.replica, event.kind] += 1
+        self._replicas = range(1, max(self._replicas[-1], event.replica) + 1)
+        key = (event.replica, event.task, event.run_time)
+        if event.kind == "ready":
+            self._starts[event.replica] = elapsed
+        elif event.kind == "refused":
+            self._dots.append((event.replica, event.task, elapsed))
+        elif event.kind == "granted":
+            self._blocks[key] = Block(elapsed, takeover=event.reason == "takeover")
+        elif event.kind in ("exited", "killed"):
+            self._end_blocks(event.replica, elapsed, died=event.kind == "killed")
+        elif key in self._blocks:
+            block = self._blocks[key]
+            block.end = block.end or elapsed
+            block.raised = block.raised or event.kind == "raised"
+
+    def total(self, kind: str) -> int:
+        """Return how many events of a kind all replicas told."""
+        return sum(self.counts[replica, kind] for replica in self._replicas)
+
+    def draw(self, elapsed: float, width: int, height: int) -> Iterator[Text]:
+        """Return the axis and the lanes: a line per task if there is room, else one per replica."""
+        tasks = [[task.name] for task in TASKS]
+        if len(self._replicas) * len(tasks) + _OTHER_LINES > height:
+            tasks = [[task.name for task in TASKS]]
+        columns = max(10, width - REPLICA_WIDTH - TASK_WIDTH - 1)
+        scale = Scale.at(elapsed, self._span, columns)
+        yield self._axis(scale)
+        for replica in self._replicas:
+            labels = self._labels(replica)
+            for names, label in zip(tasks, labels, strict=False):
+                shown = names[0] if len(names) == 1 else "all tasks"
+                line = label + Text(f"{shown:{TASK_WIDTH}}", COLOURS[names[0]])
+                if len(names) > 1:
+                    line.stylize(FAINT, REPLICA_WIDTH)
+                yield line + self._lane(replica, names, scale, elapsed)
+
+    def _labels(self, replica: int) -> list[Text]:
+        runs, refused = self.counts[replica, "granted"], self.counts[replica, "refused"]
+        name, style = f"replica {replica}", "bold"
+        if self.counts[replica, "killed"]:
+            name, style = f"{name} {DEATH}", BAD
+        elif self.counts[replica, "exited"]:
+            style = FAINT
+        return [
+            Text(f"{name:{REPLICA_WIDTH}}", style),
+            Text(f"{f'runs {runs}':{REPLICA_WIDTH}}", FAINT),
+            Text(f"{f'refused {refused}':{REPLICA_WIDTH}}", FAINT),
+        ]
+
+    def _axis(self, scale: Scale) -> Text:
+        # The shortest distance of labels that leaves two columns between them.
+        every = next((s for s in (1, 2, 5, 10, 15, 30) if s / scale.step >= 6), 60)
+        cells = [" "] * (scale.columns + 1)
+        for moment in range(0, int((scale.first + scale.columns) * scale.step) + 1, every):
+            label, at = f"{moment}s", scale.column(moment)
+            if 0 <= at <= len(cells) - len(label):
+                cells[at : at + len(label)] = label
+        return Text(" " * (REPLICA_WIDTH + TASK_WIDTH) + "".join(cells), FAINT)
+
+    def _lane(self, replica: int, tasks: Sequence[str], scale: Scale, elapsed: float) -> Text:
+        now = scale.column(elapsed)
+        cells: dict[int, tuple[str, str]] = {}
+        if replica in self._starts:
+            cells[scale.column(self._starts[replica])] = (_START, FAINT)
+        if replica in self._deaths:
+            dead = range(scale.column(self._deaths[replica]), now)
+            cells.update(dict.fromkeys(dead, (_GONE, FAINT)))
+        cells[now] = (_NOW, FAINT)
+        for number, task, moment in self._dots:
+            if number == replica and task in tasks:
+                cells[scale.column(moment)] = (REFUSAL, COLOURS[task])
+        for (number, task, _), block in self._blocks.items():
+            if number == replica and task in tasks:
+                end = elapsed if block.end is None else block.end
+                start = scale.column(block.start)
+                stop = start + max(1, round((end - block.start) / scale.step))
+                cells.update(dict.fromkeys(range(start, stop), _shade(block, task)))
+                if block.died:
+                    cells[stop] = (DEATH, BAD)
+        blank = (" ", "")
+        return Text.assemble(*(cells.get(column, blank) for column in range(scale.columns)))
+
+    def _end_blocks(self, replica: int, elapsed: float, *, died: bool) -> None:
+        if died:
+            self._deaths[replica] = elapsed
+        for (number, _, _), block in self._blocks.items():
+            if number == replica and block.end is None:
+                block.end = elapsed
+                block.died = died
+
+
+def _shade(block: Block, task: str) -> tuple[str, str]:
+    if block.raised:
+        return RAISING_RUN, BAD
+    if block.takeover:
+        return TAKEOVER, AGAIN
+    return RUN, COLOURS[task]
