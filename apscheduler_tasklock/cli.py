@@ -57,10 +57,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_table_options(downgrade)
     downgrade.set_defaults(run=_downgrade)
 
-    demo = commands.add_parser("demo", help="watch replicas share jobs")
+    demo = commands.add_parser("demo", help="watch replicas share jobs, and one of them die")
     _add_database_option(demo, "by default an embedded PostgreSQL, which goes with the demo")
     demo.add_argument("--replicas", type=_at_least_one, default=3, help="how many (default: 3)")
-    demo.add_argument("--seconds", type=_duration, default=30.0, help="how long (default: 30)")
+    demo.add_argument(
+        "--seconds",
+        type=_duration,
+        default=30.0,
+        help="how long (default: 30); from 12 on one of them is killed on the way",
+    )
     demo.set_defaults(run=_demo)
     return parser
 

@@ -57,7 +57,7 @@ class LiveView:
         self._lanes.add(event, elapsed)
         style = _told_style(event)
         if style:
-            text = f"{elapsed:.1f} s  replica {event.replica}  {describe_event(event)}"
+            text = f"{elapsed:.1f}s  replica {event.replica}  {describe_event(event)}"
             self._live.console.print(Text(text, style))
 
     def tick(self, elapsed: float, *, stopping: bool = False) -> None:

@@ -91,9 +91,9 @@ def _details(event: Event) -> str:
         has = "is running" if event.reason == "running" else "has run"
         return f"({when}, {event.holder} {has} it)"
     if event.kind == "killed":
-        return f"({when}, token {event.token}: SIGKILL in the middle of it)"
+        return f"({when}, token {event.token}, SIGKILL)"
     if event.reason == "takeover":
-        return f"({when}, token {event.token}: takeover, its holder died)"
+        return f"({when}, token {event.token}, takeover)"
     return f"({when}, {event.detail or f'token {event.token}'})"
 
 
@@ -117,17 +117,15 @@ def table_rows(verdicts: Sequence[Verdict], replicas: int) -> list[list[str]]:
 
 def describe_takeovers(verdicts: Sequence[Verdict]) -> list[str]:
     """Return a line for each window that was run again."""
-    return [
-        f"{takeover.task} of {_clock_time(takeover.run_time)}: "
-        + (
-            f"replica {takeover.died} was killed in the middle of it"
-            if takeover.died
-            else "a replica was killed when it was about to run it"
-        )
-        + f", replica {takeover.replica} ran it again"
-        for verdict in verdicts
-        for takeover in verdict.takeovers
-    ]
+    lines = []
+    for verdict in verdicts:
+        for again in verdict.takeovers:
+            died = "its holder died before it began"
+            if again.died is not None:
+                died = f"replica {again.died} was killed in mid-run"
+            window = f"{again.task} of {_clock_time(again.run_time)}"
+            lines.append(f"{window}: {died}, replica {again.replica} ran it again")
+    return lines
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:

@@ -1,4 +1,4 @@
-"""The demo as its user sees it, and its verdict on faults put in by hand."""
+"""The demo as its user sees it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from apscheduler_tasklock.demo.jobs import DemoTask
-from apscheduler_tasklock.demo.verdict import Run, verdict
 from tests.conftest import eventually
 from tests.postgres import Server
 
@@ -126,13 +124,14 @@ def test_piped_it_prints_events_then_a_table_then_the_verdict(start: Callable[..
     demo = start(8)
     assert demo.wait() == 0, demo.out + demo.err
     lines = demo.out.splitlines()
-    match = re.fullmatch(r"windows=(\d+) runs=(\d+) doubled=0 missed=0", lines[-1])
+    match = re.fullmatch(r"windows=(\d+) runs=(\d+) doubled=0 missed=0 takeovers=0", lines[-1])
     assert match is not None, lines[-1]
     assert match[1] == match[2]
     assert int(match[2]) >= 6
+    assert "None of them will be killed; that takes 2 replicas and 12 seconds, or more" in lines
 
     event = re.compile(
-        r" *\d+\.\d{3}s  replica [123]  (tick-2s|report-3s|flaky-2s) +"
+        r" *\d+\.\d{3}s  replica [123]  (tick-2s|report-8s|flaky-2s) +"
         r"(granted|refused|released|raised) +\(scheduled \d\d:\d\d:\d\d\.\d\d, .+\)"
     )
     kinds = Counter(found[2] for line in lines if (found := event.fullmatch(line)))
@@ -141,14 +140,45 @@ def test_piped_it_prints_events_then_a_table_then_the_verdict(start: Callable[..
     assert kinds["raised"] >= 1
 
     heading = next(n for n, line in enumerate(lines) if line.startswith("task "))
-    assert lines[heading].split("  ")[-3:] == ["replica 1", "replica 2", "replica 3"]
+    assert lines[heading].split()[-4:] == ["takeovers", "#1", "#2", "#3"]
     rows = [line.split() for line in lines[heading + 1 : heading + 4]]
-    assert [row[0] for row in rows] == ["tick-2s", "report-3s", "flaky-2s"]
-    assert all(sum(map(int, row[5:])) == int(row[2]) for row in rows)
+    assert [row[0] for row in rows] == ["tick-2s", "report-8s", "flaky-2s"]
+    assert all(sum(map(int, row[6:])) == int(row[2]) for row in rows)
     assert sum(int(row[2]) for row in rows) == int(match[2])
     assert "Traceback" not in demo.err
     assert "\x1b" not in demo.out
     assert demo.servers == []
+
+
+def test_a_replica_is_killed_in_mid_run_and_its_window_run_again(
+    start: Callable[..., Demo], empty_database_url: str
+) -> None:
+    demo = start(12, empty_database_url)
+    assert demo.wait() == 0, demo.out + demo.err
+    assert demo.err == ""
+    lines = demo.out.splitlines()
+    summary = re.fullmatch(
+        r"windows=(\d+) runs=(\d+) doubled=0 missed=0 takeovers=(\d+) run_again=(\S+)", lines[-1]
+    )
+    assert summary is not None, lines[-1]
+    assert summary[1] == summary[2]
+    assert int(summary[3]) == len(summary[4].split(","))
+
+    story = re.compile(
+        r".*s  replica (?P<dead>\d)  report-8s  killed    \(scheduled (?P<at>\S+)\.00, "
+        r"token \d+, SIGKILL"
+        r".*s  replica (?P<heir>\d)  report-8s  granted   \(scheduled (?P=at)\.00, "
+        r"token \d+, takeover.*s  replica 4  started, a new one\n"
+        r".*s  replica 4  (tick-2s|flaky-2s) .*"
+        r"\nreport-8s of (?P=at): replica (?P=dead) was killed in mid-run, "
+        r"replica (?P=heir) ran it again\n",
+        re.DOTALL,
+    )
+    told = story.match(demo.out)
+    assert told is not None, demo.out
+    assert told["dead"] != told["heir"]
+    assert f"report-8s@{told['at']}" in summary[4]
+    assert f"replica {told['dead']}  exited" not in demo.out
 
 
 @linux_only
@@ -183,10 +213,11 @@ def test_a_replica_is_out_of_reach_of_the_terminals_ctrl_c(start: Callable[..., 
 @linux_only
 def test_a_killed_demo_takes_its_replicas_along(start: Callable[..., Demo], server: Server) -> None:
     with server.database() as url:
-        demo = start(60, url)
-        demo.wait_for(" granted ")
+        demo = start(14, url)
+        demo.wait_for(" started, a new one")
         children = descendants(demo.process.pid)
         assert len(children) == 3
+        assert any("demo.replica 4 " in command for command in children.values())
         demo.process.kill()
         demo.wait()
         eventually(lambda: not any(alive(pid) for pid in children))
@@ -249,14 +280,15 @@ def test_faults_in_the_ledger_are_counted_and_end_in_status_1(
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
         ledger = sql.Identifier(schema[0], "ledger")
         for statement in (
-            "INSERT INTO {0} SELECT * FROM {0} WHERE task = 'flaky-2s' LIMIT 1",
+            "INSERT INTO {0} SELECT * FROM {0}"
+            " WHERE task = 'flaky-2s' AND ended_at IS NOT NULL LIMIT 1",
             "DELETE FROM {0} WHERE run_time = (SELECT min(run_time) FROM {0}"
-            " WHERE task = 'report-3s') AND task = 'report-3s'",
+            " WHERE task = 'report-8s') AND task = 'report-8s'",
         ):
             query = sql.SQL(statement).format(ledger)
             eventually(lambda query=query: connection.execute(query).rowcount == 1)
     assert demo.wait() == 1
-    assert demo.out.splitlines()[-1].endswith("doubled=1 missed=1")
+    assert demo.out.splitlines()[-1].endswith("doubled=1 missed=1 takeovers=0")
 
 
 def test_a_database_that_is_away_is_named_without_a_traceback(start: Callable[..., Demo]) -> None:
@@ -274,7 +306,7 @@ def test_on_a_terminal_it_draws_a_lane_per_replica(
     pytest.importorskip("rich")
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    demo = start(7, empty_database_url, stdin=slave, stdout=slave)
+    demo = start(12, empty_database_url, stdin=slave, stdout=slave)
     os.close(slave)
     shown = b""
     with contextlib.suppress(OSError):  # EIO, once the demo has ended
@@ -285,82 +317,26 @@ def test_on_a_terminal_it_draws_a_lane_per_replica(
 
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").split("\n")
     lanes = [line for line in lines if re.match(r"(replica \d|runs \d+|refused \d+) ", line)]
-    last = lanes[-9:]
-    assert [line.split("  ")[0] for line in last[::3]] == ["replica 1", "replica 2", "replica 3"]
-    assert [line[12:22].strip() for line in last] == ["tick-2s", "report-3s", "flaky-2s"] * 3
+    last = lanes[-12:]
+    names = [line[:12].strip() for line in last[::3]]
+    assert sorted(name.removesuffix(" ✗") for name in names) == [
+        f"replica {n}" for n in range(1, 5)
+    ]
+    assert [line[12:22].strip() for line in last] == ["tick-2s", "report-8s", "flaky-2s"] * 4
     for task in range(3):
         assert any(re.search("[█▒]", line) for line in last[task::3]), last
         assert any("·" in line for line in last[task::3]), last
     assert max(map(len, lines)) <= 80
     assert re.search("flaky-2s.*\x1b\\[1;31m▒", shown.decode()), "runs that raise are red"
-    assert any(re.fullmatch(" +0s .* 7s *", line) for line in lines), "the axis fits"
-    assert len(lanes) > 9 * 20, "it is redrawn as time goes by"
-    assert re.fullmatch(r"windows=\d+ runs=\d+ doubled=0 missed=0", [*filter(None, lines)][-1])
+    assert any(re.fullmatch(" +0s .* 12s .*", line) for line in lines), "the axis fits"
+    assert len(lanes) > 12 * 20, "it is redrawn as time goes by"
 
-
-TICK = DemoTask("tick", 2, on_grid=False, about="")
-CRON = DemoTask("cron", 3, on_grid=True, about="")
-
-
-def judge(task: DemoTask, runs: list[float], fires: list[float]) -> tuple[int, int, int, int]:
-    base = 1_800_000_000.123456
-    ledger = [Run(task.name, 1, base + time) for time in runs]
-    found = verdict(ledger, [base + time for time in fires], task)
-    return found.windows, found.runs, found.doubled, found.missed
-
-
-@pytest.mark.parametrize(
-    ("runs", "fires", "expected"),
-    [
-        pytest.param([], [], (0, 0, 0, 0), id="nothing"),
-        pytest.param([0, 3, 6], [0, 0, 3, 6], (3, 3, 0, 0), id="clean"),
-        pytest.param([0, 3, 3, 6], [0, 3, 6], (3, 4, 1, 0), id="doubled"),
-        pytest.param([0, 3, 3, 3], [0, 3], (2, 4, 2, 0), id="tripled"),
-        pytest.param([0, 6], [0, 3, 6], (3, 2, 0, 1), id="missed"),
-        pytest.param([0, 9], [0, 9], (4, 2, 0, 2), id="missed by all, not even fired"),
-        pytest.param([3, 6], [0, 3, 6], (3, 2, 0, 1), id="first missed"),
-        pytest.param([0, 3], [0, 3, 6], (3, 2, 0, 1), id="last missed"),
-        pytest.param([], [0, 3, 6], (3, 0, 0, 3), id="all missed"),
-        pytest.param([0, 0, 6], [0, 3, 6], (3, 3, 1, 1), id="doubled does not make up for missed"),
-        pytest.param([6, 0, 3], [], (3, 3, 0, 0), id="any order, runs whose event was lost"),
-    ],
-)
-def test_verdict_on_a_grid(
-    runs: list[float], fires: list[float], expected: tuple[int, int, int, int]
-) -> None:
-    assert judge(CRON, runs, fires) == expected
-
-
-@pytest.mark.parametrize(
-    ("runs", "fires", "expected"),
-    [
-        pytest.param([], [], (0, 0, 0, 0), id="nothing"),
-        pytest.param([0, 2, 4], [0.7, 2.7, 4.7], (3, 3, 0, 0), id="clean, others refused"),
-        pytest.param([0, 1.9, 3.8, 5.7], [], (4, 4, 0, 0), id="each as early as allowed"),
-        pytest.param([0, 1.79, 3.58], [], (3, 3, 0, 0), id="within the tolerance"),
-        pytest.param([0, 1.77], [], (1, 2, 1, 0), id="beyond the tolerance"),
-        pytest.param([0, 0.7, 2, 4], [], (3, 4, 1, 0), id="doubled counts once"),
-        pytest.param([0, 0.7, 1.4, 2], [], (2, 4, 2, 0), id="every replica ran"),
-        pytest.param([0, 4], [2], (3, 2, 0, 1), id="missed"),
-        pytest.param([0, 2.9], [], (2, 2, 0, 0), id="late is not missed"),
-        pytest.param([0, 3.7], [], (3, 2, 0, 1), id="missed, then another replica"),
-        pytest.param([0, 8], [], (5, 2, 0, 3), id="three missed"),
-        pytest.param([0.7, 2.7], [0], (2, 2, 0, 0), id="first fire refused within the window"),
-        pytest.param([2.7, 4.7], [0], (3, 2, 0, 1), id="first missed"),
-        pytest.param([0, 2], [3.4], (2, 2, 0, 0), id="last fire refused within the window"),
-        pytest.param([0, 2], [4], (3, 2, 0, 1), id="last missed"),
-        pytest.param([0, 2], [3.99], (3, 2, 0, 1), id="last missed, within the tolerance"),
-        pytest.param([0, 2], [6.7], (4, 2, 0, 2), id="last two missed"),
-        pytest.param([], [0, 0.7, 2, 2.7], (2, 0, 0, 2), id="all missed"),
-        pytest.param([0, 0.7, 4], [2], (3, 3, 1, 1), id="doubled does not make up for missed"),
-    ],
-)
-def test_verdict_by_spacing(
-    runs: list[float], fires: list[float], expected: tuple[int, int, int, int]
-) -> None:
-    assert judge(TICK, runs, fires) == expected
-
-
-def test_verdict_counts_the_runs_of_each_replica() -> None:
-    runs = [Run("cron", replica, 3.0 * n) for n, replica in enumerate([1, 3, 3, 1, 1])]
-    assert verdict(runs, [], CRON).by_replica == {1: 3, 3: 2}
+    (dead,) = (number for number, name in enumerate(names) if name.endswith("✗"))
+    assert re.search("█✗╌+│", last[3 * dead + 1]), "the run that died, and nothing more"
+    (again,) = (n for n, line in enumerate(last) if "▓▓" in line)
+    assert again % 3 == 1
+    assert again != 3 * dead + 1
+    assert last[again].index("▓") > last[3 * dead + 1].index("✗")
+    assert all("├" in line for line in last[9:]), "the new replica's start"
+    summary = r"windows=\d+ runs=\d+ doubled=0 missed=0 takeovers=1 run_again=report-8s@\S+"
+    assert re.fullmatch(summary, [*filter(None, lines)][-1])

@@ -1,0 +1,240 @@
+"""The demo's verdict, on ledgers made by hand with each fault in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from apscheduler_tasklock.demo.account import Run, Takeover
+from apscheduler_tasklock.demo.jobs import DemoTask
+from apscheduler_tasklock.demo.verdict import Verdict, verdict
+from apscheduler_tasklock.demo.views import describe_takeovers, summary
+
+BASE = 1_800_000_000.123456
+TICK = DemoTask("tick", 2, on_grid=False, about="")
+CRON = DemoTask("cron", 3, on_grid=True, about="")
+
+
+def run(
+    token: int,
+    replica: int,
+    time: float,
+    took: float | None = 0.5,
+    *,
+    late: float = 0.0,
+    takeover: bool = False,
+) -> Run:
+    """Return a row of the ledger.
+
+    :param time: the run time
+    :param took: ``None`` if it did not end
+    :param late: how long after its run time it started
+    """
+    started = BASE + time + late
+    ended = None if took is None else started + took
+    return Run("task", replica, token, BASE + time, takeover, started, ended)
+
+
+def judge(task: DemoTask, runs: list[float], fires: list[float]) -> tuple[int, int, int, int]:
+    ledger = [run(token, 1, time) for token, time in enumerate(runs, 1)]
+    found = verdict(ledger, [BASE + time for time in fires], {}, task)
+    assert found.takeovers == []
+    return found.windows, found.runs, found.doubled, found.missed
+
+
+@pytest.mark.parametrize(
+    ("runs", "fires", "expected"),
+    [
+        pytest.param([], [], (0, 0, 0, 0), id="nothing"),
+        pytest.param([0, 3, 6], [0, 0, 3, 6], (3, 3, 0, 0), id="clean"),
+        pytest.param([0, 3, 3, 6], [0, 3, 6], (3, 4, 1, 0), id="doubled"),
+        pytest.param([0, 3, 3, 3], [0, 3], (2, 4, 2, 0), id="tripled"),
+        pytest.param([0, 6], [0, 3, 6], (3, 2, 0, 1), id="missed"),
+        pytest.param([0, 9], [0, 9], (4, 2, 0, 2), id="missed by all, not even fired"),
+        pytest.param([3, 6], [0, 3, 6], (3, 2, 0, 1), id="first missed"),
+        pytest.param([0, 3], [0, 3, 6], (3, 2, 0, 1), id="last missed"),
+        pytest.param([], [0, 3, 6], (3, 0, 0, 3), id="all missed"),
+        pytest.param([0, 0, 6], [0, 3, 6], (3, 3, 1, 1), id="doubled does not make up for missed"),
+        pytest.param([6, 0, 3], [], (3, 3, 0, 0), id="any order, runs whose event was lost"),
+    ],
+)
+def test_verdict_on_a_grid(
+    runs: list[float], fires: list[float], expected: tuple[int, int, int, int]
+) -> None:
+    assert judge(CRON, runs, fires) == expected
+
+
+@pytest.mark.parametrize(
+    ("runs", "fires", "expected"),
+    [
+        pytest.param([], [], (0, 0, 0, 0), id="nothing"),
+        pytest.param([0, 2, 4], [0.7, 2.7, 4.7], (3, 3, 0, 0), id="clean, others refused"),
+        pytest.param([0, 1.9, 3.8, 5.7], [], (4, 4, 0, 0), id="each as early as allowed"),
+        pytest.param([0, 1.79, 3.58], [], (3, 3, 0, 0), id="within the tolerance"),
+        pytest.param([0, 1.77], [], (1, 2, 1, 0), id="beyond the tolerance"),
+        pytest.param([0, 0.7, 2, 4], [], (3, 4, 1, 0), id="doubled counts once"),
+        pytest.param([0, 0.7, 1.4, 2], [], (2, 4, 2, 0), id="every replica ran"),
+        pytest.param([0, 4], [2], (3, 2, 0, 1), id="missed"),
+        pytest.param([0, 2.9], [], (2, 2, 0, 0), id="late is not missed"),
+        pytest.param([0, 3.7], [], (3, 2, 0, 1), id="missed, then another replica"),
+        pytest.param([0, 8], [], (5, 2, 0, 3), id="three missed"),
+        pytest.param([0.7, 2.7], [0], (2, 2, 0, 0), id="first fire refused within the window"),
+        pytest.param([2.7, 4.7], [0], (3, 2, 0, 1), id="first missed"),
+        pytest.param([0, 2], [3.4], (2, 2, 0, 0), id="last fire refused within the window"),
+        pytest.param([0, 2], [4], (3, 2, 0, 1), id="last missed"),
+        pytest.param([0, 2], [3.99], (3, 2, 0, 1), id="last missed, within the tolerance"),
+        pytest.param([0, 2], [6.7], (4, 2, 0, 2), id="last two missed"),
+        pytest.param([], [0, 0.7, 2, 2.7], (2, 0, 0, 2), id="all missed"),
+        pytest.param([0, 0.7, 4], [2], (3, 3, 1, 1), id="doubled does not make up for missed"),
+    ],
+)
+def test_verdict_by_spacing(
+    runs: list[float], fires: list[float], expected: tuple[int, int, int, int]
+) -> None:
+    assert judge(TICK, runs, fires) == expected
+
+
+def test_verdict_counts_the_runs_of_each_replica() -> None:
+    runs = [run(n + 1, replica, 3.0 * n) for n, replica in enumerate([1, 3, 3, 1, 1])]
+    assert verdict(runs, [], {}, CRON).by_replica == {1: 3, 3: 2}
+
+
+def judge_deaths(task: DemoTask, runs: Sequence[Run], deaths: dict[int, float]) -> Verdict:
+    """Judge runs, with replicas that were killed at these times."""
+    return verdict(runs, [], {replica: BASE + time for replica, time in deaths.items()}, task)
+
+
+def counts(found: Verdict) -> tuple[int, int, int, int, int, int]:
+    """Return windows, runs, doubled, missed, takeovers and unfounded takeovers."""
+    numbers = found.windows, found.runs, found.doubled, found.missed
+    return (*numbers, len(found.takeovers), found.unfounded)
+
+
+BEFORE, AFTER = run(1, 1, 0), run(4, 1, 6)
+DIED = run(2, 2, 3, None)
+
+
+def again(replica: int = 3, token: int = 3, took: float | None = 0.5) -> Run:
+    """Return a run of the window of ``DIED`` that is told to be a takeover."""
+    return run(token, replica, 3, took, late=2.3, takeover=True)
+
+
+@pytest.mark.parametrize(
+    ("runs", "deaths", "expected"),
+    [
+        pytest.param([DIED, again()], {2: 4}, (3, 3, 0, 0, 1, 0), id="died and run again"),
+        pytest.param([DIED], {2: 4}, (3, 2, 0, 1, 0, 0), id="run only by the dead"),
+        pytest.param([DIED], {}, (3, 2, 0, 1, 0, 0), id="not run to the end"),
+        pytest.param(
+            [run(2, 2, 3), run(3, 3, 3)], {}, (3, 4, 1, 0, 0, 0), id="run twice, nobody died"
+        ),
+        pytest.param([run(2, 2, 3), again()], {}, (3, 4, 1, 0, 0, 1), id="takeover of a whole run"),
+        pytest.param([DIED, again()], {}, (3, 3, 0, 0, 0, 1), id="takeover without a death"),
+        pytest.param([again()], {}, (3, 3, 0, 0, 0, 1), id="takeover of nothing"),
+        pytest.param(
+            [DIED, again()], {1: 4}, (3, 3, 0, 0, 0, 1), id="takeover while another had died"
+        ),
+        pytest.param([DIED, again()], {2: 5.5}, (3, 3, 0, 0, 0, 1), id="takeover before the death"),
+        pytest.param(
+            [run(2, 2, 3, took=1), again()],
+            {2: 5.2},
+            (3, 4, 1, 0, 0, 1),
+            id="died well after the run",
+        ),
+        pytest.param(
+            [run(2, 2, 3, took=1), again()],
+            {2: 4.01},
+            (3, 3, 0, 0, 1, 0),
+            id="died between the end and the release",
+        ),
+        pytest.param(
+            [again()], {2: 4}, (3, 3, 0, 0, 1, 0), id="died between the claim and the run"
+        ),
+        pytest.param(
+            [DIED, run(3, 3, 3)], {2: 4}, (3, 3, 0, 0, 0, 0), id="run again, not as a takeover"
+        ),
+        pytest.param(
+            [DIED, again(took=None), again(4, token=5)],
+            {2: 4, 3: 5.25},
+            (3, 3, 0, 0, 1, 1),
+            id="heir of the heir has another's token",
+        ),
+        pytest.param(
+            [DIED, again(), run(5, 4, 3)],
+            {2: 4},
+            (3, 4, 1, 0, 1, 0),
+            id="run again twice",
+        ),
+    ],
+)
+def test_verdict_on_deaths(
+    runs: list[Run], deaths: dict[int, float], expected: tuple[int, ...]
+) -> None:
+    assert counts(judge_deaths(CRON, [BEFORE, *runs, AFTER], deaths)) == expected
+
+
+def test_a_heir_may_die_too() -> None:
+    heir = again(took=None)
+    last = run(4, 4, 3, late=4.6, takeover=True)
+    found = judge_deaths(CRON, [BEFORE, DIED, heir, last], {2: 4, 3: 5.4})
+    assert counts(found) == (2, 2, 0, 0, 2, 0)
+    assert [(one.died, one.replica) for one in found.takeovers] == [(2, 3), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "deaths", "expected"),
+    [
+        pytest.param(
+            [run(1, 1, 0, None), run(2, 2, 0.7, late=1.6, takeover=True), run(3, 2, 2.7)],
+            {1: 0.2},
+            (2, 2, 0, 0, 1, 0),
+            id="a takeover belongs to the window that died, whatever its own run time",
+        ),
+        pytest.param(
+            [run(1, 1, 0), run(2, 2, 0.7, late=1.6, takeover=True), run(3, 2, 2.7)],
+            {},
+            (2, 3, 1, 0, 0, 1),
+            id="takeover of a whole run",
+        ),
+        pytest.param(
+            [run(1, 1, 0), run(2, 2, 3.3)], {1: 1}, (2, 2, 0, 0, 0, 0), id="the holder's heir"
+        ),
+        pytest.param(
+            [run(1, 1, 0), run(2, 2, 3.3)], {3: 1}, (3, 2, 0, 1, 0, 0), id="another one died"
+        ),
+        pytest.param(
+            [run(1, 1, 0), run(2, 1, 4)], {1: 5}, (3, 2, 0, 1, 0, 0), id="missed before its death"
+        ),
+        pytest.param(
+            [run(1, 1, 0), run(2, 2, 4.1)], {1: 1}, (3, 2, 0, 1, 0, 0), id="missed by the heir"
+        ),
+        pytest.param(
+            [run(1, 1, 0), run(2, 1, 2, None), run(3, 2, 4.7)],
+            {1: 2.2},
+            (3, 2, 0, 1, 0, 0),
+            id="run only by the dead",
+        ),
+        pytest.param(
+            [run(1, 1, 0), run(3, 2, 2.7, late=1.6, takeover=True), run(4, 3, 4.1)],
+            {1: 2.01},
+            (3, 3, 0, 0, 1, 0),
+            id="died between the claim and the run",
+        ),
+    ],
+)
+def test_verdict_on_deaths_by_spacing(
+    runs: list[Run], deaths: dict[int, float], expected: tuple[int, ...]
+) -> None:
+    assert counts(judge_deaths(TICK, runs, deaths)) == expected
+
+
+def test_the_summary_says_which_windows_were_run_again() -> None:
+    found = judge_deaths(CRON, [BEFORE, DIED, again()], {2: 4})
+    assert found.takeovers == [Takeover("task", BASE + 3, died=2, replica=3)]
+    (told,) = describe_takeovers([found])
+    at = told.removeprefix("task of ").partition(": ")[0]
+    assert told.endswith(": replica 2 was killed in mid-run, replica 3 ran it again")
+    line = f"windows=2 runs=2 doubled=0 missed=0 takeovers=1 run_again=task@{at}"
+    assert summary([found]) == line
+    assert summary([found, found]).endswith(f"takeovers=2 run_again=task@{at},task@{at}")
