@@ -75,7 +75,7 @@ class TaskLockProtocol:
         row = None
         while row is None:
             row = cursor.execute(self._claim, parameters).fetchone()
-            if row is None or _looks_free(row):
+            if row is None or _looks_free(row, takes_over=request.dead_run == "take over"):
                 # Another claim won while this statement waited for it, and the row in this
                 # statement's snapshot is the one from before. Look at what that claim made of it.
                 row = cursor.execute(self._look, parameters).fetchone()
@@ -123,9 +123,10 @@ class TaskLockProtocol:
         return [RunState(*row) for row in rows]
 
 
-def _looks_free(row: tuple[Any, ...]) -> bool:
-    granted, running, new_window, *_ = row
-    return bool(new_window and not running and not granted)
+def _looks_free(row: tuple[Any, ...], *, takes_over: bool) -> bool:
+    granted, running, new_window, unfinished, *_ = row
+    wanted = new_window or (takes_over and unfinished)
+    return bool(wanted and not running and not granted)
 
 
 def _claim_statement(table: str) -> str:

@@ -1,0 +1,38 @@
+"""Two replicas that want a dead holder's window at the same moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+
+from tests.contract.conftest import Replica
+from tests.polling import eventually
+
+_WAITING = """
+    SELECT FROM pg_stat_activity
+    WHERE wait_event_type = 'Lock' AND query LIKE '%seen%' AND datname = current_database()
+"""
+
+
+def test_the_loser_is_told_who_runs_it(
+    other: Replica,
+    connection: psycopg.Connection[Any],
+    direct_url: str,
+    travel: Callable[[float], None],
+) -> None:
+    one = Replica("one", connection)
+    assert Replica("dead", connection).granted(lease=2)
+    travel(3)
+    with ThreadPoolExecutor() as pool, psycopg.connect(direct_url, autocommit=True) as watching:
+        with connection.transaction():
+            _, won = one.claim(lag=3, lease=2, dead_run="take over")
+            losing = pool.submit(other.claim, lag=3, lease=2, dead_run="take over")
+            eventually(lambda: watching.execute(_WAITING).rowcount == 1)
+        _, lost = losing.result()
+
+    assert (won.granted, won.dead_holder) == (True, "dead")
+    assert (lost.granted, lost.running, lost.new_window) == (False, True, False)
+    assert (lost.holder, lost.token) == ("one", won.token)
