@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from datetime import datetime, timedelta
 
+from apscheduler_tasklock.forking import begins_anew_in_a_fork
+
 # Clocks that count the same second differ by less than this share of it.
 DRIFT = 0.001
 
@@ -21,8 +23,13 @@ class DatabaseClock:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._reading: tuple[float, datetime] | None = None
+        self.begin_anew()
+        begins_anew_in_a_fork(self)
+
+    def begin_anew(self) -> None:
+        """Take a lock that nobody holds. The reading is as good in a fork."""
+        self._lock = threading.Lock()
 
     def latest(self, at: float) -> datetime | None:
         """Return the latest time that the database's clock can have had.

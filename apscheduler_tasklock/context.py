@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -63,8 +64,14 @@ class HeldLock:
         self._ends_at = ends_at
         self._extender = extender
         self._ended = False
+        self._pid = os.getpid()
         self._lost = threading.Event()
         self._when_lost: Callable[[], None] | None = None
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a forked child's copy of what its parent holds, and will release."""
+        return self._pid != os.getpid()
 
     @property
     def locked_until(self) -> datetime:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -18,6 +17,7 @@ from sqlalchemy.pool import Pool, StaticPool
 from apscheduler_tasklock.connection import connector
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.failures import LOST_STATEMENT_STATES, explain_away
+from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
 # What an engine of ours may hold open (see README, "What it costs").
 IDLE_CONNECTIONS = 1
@@ -44,10 +44,11 @@ class Database:
             self._engine = database
         else:
             self._engine = _make_engine(parse_url(database), timeout, application_name)
-        self._pid = os.getpid()
         self._prepares = True
         self._closed = False
         self._separate: Pool | None = None
+        self._parents: list[Pool] = []
+        begins_anew_in_a_fork(self)
 
     @property
     def url(self) -> URL:
@@ -70,7 +71,6 @@ class Database:
         :raises TaskLockDatabaseError: the database is away; another attempt may succeed
         :raises psycopg.Error: the statement failed, and would fail again
         """
-        self._forget_parents_connections()
         borrowed = self._borrow()
         connection = borrowed.driver_connection
         try:
@@ -132,6 +132,7 @@ class Database:
         """Return the same database by connections that nobody else can use up."""
         separate = copy(self)
         separate._separate = self._engine.pool.recreate()
+        begins_anew_in_a_fork(separate)
         return separate
 
     def open(self) -> None:
@@ -151,13 +152,14 @@ class Database:
         elif self._own:
             self._engine.dispose()
 
-    def _forget_parents_connections(self) -> None:
-        """Leave the parent's sockets alone in a forked child."""
-        if self._pid != os.getpid():
-            if self._separate is not None:
-                self._separate = self._separate.recreate()
+    def begin_anew(self) -> None:
+        """Leave the parent's connections alone in a forked child: closed here, they end there."""
+        # Not collected either, of which psycopg would warn.
+        self._parents.append(self._separate or self._engine.pool)
+        if self._separate is not None:
+            self._separate = self._separate.recreate()
+        else:
             self._engine.dispose(close=False)
-            self._pid = os.getpid()
 
 
 def parse_url(database: str | URL) -> URL:

@@ -93,7 +93,7 @@ class Fire:
 
         :param events: what ``run_job`` returned; ``None`` if the job was not run to its end
         """
-        if self._held is None:
+        if self._held is None or self._held.inherited:
             return
         if self._cancelled and (events is None or _was_cancelled(events)):
             # It has not run to its end; whoever takes the lock over runs it again.
@@ -106,7 +106,7 @@ class Fire:
 
     def give_back(self) -> None:
         """Release what was claimed for a job that will not run; its window is open again."""
-        if self._held is not None:
+        if self._held is not None and not self._held.inherited:
             self._release(self._held, keep_window=False)
 
     def _may_run(self) -> bool:

@@ -146,6 +146,8 @@ class Hold:
         return held
 
     def _release(self, held: HeldLock, *, keep_window: bool = True) -> None:
+        if held.inherited:
+            return
         try:
             released = self._locks.release(held, keep_window=keep_window)
         except TaskLockDatabaseError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from uuid import UUID
 
 from apscheduler_tasklock.context import HeldLock
 from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
 logger = logging.getLogger(__name__)
 
@@ -44,18 +44,17 @@ class Leases:
     def __init__(self, renew: Renew, rest: Callable[[], None]) -> None:
         self._renew = renew
         self._rest = rest
-        self._begin()
+        self.begin_anew()
+        begins_anew_in_a_fork(self)
 
-    def _begin(self) -> None:
+    def begin_anew(self) -> None:
+        """Hold nothing. A forked child leaves its parent's claims alone."""
         self._changed = threading.Condition()
         self._leases: list[_Lease] = []
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
 
     def add(self, held: HeldLock) -> None:
         """Renew a claim from now on, until it is removed or lost."""
-        if self._pid != os.getpid():  # a forked child leaves its parent's claims alone
-            self._begin()
         with self._changed:
             self._leases.append(_Lease(held, _due(held, time.monotonic())))
             if self._thread is None:
@@ -67,8 +66,6 @@ class Leases:
 
     def remove(self, held: HeldLock) -> None:
         """Renew a claim no longer."""
-        if self._pid != os.getpid():
-            return
         with self._changed:
             self._leases = [lease for lease in self._leases if lease.held is not held]
             self._changed.notify_all()

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
+from apscheduler_tasklock.forking import begins_anew_in_a_fork
+
 
 class Lifetime:
     """Counts the users of something shared. Once it is closed, the last of them gives it up.
@@ -18,9 +20,14 @@ class Lifetime:
 
     def __init__(self, give_up: Callable[[], None]) -> None:
         self._give_up = give_up
+        self._closing = False
+        self.begin_anew()
+        begins_anew_in_a_fork(self)
+
+    def begin_anew(self) -> None:
+        """Count from zero. The users are those of the parent."""
         self._lock = threading.Lock()
         self._users = 0
-        self._closing = False
 
     def open(self) -> None:
         """Keep what is shared, again if it was closed before."""

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from apscheduler_tasklock.database import MOST_CONNECTIONS
+from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
 Result = TypeVar("Result")
 
@@ -24,6 +25,11 @@ class Offload:
     """
 
     def __init__(self) -> None:
+        self.open()
+        begins_anew_in_a_fork(self)
+
+    def begin_anew(self) -> None:
+        """Take other threads: a forked child has none of its parent's, only the count of them."""
         self.open()
 
     def open(self) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 
 from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
 # Seconds for which the database has to be back until a holder that it did not hear of counts as
 # dead: enough for releases that are owed, which are sent every second.
@@ -23,10 +24,15 @@ class Outage:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._lock = threading.Lock()
+        self.begin_anew()
+        begins_anew_in_a_fork(self)
         self._since: float | None = None
         self.reason: str | None = None
         self._over_at: float | None = None
+
+    def begin_anew(self) -> None:
+        """Take a lock that nobody holds. What is known of the database holds in a fork, too."""
+        self._lock = threading.Lock()
 
     def begin(self, error: TaskLockDatabaseError) -> None:
         """Note that the database did not answer."""

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.forking import begins_anew_in_a_fork
 from apscheduler_tasklock.protocol import TaskLockProtocol
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,11 @@ class OwedReleases:
     def __init__(self, attempts: Attempts, protocol: TaskLockProtocol) -> None:
         self._attempts = attempts
         self._protocol = protocol
+        self.begin_anew()
+        begins_anew_in_a_fork(self)
+
+    def begin_anew(self) -> None:
+        """Owe nothing. A forked child leaves it to its parent what that owes."""
         self._changed = threading.Condition()
         self._owed: list[OwedRelease] = []
         self._thread: threading.Thread | None = None
@@ -53,7 +59,7 @@ class OwedReleases:
         owed = OwedRelease(task_name, claim_id, keep_window, time.monotonic() + seconds)
         with self._changed:
             self._owed.append(owed)
-            if self._thread is None or not self._thread.is_alive():  # as in a forked child
+            if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="tasklock-releases", daemon=True
                 )

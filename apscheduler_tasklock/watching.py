@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.forking import begins_anew_in_a_fork
 from apscheduler_tasklock.messages import RunState
 from apscheduler_tasklock.submission import Watch
 
@@ -53,18 +53,17 @@ class Watcher:
         self._read = read
         self._settled = settled
         self._run_again = run_again
-        self._begin()
+        self.begin_anew()
+        begins_anew_in_a_fork(self)
 
-    def _begin(self) -> None:
+    def begin_anew(self) -> None:
+        """Watch nothing. In a forked child there is no scheduler to run anything."""
         self._changed = threading.Condition()
         self._watched: list[_Watched] = []
         self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
 
     def add(self, watch: Watch) -> None:
         """Watch a run from now on, until it ends."""
-        if self._pid != os.getpid():  # in a forked child
-            self._begin()
         due = time.monotonic() + watch.seconds_left + MARGIN
         with self._changed:
             for watched in self._watched:
