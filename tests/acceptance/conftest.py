@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,12 @@ class ReplicaProcess:
                 env={**os.environ, "DATABASE_URL": database_url, "JOB": json.dumps(job)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def said(self) -> list[str]:
@@ -44,9 +49,9 @@ class ReplicaProcess:
         self._process.send_signal(which)
 
     def end(self) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGCONT)
-            self._process.kill()
+        """Kill it, and the worker processes that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
 

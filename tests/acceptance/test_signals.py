@@ -14,6 +14,15 @@ from tests.polling import eventually
 StartReplica = Callable[..., ReplicaProcess]
 
 
+def every_second(takes: float, max_lock: float) -> dict[str, Any]:
+    return {
+        "function": "sleep",
+        "trigger": "interval",
+        "seconds": 1,
+        "kwargs": {"takes": takes, "task_lock": {"max_lock": max_lock}},
+    }
+
+
 def row(connection: psycopg.Connection[Any]) -> dict[str, Any]:
     cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
     found = cursor.execute(
@@ -26,12 +35,12 @@ def row(connection: psycopg.Connection[Any]) -> dict[str, Any]:
 def test_a_killed_holder_blocks_its_task_until_the_maximum_lock_and_no_longer(
     start_replica: StartReplica, connection: psycopg.Connection[Any]
 ) -> None:
-    holder = start_replica(every=1, takes=600, max_lock=4)
+    holder = start_replica(**every_second(takes=600, max_lock=4))
     holder.says("runs")
     holder.signal(signal.SIGKILL)
     killed = row(connection)
 
-    other = start_replica(every=1, takes=0, max_lock=4)
+    other = start_replica(**every_second(takes=0, max_lock=4))
     other.says("refused")
     other.says("runs")
     taken = row(connection)
@@ -43,11 +52,11 @@ def test_a_killed_holder_blocks_its_task_until_the_maximum_lock_and_no_longer(
 def test_a_holder_paused_past_its_lock_is_told_and_frees_nobody_elses(
     start_replica: StartReplica, connection: psycopg.Connection[Any]
 ) -> None:
-    holder = start_replica(every=1, takes=3, max_lock=2)
+    holder = start_replica(**every_second(takes=3, max_lock=2))
     holder.says("runs")
     holder.signal(signal.SIGSTOP)
     eventually(lambda: row(connection)["expired"])
-    other = start_replica(every=1, takes=600, max_lock=3600)
+    other = start_replica(**every_second(takes=600, max_lock=3600))
     other.says("runs")
     held = row(connection)
 

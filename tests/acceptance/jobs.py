@@ -1,0 +1,56 @@
+"""The jobs of replica processes, which worker processes can import, too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from apscheduler_tasklock import HeldLock, current_lock, task_lock
+
+
+def say(*words: object) -> None:
+    """Print a line with one call: other threads print, too."""
+    os.write(1, f"{' '.join(map(str, words))}\n".encode())
+
+
+def begin() -> HeldLock:
+    lock = current_lock()
+    assert lock is not None
+    time_of_day = lock.run_time.time() if lock.run_time is not None else None
+    how = "again" if lock.is_takeover else "first"
+    say("runs", time_of_day, lock.token, how, os.getpid())
+    return lock
+
+
+def end(lock: HeldLock) -> None:
+    say("ends", lock.token, "lost" if lock.lost else "held")
+
+
+@task_lock
+def sleep(takes: float) -> None:
+    lock = begin()
+    time.sleep(takes)  # the work
+    end(lock)
+
+
+@task_lock
+def work(folder: str) -> None:
+    """Work until there is a file that is called like the claim's token."""
+    lock = begin()
+    while not Path(folder, str(lock.token)).exists():
+        time.sleep(0.01)
+    end(lock)
+
+
+@task_lock
+async def work_async(folder: str) -> None:
+    lock = begin()
+    try:
+        while not Path(folder, str(lock.token)).exists():
+            await asyncio.sleep(0.01)
+    except asyncio.CancelledError:
+        say("cancelled", lock.token)
+        raise
+    end(lock)
