@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -101,6 +102,32 @@ def test_an_example_runs_each_window_in_one_of_its_processes(
     # on arrival in the database, which may take a loaded machine a moment.
     assert min(gaps) > 0.8 * PERIOD, log.read_text()
     assert max(gaps) < 1.2 * PERIOD, log.read_text()
+
+
+def test_the_example_of_fencing_refuses_the_write_of_a_holder_that_was_overtaken(
+    checkout: Path, database_url: str, connection: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+
+    def said(pattern: str) -> re.Match[str] | None:
+        return re.search(rf"^process (\d+) \(token (\d+)\) {pattern}$", log.read_text(), re.M)
+
+    def report() -> tuple[Any, ...]:
+        row = connection.execute("SELECT body, token FROM report").fetchone()
+        assert row is not None
+        return row
+
+    with started([["fencing.py"]] * 3, checkout / "examples", database_url, log):
+        holder = int(eventually(lambda: said("works"))[1])
+        os.kill(holder, signal.SIGSTOP)
+        heir, token = eventually(lambda: said("writes")).groups()
+        assert int(heir) != holder
+        written = report()
+        assert written == (f"by process {heir} (token {token})", int(token))
+        os.kill(holder, signal.SIGCONT)
+        refused = eventually(lambda: said("is refused"))
+        assert (int(refused[1]), int(refused[2])) == (holder, int(token) - 1)
+        assert report()[1] >= int(token)
 
 
 def test_the_example_with_its_own_history_takes_ours_in(

@@ -1,0 +1,58 @@
+"""Renewals that stall, while the job goes on: as under a debugger, or on a dead network path."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_RELEASED,
+    current_lock,
+)
+from tests.polling import eventually
+from tests.proxy import Proxy
+from tests.schedulers import Replica
+
+MakeReplica = Callable[..., Replica]
+
+
+@pytest.mark.parametrize("way", ["to_server", "to_client"])
+def test_a_lock_whose_renewal_stalls_is_lost_by_the_clock_and_told_of_when_it_goes_on(
+    make_replica: MakeReplica, proxy: Proxy, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It stalls before the statement is sent, or after it was carried out, with nobody told."""
+    replica = make_replica(proxy.url, failover=1, claim_timeout=60)  # an answer may take 20 s
+    stalled, go_on = threading.Event(), threading.Event()
+
+    def stall(data: bytes) -> bytes:
+        stalled.set()
+        assert go_on.wait(60)
+        return data
+
+    def job() -> tuple[bool, bool]:
+        lock = current_lock()
+        assert lock is not None
+        setattr(proxy, way, stall)  # only renewals use the database now
+        assert stalled.wait(60)
+        before = lock.lost
+        eventually(lambda: lock.lost, 20)
+        told = EVENT_TASK_LOCK_LOST in replica.codes()
+        go_on.set()
+        replica.one(EVENT_TASK_LOCK_LOST)
+        return before, told
+
+    replica.run_once(job)
+    assert replica.one(EVENT_JOB_EXECUTED).retval == (False, False)
+    replica.idle()
+    assert replica.codes() == [
+        EVENT_TASK_LOCK_GRANTED,
+        EVENT_TASK_LOCK_LOST,
+        EVENT_TASK_LOCK_RELEASED,  # nobody had claimed it
+        EVENT_JOB_EXECUTED,
+    ]
+    assert caplog.text.count("is lost (token 1)") == 1
