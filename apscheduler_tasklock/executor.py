@@ -137,6 +137,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             )
         self._check_database()
         self.locks.open()
+        self._watcher.open()
         self._inner.start(scheduler, alias)
         self._instances = self._inner._instances
         report_jobs(self._inner, self._watcher.add)

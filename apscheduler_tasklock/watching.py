@@ -53,6 +53,7 @@ class Watcher:
         self._read = read
         self._settled = settled
         self._run_again = run_again
+        self._closed = False
         self.begin_anew()
         begins_anew_in_a_fork(self)
 
@@ -63,9 +64,11 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
-        """Watch a run from now on, until it ends."""
+        """Watch a run from now on, until it ends, unless this is closed."""
         due = time.monotonic() + watch.seconds_left + MARGIN
         with self._changed:
+            if self._closed:  # refused while a shutdown waited for it
+                return
             for watched in self._watched:
                 if _same(watched.watch, watch):
                     _wait_too(watched.run_times, watch)
@@ -78,9 +81,15 @@ class Watcher:
                 self._thread.start()
             self._changed.notify_all()
 
+    def open(self) -> None:
+        """Watch again after :meth:`close`."""
+        with self._changed:
+            self._closed = False
+
     def close(self) -> None:
         """Watch nothing any more."""
         with self._changed:
+            self._closed = True
             self._watched = []
             self._changed.notify_all()
 

@@ -267,3 +267,28 @@ def test_without_failover_nothing_is_watched_or_taken_over(
     )
     eventually(lambda: len(replica.of()) == 2)
     assert [event.reason for event in replica.of()] == ["running", "window"]
+
+
+def test_what_is_refused_while_the_shutdown_waits_for_it_is_not_watched(
+    make_replica: MakeReplica, holder: Callable[..., HeldLock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder(failover=600)
+    replica = make_replica(failover=600)
+    refuse, refused = replica.executor.locks.claim, threading.Event()
+
+    def claim(*arguments: Any, **times: Any) -> Any:
+        refusal = refuse(*arguments, **times)
+        refused.set()
+        eventually(lambda: replica.executor.locks.closed)
+        return refusal
+
+    monkeypatch.setattr(replica.executor.locks, "claim", claim)
+    replica.run_once(token_and_takeover)
+    assert refused.wait(60)
+    replica.shutdown()
+    assert replica.executor._watcher._thread is None
+
+    monkeypatch.undo()
+    replica.start()
+    replica.run_once(token_and_takeover)
+    eventually(lambda: replica.executor._watcher._thread is not None)
