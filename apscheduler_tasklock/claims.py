@@ -6,15 +6,17 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from math import inf
 from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock.asking import Asking
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.clock import DatabaseClock
+from apscheduler_tasklock.connection import wait_at_most
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.errors import TaskLockDatabaseError
-from apscheduler_tasklock.leases import Leases
+from apscheduler_tasklock.leases import RENEWALS_PER_LEASE, Leases
 from apscheduler_tasklock.messages import ClaimAnswer, DeadRun, ReleaseAnswer, Renewal
 from apscheduler_tasklock.protocol import TaskLockProtocol
 from apscheduler_tasklock.releases import OwedReleases
@@ -168,6 +170,7 @@ class Claims:
         """Renew claims with one statement; return the ids of those that stand."""
 
         def statement(cursor: Any) -> dict[UUID, tuple[datetime, datetime]]:
+            wait_at_most(cursor.connection, min(c.lease or inf for c in held) / RENEWALS_PER_LEASE)
             return self._protocol.renew(cursor, [_renewal(claim) for claim in held])
 
         sent = time.monotonic()

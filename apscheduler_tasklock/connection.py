@@ -33,6 +33,12 @@ class BoundedConnection(psycopg.Connection[Any]):
             raise
 
 
+def wait_at_most(connection: psycopg.Connection[Any], seconds: float) -> None:
+    """Let a connection of ours wait no longer for an answer, so that there is time for another."""
+    if isinstance(connection, BoundedConnection):
+        connection.answer_timeout = min(connection.answer_timeout, seconds)
+
+
 class _NoAnswerError(psycopg.OperationalError):
     """The server did not answer in time."""
 

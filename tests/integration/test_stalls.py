@@ -12,6 +12,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_LOST,
     EVENT_TASK_LOCK_RELEASED,
+    TaskLocks,
     current_lock,
 )
 from tests.polling import eventually
@@ -56,3 +57,28 @@ def test_a_lock_whose_renewal_stalls_is_lost_by_the_clock_and_told_of_when_it_go
         EVENT_JOB_EXECUTED,
     ]
     assert caplog.text.count("is lost (token 1)") == 1
+
+
+def test_a_renewal_without_an_answer_is_sent_again_on_another_connection_within_the_lease(
+    make_locks: Callable[..., TaskLocks], proxy: Proxy
+) -> None:
+    """As when one path through the network dies. An answer to a claim may take 3.3 s here."""
+    locks = make_locks(proxy.url)
+    hung, end = threading.Event(), threading.Event()
+
+    def hang_once(data: bytes) -> bytes | None:
+        if hung.is_set():
+            return data
+        hung.set()
+        end.wait(60)
+        return None
+
+    with locks.hold("task", min_lock=0, max_lock=60, failover=4) as held:
+        first = held.locked_until
+        eventually(lambda: held.locked_until > first)  # on a connection that then hangs
+        proxy.to_client = hang_once
+        assert hung.wait(60)
+        second = held.locked_until
+        eventually(lambda: held.lost or held.locked_until > second)
+        assert not held.lost
+    end.set()
