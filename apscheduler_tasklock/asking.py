@@ -12,7 +12,7 @@ import psycopg
 from apscheduler_tasklock.clock import DatabaseClock
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.failures import surely_undone
-from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, DeadRun
+from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, DeadRun, takeover_id
 from apscheduler_tasklock.protocol import TaskLockProtocol
 
 # How often a claim is asked on a clock bound that turns out to be broken. The first answer mends
@@ -27,7 +27,9 @@ class Asking:
     :ivar task_name: the task that is claimed
     :ivar max_lock: seconds after which the claim counts as dead
     :ivar lease: seconds after which it does without a renewal, or ``None``
-    :ivar claim_id: what a release of it has to match on
+    :ivar claim_id: what a release of it has to match on, unless it took a dead holder's window
+        over: such a claim is never released without an answer. Its lease ends, and the window is
+        run again.
     :ivar unsure: whether the database may have granted it without an answer having come
     """
 
@@ -68,6 +70,7 @@ class Asking:
             sent, lag = time.monotonic(), max(0.0, _local_time() - self._due)
             bound = self._clock.latest(sent)
             answer = self._send(cursor, lag, bound, dead_run)
+            took_over = answer.granted and answer.dead_holder is not None
             held = self._clock.learn(
                 sent=sent,
                 answered=time.monotonic(),
@@ -76,13 +79,20 @@ class Asking:
             )
             ends_at = sent + (answer.locked_until - answer.database_time).total_seconds()
             too_late = self.lease is not None and answer.granted and time.monotonic() > ends_at
-            if held and not too_late:
+            if (held or took_over) and not too_late:
                 return answer, ends_at
+            if took_over:
+                self.claim_id = uuid4()  # that one is dead, and is taken over in its turn
+                continue
             self._misplaced = answer.granted
             self.unsure = self.unsure or answer.granted
         raise TaskLockDatabaseError(
             "its clock, or this machine's, jumps back and forth, or it answers too late for a lease"
         )
+
+    def granted_id(self, answer: ClaimAnswer) -> UUID:
+        """Return the id under which the answered claim stands."""
+        return self.claim_id if answer.dead_holder is None else takeover_id(self.claim_id)
 
     def _send(
         self, cursor: Any, lag: float, bound: datetime | None, dead_run: DeadRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
-from uuid import UUID
+from uuid import UUID, uuid5
 
 DeadRun = Literal["forget", "take over", "leave"]
 
@@ -37,6 +37,15 @@ class ClaimRequest:
     dead_run: DeadRun = "forget"
 
 
+def takeover_id(claim_id: UUID) -> UUID:
+    """Return the id that a claim gets if it is granted the window of a dead holder.
+
+    Another one, so that the row tells which of the two windows was granted when the first answer
+    was lost.
+    """
+    return uuid5(claim_id, "takeover")
+
+
 @dataclass(frozen=True)
 class ClaimAnswer:
     """The task's row after a claim.
@@ -47,7 +56,8 @@ class ClaimAnswer:
         that is going on, or because the window of a dead holder was granted in its place
     :ivar unfinished: whether the last claim was never released: it is running, or its holder died
     :ivar window_start: start of the last claim's window
-    :ivar dead_holder: whom a granted claim took the window over from, or ``None``
+    :ivar dead_holder: whom a granted claim took the window over from, or ``None``; ``"unknown"``
+        if it did so the first time it was asked, and that answer was lost
     :ivar holder: replica of the last claim
     :ivar token: fencing token of the last claim
     :ivar locked_until: database time until which the last claim holds the task

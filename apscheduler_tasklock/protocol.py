@@ -18,6 +18,7 @@ from apscheduler_tasklock.messages import (
     ReleaseAnswer,
     Renewal,
     RunState,
+    takeover_id,
 )
 from apscheduler_tasklock.table import quoted_name
 
@@ -43,8 +44,12 @@ NEW_WINDOW = f"({FIRED} >= LEAST(window_until, window_start + {MIN_LOCK}))"
 LEAVES_DEAD = "(%(dead_run)s::text = 'leave' AND finished_at IS NULL)"
 TAKES_OVER = "(%(dead_run)s::text = 'take over' AND finished_at IS NULL)"
 
-# A claim whose answer was lost finds its own id in the row: it was granted the first time.
-GRANTED_BEFORE = f"(claim_id = %(claim_id)s::uuid AND NOT {NOT_RUNNING})"
+# A claim whose answer was lost finds one of its ids in the row: it was granted the first time,
+# and which one tells whether a dead holder's window was. If it was not, the window asked for is
+# no longer to be claimed, even if its minimum lock is over.
+OWN = "claim_id IN (%(claim_id)s::uuid, %(takeover_id)s::uuid)"
+GRANTED_BEFORE = f"({OWN} AND NOT {NOT_RUNNING})"
+TOOK_OVER = f"(claim_id = %(takeover_id)s::uuid AND NOT {NOT_RUNNING})"
 
 # A release can open the window again. It ends then half a window before its start: early enough
 # for every fire of the same window, whose `fired` differ by the clocks' noise, and too late for a
@@ -71,7 +76,7 @@ class TaskLockProtocol:
 
     def claim(self, cursor: Any, request: ClaimRequest) -> ClaimAnswer:
         """Try to take the task for one run time. A refused claim writes nothing."""
-        parameters = vars(request)
+        parameters = {**vars(request), "takeover_id": takeover_id(request.claim_id)}
         row = None
         while row is None:
             row = cursor.execute(self._claim, parameters).fetchone()
@@ -152,12 +157,13 @@ def _claim_statement(table: str) -> str:
                 window_until = CASE WHEN {TAKES_OVER} THEN window_until
                                     ELSE {FIRED} + {MIN_LOCK} END,
                 locked_by = %(replica_id)s,
-                claim_id = %(claim_id)s::uuid,
+                claim_id = CASE WHEN {TAKES_OVER} THEN %(takeover_id)s::uuid
+                                ELSE %(claim_id)s::uuid END,
                 token = {table}.token + 1,
                 finished_at = NULL
             WHERE task_name = %(task_name)s AND {NOT_RUNNING} AND NOT {LEAVES_DEAD}
               AND ({NEW_WINDOW} OR {TAKES_OVER})
-              AND claim_id <> %(claim_id)s::uuid
+              AND NOT {OWN}
             RETURNING *
         ), inserted AS (
             INSERT INTO {table} (task_name, started_at, locked_until, window_start, window_until,
@@ -170,14 +176,19 @@ def _claim_statement(table: str) -> str:
         )
         SELECT {_answer("true", *taken_over)} FROM updated
         UNION ALL SELECT {_answer("true", "false", "NULL")} FROM inserted
-        UNION ALL SELECT {_answer(GRANTED_BEFORE, "new_window", "NULL")}
+        UNION ALL SELECT {_answer_before("new_window")}
                   FROM seen WHERE NOT EXISTS (SELECT FROM updated)
     """
 
 
 def _look_statement(table: str) -> str:
-    answer = _answer(GRANTED_BEFORE, NEW_WINDOW, "NULL")
-    return f"SELECT {answer} FROM {table} WHERE task_name = %(task_name)s"
+    return f"SELECT {_answer_before(NEW_WINDOW)} FROM {table} WHERE task_name = %(task_name)s"
+
+
+def _answer_before(new_window: str) -> str:
+    """Return the columns of a ``ClaimAnswer`` that grants nothing but what was granted before."""
+    left = f"({new_window} AND (NOT {GRANTED_BEFORE} OR {TOOK_OVER}))"
+    return _answer(GRANTED_BEFORE, left, f"CASE WHEN {TOOK_OVER} THEN 'unknown' END")
 
 
 def _answer(granted: str, new_window: str, dead_holder: str) -> str:
