@@ -49,11 +49,12 @@ class Attempts:
         :raises TaskLockDatabaseError: the database is away
         :raises TaskLockError: the database refuses; the message names the remedy
         """
+        begun = time.monotonic()
         try:
             with self._database.cursor() as cursor:
                 result = statement(cursor)
         except TaskLockDatabaseError as error:
-            self._outage.begin(error)
+            self._outage.begin(error, begun if error._opened_at is None else error._opened_at)
             raise
         except psycopg.Error as error:
             # The message has what PostgreSQL said; its own traceback would only hide it.
@@ -63,7 +64,7 @@ class Attempts:
             raise
         except Exception as error:
             raise TaskLockError(f"the task lock database failed: {error!r}") from error
-        self._outage.end()
+        self._outage.end(begun)
         return result
 
     def until(

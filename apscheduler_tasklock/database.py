@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -73,11 +74,13 @@ class Database:
         """
         borrowed = self._borrow()
         connection = borrowed.driver_connection
+        opened_at = borrowed.info.setdefault("tasklock_opened_at", time.monotonic())
         try:
             with _away_as_one_error(), _autocommit(connection), self._unprepared(connection):
                 yield connection.cursor()
         except TaskLockDatabaseError as error:
             self._note(error)
+            error._opened_at = opened_at
             borrowed.invalidate()
             raise
         except BaseException:

@@ -34,9 +34,16 @@ class Outage:
         """Take a lock that nobody holds. What is known of the database holds in a fork, too."""
         self._lock = threading.Lock()
 
-    def begin(self, error: TaskLockDatabaseError) -> None:
-        """Note that the database did not answer."""
+    def begin(self, error: TaskLockDatabaseError, opened_at: float) -> None:
+        """Note that the database did not answer.
+
+        :param opened_at: when the connection was opened, or tried to, on the monotonic clock. One
+            that is older than the end of the last outage may have broken in it: it tells nothing
+            new, and the next attempt has a connection of its own.
+        """
         with self._lock:
+            if self._over_at is not None and opened_at < self._over_at:
+                return
             self.reason = str(error)
             if self._since is not None:
                 return
@@ -54,16 +61,21 @@ class Outage:
             return False
         return self._over_at is None or time.monotonic() > self._over_at + SETTLING
 
-    def end(self) -> None:
-        """Note that it did."""
+    def end(self, begun: float) -> None:
+        """Note that it did.
+
+        :param begun: when the statement was, on the monotonic clock; an answer that was on its way
+            when the outage was noticed does not end it
+        """
         if self._since is None:
             return
         with self._lock:
+            if self._since is None or begun < self._since:
+                return
             since, self._since, self.reason = self._since, None, None
             self._over_at = time.monotonic()
-        if since is not None:
-            logger.info(
-                "The task lock database is back (%s), %.1f sec after this replica noticed",
-                self._where,
-                time.monotonic() - since,
-            )
+        logger.info(
+            "The task lock database is back (%s), %.1f sec after this replica noticed",
+            self._where,
+            time.monotonic() - since,
+        )
