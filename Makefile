@@ -12,20 +12,23 @@ ROUNDS ?= 2000
 # For `make test-lowest`: the oldest Python there is.
 LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
 
-.PHONY: demo test test-lowest test-pgbouncer test-postgres lint types bench clean
+.PHONY: demo test test-faults test-lowest test-pgbouncer test-postgres lint types bench clean
 
 demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 seconds
 	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not faults" $(PYTEST_ARGS)
+
+test-faults: $(VENV)/.dev ## Run the tests of broken connections that `make test` leaves out
+	$(BIN)/pytest -m faults tests/integration $(PYTEST_ARGS)
 
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows
 	$(MAKE) test VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt
 
 # All but those whose server is always the same.
 test-postgres: $(VENV)/.dev ## Run the tests on PostgreSQL $(VERSION)
-	$(BIN)/pytest --postgres-version $(VERSION) -m "not own_server" $(PYTEST_ARGS)
+	$(BIN)/pytest --postgres-version $(VERSION) -m "not own_server and not faults" $(PYTEST_ARGS)
 
 # PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built.
 test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an installed pgbouncer

@@ -12,6 +12,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from sqlalchemy.engine import make_url
 
 Rule = Callable[[bytes], bytes | None]
+# Gets the number of the connection, whether a client sent it, and what was sent.
+Tap = Callable[[int, bool, bytes], "bytes | None"]
+
+
+class Last(bytes):
+    """What a rule returns to have it passed on and the connection cut after it."""
 
 
 def pass_on(data: bytes) -> bytes | None:
@@ -25,6 +31,7 @@ class Proxy:
     :ivar to_server: gets what a client sent; returns what to pass on, or ``None`` to cut the
         connection. It may block, which holds that one connection up.
     :ivar to_client: the same for what the server sent
+    :ivar tap: the same for both, for what has to know which connection it is; asked first
     :ivar accepting: ``False`` refuses new connections by closing them
     :ivar accepted: how many it accepted, and
     :ivar refused: how many it refused
@@ -34,6 +41,7 @@ class Proxy:
         self._target = make_url(database_url)
         self.to_server: Rule = pass_on
         self.to_client: Rule = pass_on
+        self.tap: Tap | None = None
         self.accepting = True
         self.accepted = 0
         self.refused = 0
@@ -84,8 +92,8 @@ class Proxy:
             self.accepted += 1
             server = self._connect()
             self._open |= {client, server}
-            self._spawn(self._forward, client, server, "to_server")
-            self._spawn(self._forward, server, client, "to_client")
+            self._spawn(self._forward, client, server, self.accepted, True)
+            self._spawn(self._forward, server, client, self.accepted, False)
 
     def _connect(self) -> socket.socket:
         host = str(self._target.query.get("host") or self._target.host or "")
@@ -96,18 +104,30 @@ class Proxy:
             return server
         return socket.create_connection((host or "127.0.0.1", port))
 
-    def _forward(self, source: socket.socket, sink: socket.socket, rule: str) -> None:
+    def _forward(
+        self, source: socket.socket, sink: socket.socket, number: int, to_server: bool
+    ) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
-                passed = getattr(self, rule)(data)
+                passed = self._ruled(number, to_server, data)
                 if passed is None:
                     break
                 sink.sendall(passed)
+                if isinstance(passed, Last):
+                    break
         for side in (source, sink):
             with suppress(OSError):
                 side.shutdown(socket.SHUT_RDWR)
         source.close()
         self._open.discard(source)
+
+    def _ruled(self, number: int, to_server: bool, data: bytes) -> bytes | None:
+        passed = data if self.tap is None else self.tap(number, to_server, data)
+        if passed is None:
+            return None
+        if isinstance(passed, Last):
+            return passed
+        return self.to_server(passed) if to_server else self.to_client(passed)
 
 
 class Gate:

@@ -1,0 +1,257 @@
+"""Connections that break under a statement: each of them, at each point of its way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_REFUSED,
+    HeldLock,
+    TaskLocks,
+    current_lock,
+    leases,
+    outage,
+    watching,
+)
+from tests.faults import CLAIM, READ, RELEASE, RENEWAL, Fault, Kind, Point
+from tests.polling import eventually
+from tests.proxy import Proxy
+from tests.schedulers import Replica
+
+pytestmark = pytest.mark.direct("it terminates the backends behind the proxy")
+
+MakeReplica = Callable[..., Replica]
+MakeLocks = Callable[..., TaskLocks]
+MakeFault = Callable[..., Fault]
+Connection = psycopg.Connection[Any]
+
+# A third of it is what one statement gets, which is the time that a swallowed one costs.
+CLAIM_TIMEOUT = 3
+# Above all that a test may take: a lease that stands through the fault.
+LONG_LEASE = 60
+
+# After the server has carried the statement out is where most can go wrong. `make test-faults` runs
+# the others too.
+every_point = pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("before", marks=pytest.mark.faults),
+        "after",
+        pytest.param("halfway", marks=pytest.mark.faults),
+    ],
+)
+every_kind = pytest.mark.parametrize("kind", ["cut", "swallowed", "terminated"])
+
+
+@pytest.fixture
+def replica(proxy: Proxy, make_replica: MakeReplica) -> Replica:
+    """A replica behind the proxy. With failover, its claims are renewed all the time."""
+    return make_replica(
+        proxy.url, replica_id="hit", claim_timeout=CLAIM_TIMEOUT, failover=LONG_LEASE
+    )
+
+
+@pytest.fixture
+def make_fault(proxy: Proxy, connection: Connection) -> MakeFault:
+    def terminate() -> None:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE application_name = 'tasklock hit'"
+        )
+
+    def make(statement: bytes, point: Point, kind: Kind, **options: Any) -> Fault:
+        return Fault(proxy, statement, point, kind, terminate, **options)
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Whatever breaks, it is one outage, and nothing worse is logged than that."""
+    caplog.set_level(logging.INFO, "apscheduler_tasklock")
+    yield caplog
+    said = outages(caplog)
+    assert said in (
+        [],
+        ["The task lock database is away", "The task lock database is back"],
+    )
+
+
+def outages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return all warnings and errors, and that outages were over, without their details."""
+    return [
+        record.getMessage().split(" (")[0]
+        for record in caplog.get_records("call")
+        if record.levelno >= logging.WARNING or "is back" in record.getMessage()
+    ]
+
+
+def row(connection: Connection, task: str = "job") -> dict[str, Any]:
+    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
+    found = cursor.execute("SELECT * FROM task_lock WHERE task_name = %s", [task]).fetchone()
+    assert found is not None
+    return found
+
+
+def still_works(replica: Replica, connection: Connection, token: int) -> None:
+    """Check that nothing is stranded, and that the scheduler goes on."""
+    eventually(lambda: row(connection)["finished_at"])
+    assert row(connection)["token"] == token
+    replica.run_once(lambda: None, job_id="next")
+    replica.one(EVENT_JOB_EXECUTED, "next")
+    eventually(lambda: row(connection, "next")["finished_at"])
+    replica.idle()
+
+
+class Job:
+    """Notes the tokens that it ran under, and whether as a takeover."""
+
+    def __init__(self, until: Callable[[], Any] = bool) -> None:
+        self.ran: list[tuple[int, bool]] = []
+        self._until = until
+
+    def run(self) -> None:
+        lock = current_lock()
+        assert lock is not None
+        self.ran.append((lock.token, lock.is_takeover))
+        if self._until is not bool:
+            eventually(self._until)
+
+
+@every_point
+@every_kind
+class TestEachStatement:
+    def test_a_claim_that_is_granted(
+        self,
+        replica: Replica,
+        make_fault: MakeFault,
+        connection: Connection,
+        point: Point,
+        kind: Kind,
+    ) -> None:
+        fault = make_fault(CLAIM, point, kind)
+        job = Job()
+        replica.run_once(job.run)
+        replica.one(EVENT_JOB_EXECUTED)
+        assert fault.met.is_set()
+        still_works(replica, connection, token=1)
+        assert job.ran == [(1, False)]
+
+    def test_a_claim_without_a_minimum_lock(
+        self,
+        replica: Replica,
+        make_fault: MakeFault,
+        connection: Connection,
+        point: Point,
+        kind: Kind,
+    ) -> None:
+        """Its window is over when it is asked for again."""
+        fault = make_fault(CLAIM, point, kind)
+        job = Job()
+        replica.run_once(lambda task_lock=None: job.run(), kwargs={"task_lock": {"min_lock": 0}})
+        replica.one(EVENT_JOB_EXECUTED)
+        assert fault.met.is_set()
+        still_works(replica, connection, token=1)
+        assert job.ran == [(1, False)]
+
+    def test_a_claim_that_is_refused(
+        self,
+        proxy: Proxy,
+        make_replica: MakeReplica,
+        make_locks: MakeLocks,
+        make_fault: MakeFault,
+        connection: Connection,
+        point: Point,
+        kind: Kind,
+    ) -> None:
+        replica = make_replica(proxy.url, replica_id="hit", claim_timeout=CLAIM_TIMEOUT)
+        other = make_locks(replica_id="other")
+        held = other.claim("job", min_lock=3240, max_lock=18000)
+        assert isinstance(held, HeldLock)
+        fault = make_fault(CLAIM, point, kind)
+        job = Job()
+        replica.run_once(job.run)
+        refused = replica.one(EVENT_TASK_LOCK_REFUSED)
+        assert fault.met.is_set()
+        assert (refused.holder, refused.reason) == ("other", "running")
+        assert row(connection)["finished_at"] is None
+        other.release(held)
+        still_works(replica, connection, token=1)
+        assert job.ran == []
+
+    def test_a_release(
+        self,
+        replica: Replica,
+        make_fault: MakeFault,
+        connection: Connection,
+        point: Point,
+        kind: Kind,
+    ) -> None:
+        fault = make_fault(RELEASE, point, kind)
+        job = Job()
+        replica.run_once(job.run)
+        replica.one(EVENT_JOB_EXECUTED)
+        assert fault.met.is_set()
+        still_works(replica, connection, token=1)
+        assert job.ran == [(1, False)]
+
+    def test_a_renewal(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        replica: Replica,
+        make_fault: MakeFault,
+        connection: Connection,
+        point: Point,
+        kind: Kind,
+    ) -> None:
+        # Soon, and then not again before the job has ended of its own.
+        monkeypatch.setattr(leases, "RENEWALS_PER_LEASE", 4 * LONG_LEASE)
+        fault = make_fault(RENEWAL, point, kind)
+        renewed: list[Any] = []
+
+        def renewed_after_the_fault() -> bool:
+            until = row(connection)["locked_until"]
+            if fault.met.is_set() and until not in renewed:
+                renewed.append(until)
+            return len(renewed) > 2
+
+        job = Job(renewed_after_the_fault)
+        replica.run_once(job.run)
+        replica.one(EVENT_JOB_EXECUTED)
+        still_works(replica, connection, token=1)
+        assert job.ran == [(1, False)]
+
+    @pytest.mark.parametrize("statement", [READ, CLAIM], ids=["read", "claim"])
+    def test_a_takeover(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        replica: Replica,
+        make_locks: MakeLocks,
+        make_fault: MakeFault,
+        connection: Connection,
+        point: Point,
+        kind: Kind,
+        statement: bytes,
+    ) -> None:
+        """What reads whether a watched run has ended, and what claims it then."""
+        monkeypatch.setattr(outage, "SETTLING", 0.2)
+        monkeypatch.setattr(watching, "RETRY_INTERVAL", 0.1)
+        dead = make_locks(replica_id="dead")
+        held = dead.claim("job", min_lock=3240, max_lock=18000, failover=1)
+        assert isinstance(held, HeldLock)
+        dead.abandon(held)
+        fault = make_fault(statement, point, kind, passing=1 if statement == CLAIM else 0)
+        job = Job()
+        replica.run_once(job.run)
+        replica.one(EVENT_JOB_EXECUTED)
+        assert fault.met.is_set()
+        still_works(replica, connection, token=2)
+        assert job.ran == [(2, True)]
+        assert replica.one(EVENT_TASK_LOCK_GRANTED).reason == "takeover"
