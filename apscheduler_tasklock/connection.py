@@ -57,6 +57,11 @@ def _until(gen: Generator[Any, Any, Any], seconds: float) -> Generator[Any, Any,
             raise _NoAnswerError(f"no answer from the server within {seconds:.1f} sec")
 
 
+def attempt_limit(timeout: float) -> float:
+    """Return how many seconds of such a timeout a single attempt gets."""
+    return max(1.0, timeout / 3)
+
+
 def connector(attempt: float, application_name: str) -> Callable[..., BoundedConnection]:
     """Return what opens a connection whose waits end within ``attempt`` seconds each."""
     defaults = {

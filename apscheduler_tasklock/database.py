@@ -15,7 +15,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import Pool, StaticPool
 
-from apscheduler_tasklock.connection import connector
+from apscheduler_tasklock.connection import attempt_limit, connector
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.failures import LOST_STATEMENT_STATES, explain_away
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
@@ -233,7 +233,7 @@ def _check_engine(engine: Engine) -> None:
 
 
 def _make_engine(url: URL, timeout: float, application_name: str) -> Engine:
-    attempt = max(1.0, timeout / 3)
+    attempt = attempt_limit(timeout)
     engine = create_engine(
         url,
         isolation_level="AUTOCOMMIT",

@@ -15,6 +15,7 @@ from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.check import check_table
 from apscheduler_tasklock.claims import Claims
 from apscheduler_tasklock.clock import DatabaseClock
+from apscheduler_tasklock.connection import attempt_limit
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.database import Database
 from apscheduler_tasklock.errors import TaskLockError
@@ -64,7 +65,7 @@ class TaskLocks:
         self._protocol = TaskLockProtocol(self.table)
         self._closed = threading.Event()
         self._blockers: dict[str, int] = {}
-        outage = Outage(self._database.where)
+        outage = Outage(self._database.where, attempt_limit(claim_timeout))
         self._attempts = Attempts(self._database, self.table, outage)
         self._claims = Claims(
             self._attempts,

@@ -10,7 +10,8 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
 # Seconds for which the database has to be back until a holder that it did not hear of counts as
-# dead: enough for releases that are owed, which are sent every second.
+# dead, and one attempt more: enough for releases that are owed, which are sent every second, even
+# if one that got lost on its way is still being waited for.
 SETTLING = 2.5
 
 logger = logging.getLogger(__name__)
@@ -19,11 +20,14 @@ logger = logging.getLogger(__name__)
 class Outage:
     """Tells of a database that is away once when it goes, and once when it is back.
 
+    :param where: the database, for people
+    :param attempt: seconds that a single attempt may take
     :ivar reason: why it is away, or ``None`` while it is there
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, attempt: float = 0.0) -> None:
         self._where = where
+        self._attempt = attempt
         self.begin_anew()
         begins_anew_in_a_fork(self)
         self._since: float | None = None
@@ -59,7 +63,7 @@ class Outage:
         """Whether the database is there, and has been for a little while."""
         if self.reason is not None:
             return False
-        return self._over_at is None or time.monotonic() > self._over_at + SETTLING
+        return self._over_at is None or time.monotonic() > self._over_at + self._attempt + SETTLING
 
     def end(self, begun: float) -> None:
         """Note that it did.

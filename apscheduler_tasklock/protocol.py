@@ -12,6 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import Table
 
+from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.messages import (
     ClaimAnswer,
     ClaimRequest,
@@ -44,9 +45,8 @@ NEW_WINDOW = f"({FIRED} >= LEAST(window_until, window_start + {MIN_LOCK}))"
 LEAVES_DEAD = "(%(dead_run)s::text = 'leave' AND finished_at IS NULL)"
 TAKES_OVER = "(%(dead_run)s::text = 'take over' AND finished_at IS NULL)"
 
-# A claim whose answer was lost finds one of its ids in the row: it was granted the first time,
-# and which one tells whether a dead holder's window was. If it was not, the window asked for is
-# no longer to be claimed, even if its minimum lock is over.
+# A claim whose answer was lost finds one of its ids in the row: it was granted the first time, and
+# the id tells which window. If that is its own one, it is not left to be claimed, however short.
 OWN = "claim_id IN (%(claim_id)s::uuid, %(takeover_id)s::uuid)"
 GRANTED_BEFORE = f"({OWN} AND NOT {NOT_RUNNING})"
 TOOK_OVER = f"(claim_id = %(takeover_id)s::uuid AND NOT {NOT_RUNNING})"
@@ -68,7 +68,8 @@ class TaskLockProtocol:
         # adds about as much time again as a whole refused claim takes.
         name = quoted_name(table).replace("%", "%%")  # psycopg's placeholders begin with it
         self._claim = _claim_statement(name)
-        self._look = _look_statement(name)
+        look = _answer_before(NEW_WINDOW)
+        self._look = f"SELECT {look} FROM {name} WHERE task_name = %(task_name)s"
         self._release = _release_statement(name)
         self._extend = _extend_statement(name)
         self._renew = _renew_statement(name)
@@ -123,9 +124,15 @@ class TaskLockProtocol:
         return {claim_id: (locked_until, now) for claim_id, locked_until, now in rows}
 
     def read(self, cursor: Any, task_names: Sequence[str]) -> list[RunState]:
-        """Return the last run of each of these tasks."""
+        """Return the last run of each of these tasks.
+
+        :raises TaskLockDatabaseError: the server is read-only. While nobody can renew or release,
+            a run that looks dead need not be; and what a standby shows may be old.
+        """
         rows = cursor.execute(self._read, {"task_names": list(task_names)}).fetchall()
-        return [RunState(*row) for row in rows]
+        if any(read_only for *_, read_only in rows):
+            raise TaskLockDatabaseError("the server is read-only")
+        return [RunState(*row) for *row, _ in rows if row[0] is not None]
 
 
 def _looks_free(row: tuple[Any, ...], *, takes_over: bool) -> bool:
@@ -162,8 +169,7 @@ def _claim_statement(table: str) -> str:
                 token = {table}.token + 1,
                 finished_at = NULL
             WHERE task_name = %(task_name)s AND {NOT_RUNNING} AND NOT {LEAVES_DEAD}
-              AND ({NEW_WINDOW} OR {TAKES_OVER})
-              AND NOT {OWN}
+              AND ({NEW_WINDOW} OR {TAKES_OVER}) AND NOT {OWN}
             RETURNING *
         ), inserted AS (
             INSERT INTO {table} (task_name, started_at, locked_until, window_start, window_until,
@@ -179,10 +185,6 @@ def _claim_statement(table: str) -> str:
         UNION ALL SELECT {_answer_before("new_window")}
                   FROM seen WHERE NOT EXISTS (SELECT FROM updated)
     """
-
-
-def _look_statement(table: str) -> str:
-    return f"SELECT {_answer_before(NEW_WINDOW)} FROM {table} WHERE task_name = %(task_name)s"
 
 
 def _answer_before(new_window: str) -> str:
@@ -242,6 +244,7 @@ def _renew_statement(table: str) -> str:
 def _read_statement(table: str) -> str:
     return f"""
         SELECT task_name, finished_at IS NOT NULL, finished_at IS NULL AND locked_until <= now(),
-               window_start, locked_by, locked_until, now()
-        FROM {table} WHERE task_name = ANY(%(task_names)s::text[])
+               window_start, locked_by, locked_until, now(), read_only
+        FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
+        LEFT JOIN {table} ON task_name = ANY(%(task_names)s::text[])
     """
