@@ -29,6 +29,7 @@ pytestmark = pytest.mark.direct("it terminates the backends behind the proxy")
 
 MakeReplica = Callable[..., Replica]
 MakeLocks = Callable[..., TaskLocks]
+Hit = tuple[Point, Kind]
 MakeFault = Callable[..., Fault]
 Connection = psycopg.Connection[Any]
 
@@ -37,17 +38,25 @@ CLAIM_TIMEOUT = 3
 # Above all that a test may take: a lease that stands through the fault.
 LONG_LEASE = 60
 
-# After the server has carried the statement out is where most can go wrong. `make test-faults` runs
-# the others too.
-every_point = pytest.mark.parametrize(
-    "point",
-    [
-        pytest.param("before", marks=pytest.mark.faults),
-        "after",
-        pytest.param("halfway", marks=pytest.mark.faults),
-    ],
+KINDS: list[Kind] = ["cut", "swallowed", "terminated"]
+
+
+@pytest.fixture(
+    params=[
+        *(pytest.param(("after", kind), id=f"{kind} after") for kind in KINDS),
+        # Most can go wrong when the server has carried the statement out. `make test-faults` runs
+        # the others.
+        *(
+            pytest.param((point, kind), id=f"{kind} {point}", marks=pytest.mark.faults)
+            for point in ("before", "halfway")
+            for kind in KINDS
+        ),
+    ]
 )
-every_kind = pytest.mark.parametrize("kind", ["cut", "swallowed", "terminated"])
+def hit(request: pytest.FixtureRequest) -> Hit:
+    """At which point of its way a statement is hit, and how."""
+    found: Hit = request.param
+    return found
 
 
 @pytest.fixture
@@ -67,7 +76,7 @@ def make_fault(proxy: Proxy, connection: Connection) -> MakeFault:
         )
 
     def make(statement: bytes, point: Point, kind: Kind, **options: Any) -> Fault:
-        return Fault(proxy, statement, point, kind, terminate, **options)
+        return Fault(proxy, statement, *hit, terminate, **options)
 
     return make
 
@@ -125,18 +134,11 @@ class Job:
             eventually(self._until)
 
 
-@every_point
-@every_kind
 class TestEachStatement:
     def test_a_claim_that_is_granted(
-        self,
-        replica: Replica,
-        make_fault: MakeFault,
-        connection: Connection,
-        point: Point,
-        kind: Kind,
+        self, replica: Replica, make_fault: MakeFault, connection: Connection, hit: Hit
     ) -> None:
-        fault = make_fault(CLAIM, point, kind)
+        fault = make_fault(CLAIM, hit)
         job = Job()
         replica.run_once(job.run)
         replica.one(EVENT_JOB_EXECUTED)
@@ -145,15 +147,10 @@ class TestEachStatement:
         assert job.ran == [(1, False)]
 
     def test_a_claim_without_a_minimum_lock(
-        self,
-        replica: Replica,
-        make_fault: MakeFault,
-        connection: Connection,
-        point: Point,
-        kind: Kind,
+        self, replica: Replica, make_fault: MakeFault, connection: Connection, hit: Hit
     ) -> None:
         """Its window is over when it is asked for again."""
-        fault = make_fault(CLAIM, point, kind)
+        fault = make_fault(CLAIM, hit)
         job = Job()
         replica.run_once(lambda task_lock=None: job.run(), kwargs={"task_lock": {"min_lock": 0}})
         replica.one(EVENT_JOB_EXECUTED)
@@ -168,14 +165,13 @@ class TestEachStatement:
         make_locks: MakeLocks,
         make_fault: MakeFault,
         connection: Connection,
-        point: Point,
-        kind: Kind,
+        hit: Hit,
     ) -> None:
         replica = make_replica(proxy.url, replica_id="hit", claim_timeout=CLAIM_TIMEOUT)
         other = make_locks(replica_id="other")
         held = other.claim("job", min_lock=3240, max_lock=18000)
         assert isinstance(held, HeldLock)
-        fault = make_fault(CLAIM, point, kind)
+        fault = make_fault(CLAIM, hit)
         job = Job()
         replica.run_once(job.run)
         refused = replica.one(EVENT_TASK_LOCK_REFUSED)
@@ -187,14 +183,9 @@ class TestEachStatement:
         assert job.ran == []
 
     def test_a_release(
-        self,
-        replica: Replica,
-        make_fault: MakeFault,
-        connection: Connection,
-        point: Point,
-        kind: Kind,
+        self, replica: Replica, make_fault: MakeFault, connection: Connection, hit: Hit
     ) -> None:
-        fault = make_fault(RELEASE, point, kind)
+        fault = make_fault(RELEASE, hit)
         job = Job()
         replica.run_once(job.run)
         replica.one(EVENT_JOB_EXECUTED)
@@ -208,12 +199,11 @@ class TestEachStatement:
         replica: Replica,
         make_fault: MakeFault,
         connection: Connection,
-        point: Point,
-        kind: Kind,
+        hit: Hit,
     ) -> None:
         # Soon, and then not again before the job has ended of its own.
         monkeypatch.setattr(leases, "RENEWALS_PER_LEASE", 4 * LONG_LEASE)
-        fault = make_fault(RENEWAL, point, kind)
+        fault = make_fault(RENEWAL, hit)
         renewed: list[Any] = []
 
         def renewed_after_the_fault() -> bool:
@@ -236,8 +226,7 @@ class TestEachStatement:
         make_locks: MakeLocks,
         make_fault: MakeFault,
         connection: Connection,
-        point: Point,
-        kind: Kind,
+        hit: Hit,
         statement: bytes,
     ) -> None:
         """What reads whether a watched run has ended, and what claims it then."""
@@ -247,7 +236,7 @@ class TestEachStatement:
         held = dead.claim("job", min_lock=3240, max_lock=18000, failover=1)
         assert isinstance(held, HeldLock)
         dead.abandon(held)
-        fault = make_fault(statement, point, kind, passing=1 if statement == CLAIM else 0)
+        fault = make_fault(statement, hit, passing=1 if statement == CLAIM else 0)
         job = Job()
         replica.run_once(job.run)
         replica.one(EVENT_JOB_EXECUTED)

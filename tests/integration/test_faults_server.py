@@ -1,0 +1,231 @@
+"""Servers that say no, full ones and read-only ones; and one that is restarted."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED
+from psycopg import sql
+from sqlalchemy.engine import make_url
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+    HeldLock,
+    TaskLocks,
+    outage,
+    upgrade,
+    watching,
+)
+from apscheduler_tasklock.demo.server import EmbeddedServer
+from tests.faults import READ
+from tests.integration.test_faults_outages import AWAY, BACK, Job, away, job, row, said, watched
+from tests.polling import eventually
+from tests.proxy import proxy_to
+from tests.schedulers import Replica
+
+pytestmark = pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
+
+__all__ = ["job"]  # a fixture
+
+MakeReplica = Callable[..., Replica]
+Connection = psycopg.Connection[Any]
+
+
+@dataclass
+class Role:
+    """The application's role, which the server may say no to.
+
+    :ivar url: of the test's database, as this role
+    """
+
+    url: str
+    name: str
+    connection: Connection
+
+    def set(self, statement: str) -> None:
+        """Change the role, and end its connections, since most settings are for new ones."""
+        role = sql.Identifier(self.name)
+        self.connection.execute(sql.SQL(statement).format(role))  # type: ignore[arg-type]  # a literal of a test
+        self.connection.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = %s",
+            [self.name],
+        )
+
+
+@pytest.fixture
+def role(direct_url: str, connection: Connection) -> Iterator[Role]:
+    name = f"app_{secrets.token_hex(6)}"
+    found = Role("", name, connection)
+    found.set("CREATE ROLE {} LOGIN PASSWORD 'secret'")
+    found.set("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+    url = make_url(direct_url).set(username=name, password="secret")
+    found.url = url.render_as_string(hide_password=False)
+    yield found
+    found.set("DROP OWNED BY {}")
+    found.set("DROP ROLE {}")
+
+
+@pytest.fixture(params=["full", "read-only"])
+def refusal(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """What makes the server say no, and what ends that."""
+    if request.param == "full":
+        return "ALTER ROLE {} CONNECTION LIMIT 0", "ALTER ROLE {} CONNECTION LIMIT -1"
+    return (
+        "ALTER ROLE {} SET default_transaction_read_only = on",
+        "ALTER ROLE {} RESET default_transaction_read_only",
+    )
+
+
+def test_a_claim_that_the_server_cannot_take_is_made_when_it_can(
+    role: Role,
+    refusal: tuple[str, str],
+    make_replica: MakeReplica,
+    caplog: pytest.LogCaptureFixture,
+    job: Job,
+) -> None:
+    caplog.set_level(logging.INFO)
+    job.go_on.set()
+    replica = make_replica(role.url, claim_timeout=60)
+    role.set(refusal[0])
+    replica.run_once(job.run)
+    eventually(lambda: away(replica))
+    role.set(refusal[1])
+    replica.one(EVENT_JOB_EXECUTED)
+    replica.idle()
+    assert replica.codes() == [
+        EVENT_TASK_LOCK_GRANTED,
+        EVENT_TASK_LOCK_RELEASED,
+        EVENT_JOB_EXECUTED,
+    ]
+    assert (job.runs, row(role.connection)["token"]) == (1, 1)
+    assert said(caplog) == [AWAY, BACK]
+
+
+def test_a_claim_that_the_server_does_not_take_in_time_is_skipped(
+    role: Role,
+    refusal: tuple[str, str],
+    make_replica: MakeReplica,
+    caplog: pytest.LogCaptureFixture,
+    job: Job,
+) -> None:
+    caplog.set_level(logging.INFO)
+    job.go_on.set()
+    replica = make_replica(role.url, claim_timeout=0.3)
+    role.set(refusal[0])
+    replica.run_once(job.run)
+    replica.one(EVENT_TASK_LOCK_ERROR)
+    replica.idle()
+    role.set(refusal[1])
+    replica.run_once(job.run, job_id="next")
+    replica.one(EVENT_JOB_EXECUTED, "next")
+    replica.idle()
+    assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
+    assert job.runs == 1
+    assert said(caplog) == [AWAY, BACK]
+
+
+def test_a_release_that_the_server_cannot_take_is_owed(
+    role: Role,
+    refusal: tuple[str, str],
+    make_replica: MakeReplica,
+    caplog: pytest.LogCaptureFixture,
+    job: Job,
+) -> None:
+    caplog.set_level(logging.INFO)
+    replica = make_replica(role.url, claim_timeout=3, failover=60)
+    replica.run_once(job.run)
+    assert job.begun.wait(60)
+    role.set(refusal[0])
+    job.go_on.set()
+    replica.one(EVENT_JOB_EXECUTED)
+    replica.idle()
+    role.set(refusal[1])
+    eventually(lambda: row(role.connection)["finished_at"])
+    eventually(lambda: not away(replica))
+    assert (job.runs, row(role.connection)["token"]) == (1, 1)
+    assert said(caplog) == [AWAY, BACK]
+
+
+def test_a_watched_run_is_taken_over_when_the_server_can_be_written_again(
+    role: Role,
+    make_replica: MakeReplica,
+    make_locks: Callable[..., TaskLocks],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    job: Job,
+) -> None:
+    """It can be read all the time, which does not make the outage many short ones."""
+    caplog.set_level(logging.INFO)
+    # At once, so that what looks dead would be claimed while the server is read-only.
+    monkeypatch.setattr(outage, "SETTLING", -1.0)
+    monkeypatch.setattr(watching, "RETRY_INTERVAL", 0.1)
+    job.go_on.set()
+    dead = make_locks(replica_id="dead")
+    held = dead.claim("job", min_lock=3240, max_lock=18000, failover=1)
+    assert isinstance(held, HeldLock)
+    dead.abandon(held)
+    reads = 0
+
+    def count(_number: int, _to_server: bool, data: bytes) -> bytes:
+        nonlocal reads
+        reads += READ in data
+        return data
+
+    with proxy_to(role.url) as proxy:
+        proxy.tap = count
+        replica = make_replica(proxy.url, claim_timeout=0.5, failover=1)
+        replica.run_once(job.run)
+        replica.one(EVENT_TASK_LOCK_REFUSED)
+        role.set("ALTER ROLE {} SET default_transaction_read_only = on")
+        eventually(lambda: reads > 4)
+        role.set("ALTER ROLE {} RESET default_transaction_read_only")
+        replica.one(EVENT_JOB_EXECUTED)
+        replica.idle()
+        replica.shutdown()
+    assert (job.runs, row(role.connection)["token"]) == (1, 2)
+    assert replica.codes()[:2] == [EVENT_TASK_LOCK_REFUSED, EVENT_TASK_LOCK_GRANTED]
+    assert said(caplog) == [AWAY, BACK]
+
+
+@pytest.mark.own_server
+@pytest.mark.parametrize(
+    "lasts", ["within the lease", pytest.param("beyond it", marks=pytest.mark.faults)]
+)
+def test_a_restart_of_the_server_under_a_job(
+    make_replica: MakeReplica, caplog: pytest.LogCaptureFixture, job: Job, lasts: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    beyond = lasts == "beyond it"
+    with EmbeddedServer() as server:
+        upgrade(server.url)
+        holder, other = watched(
+            make_replica, job, server.url, server.url, failover=2 if beyond else 30
+        )
+        server.stop()
+        if beyond:
+            holder.one(EVENT_TASK_LOCK_LOST)
+        server.start()
+        job.go_on.set()
+        holder.one(EVENT_JOB_EXECUTED)
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            eventually(lambda: row(connection)["finished_at"])
+            eventually(lambda: other.executor._watcher._thread is None or not beyond)
+            assert (job.runs, row(connection)["token"]) == (1, 1)
+        for replica in (holder, other):
+            assert replica.codes().count(EVENT_TASK_LOCK_LOST) == (beyond and replica is holder)
+            replica.run_once(lambda: None, job_id=replica.executor.locks.replica_id)
+            replica.one(EVENT_JOB_EXECUTED, replica.executor.locks.replica_id)
+            replica.shutdown()
+    told = said(caplog)
+    # One outage for each of the two.
+    assert (told.count(AWAY), told.count(BACK)) == (2, 2)
