@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 # How often a claim is renewed during one lease, so that a renewal may fail and be tried again.
 RENEWALS_PER_LEASE = 3
-# Seconds after which a renewal that failed is tried again.
+# Seconds after which a renewal that failed is tried again, or sooner if the lease is short.
 RETRY_INTERVAL = 0.5
 
 Renew = Callable[[Sequence[HeldLock]], "set[UUID]"]
@@ -119,5 +119,7 @@ def _due(held: HeldLock, now: float) -> float:
 
 
 def _put_off(leases: Sequence[_Lease]) -> None:
+    now = time.monotonic()
     for lease in leases:
-        lease.due = time.monotonic() + RETRY_INTERVAL
+        assert lease.held.lease is not None
+        lease.due = now + min(RETRY_INTERVAL, lease.held.lease / 10)

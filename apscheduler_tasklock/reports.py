@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -40,6 +41,7 @@ class Reports:
         self._locks = locks
         self._dispatch = dispatch
         self._told_lost = False
+        self._telling = threading.Lock()
 
     def granted(self, held: HeldLock) -> None:
         """Tell of a claim that was granted, and if so, whose run it takes over."""
@@ -112,9 +114,10 @@ class Reports:
 
     def lost(self, held: HeldLock) -> None:
         """Tell, once, that the claim ended before the run did."""
-        if self._told_lost:
-            return
-        self._told_lost = True
+        with self._telling:  # the renewing thread and the worker may notice at the same time
+            if self._told_lost:
+                return
+            self._told_lost = True
         self._tell_of(held, EVENT_TASK_LOCK_LOST)
         logger.warning(
             "Task %r: the lock of the run scheduled at %s is lost (token %s), and another replica "
