@@ -18,23 +18,23 @@ demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 secon
 	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/pytest -m "not faults" $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto -m "not faults" $(PYTEST_ARGS)
 
 test-faults: $(VENV)/.dev ## Run the tests of broken connections that `make test` leaves out
-	$(BIN)/pytest -m faults tests/integration $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto -m faults tests/integration $(PYTEST_ARGS)
 
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows
 	$(MAKE) test VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt
 
 # All but those whose server is always the same.
 test-postgres: $(VENV)/.dev ## Run the tests on PostgreSQL $(VERSION)
-	$(BIN)/pytest --postgres-version $(VERSION) -m "not own_server and not faults" $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto --postgres-version $(VERSION) -m "not own_server and not faults" $(PYTEST_ARGS)
 
 # PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built.
 test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an installed pgbouncer
-	$(BIN)/pytest --pgbouncer off tests/contract tests/integration $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto --pgbouncer off tests/contract tests/integration $(PYTEST_ARGS)
 	PGBOUNCER=$${PGBOUNCER:-$$(tests/build-pgbouncer)} && export PGBOUNCER \
-		&& $(BIN)/pytest --pgbouncer on tests/contract tests/integration \
+		&& $(BIN)/pytest -n auto --pgbouncer on tests/contract tests/integration \
 		tests/acceptance/test_pgbouncer.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## Check the code's style

@@ -14,7 +14,7 @@ import pytest
 from apscheduler_tasklock import upgrade
 from tests.pgbouncer import PgBouncer, UnavailableError
 from tests.polling import eventually
-from tests.postgres import Server, start_server
+from tests.postgres import Server, given_url, start_server
 
 # What `--pgbouncer` sets `max_prepared_statements` to.
 PREPARED_STATEMENTS = {"on": 200, "off": 0}
@@ -39,8 +39,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "direct(reason): skipped with --pgbouncer; needs a direct connection"
     )
-    seed = config.getoption("--seed")
+    # Each of several processes has a server of its own, so that what tests count in it is theirs.
+    seed = getattr(config, "workerinput", {}).get("seed", config.getoption("--seed"))
     config.stash[_SEED] = random.randrange(2**32) if seed is None else seed  # noqa: S311  # repeatable, not secret
+
+
+def pytest_configure_node(node: Any) -> None:
+    """Give a further process the seed that the header tells."""
+    node.workerinput["seed"] = node.config.stash[_SEED]
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return how many processes ``-n auto`` starts.
+
+    The tests wait more than they compute, so they are more than the machine has cores. One alone
+    uses a server that was given: tests count its connections and its WAL.
+    """
+    return 0 if given_url(config.getoption("--postgres-url")) else 4
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

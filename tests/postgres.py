@@ -70,11 +70,16 @@ class Server:
             self.drop_database(url)
 
 
-def start_server(given_url: str | None, version: str | None) -> Server:
+def given_url(option: str | None) -> str | None:
+    """Return the server that the tests are to run on, if one was given."""
+    return option or os.environ.get("TASKLOCK_TEST_DATABASE_URL")
+
+
+def start_server(url: str | None, version: str | None) -> Server:
     """Return the server for this run, in the order that the README names."""
     if version is not None:
         return _embedded(f" from npm, version {version}", installation(version, CACHE))
-    url = given_url or os.environ.get("TASKLOCK_TEST_DATABASE_URL")
+    url = given_url(url)
     if url:
         return _described(url, "the given server", contextlib.ExitStack())
     return _container() or _embedded("")

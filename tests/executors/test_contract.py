@@ -168,11 +168,13 @@ def test_shutdown_releases_what_runs_and_claims_nothing_new(
 def test_a_dead_holders_window_is_run_again(
     make_replica: MakeReplica, job: Jobs, database_url: str, connection: Connection
 ) -> None:
+    replica = make_replica(failover=3)
+    replica.run_once(job("token"), job_id="first")  # what has to be started, is
+    replica.one(EVENT_JOB_EXECUTED, "first")
     with closing(TaskLocks(database_url, replica_id="dead")) as locks:
-        died = locks.claim("job", min_lock=3240, max_lock=18000, failover=1)
+        died = locks.claim("job", min_lock=3240, max_lock=18000, failover=3)
         assert isinstance(died, HeldLock)
         locks.abandon(died)  # leaves the row as SIGKILL does
-    replica = make_replica(failover=1)
     replica.run_once(job("token"), kwargs={"a": 1})
     executed = replica.one(EVENT_JOB_EXECUTED)
     replica.idle()

@@ -75,7 +75,7 @@ def make_fault(proxy: Proxy, connection: Connection) -> MakeFault:
             " WHERE application_name = 'tasklock hit'"
         )
 
-    def make(statement: bytes, point: Point, kind: Kind, **options: Any) -> Fault:
+    def make(statement: bytes, hit: Hit, **options: Any) -> Fault:
         return Fault(proxy, statement, *hit, terminate, **options)
 
     return make

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-from uuid import NAMESPACE_DNS, uuid1, uuid4, uuid5
+from uuid import NAMESPACE_DNS, UUID, uuid5
 
 import pytest
 from apscheduler.jobstores.base import BaseJobStore
@@ -27,6 +27,7 @@ from apscheduler_tasklock.names import (
 )
 
 WHERE = "job 'clean-up'"
+SOME_UUID4 = UUID("c803534d-15b6-4d1e-9c45-e4ff20a9b3ea")
 
 
 def module_function() -> None: ...
@@ -105,14 +106,14 @@ def test_id_that_apscheduler_makes_is_anonymous(_again: int) -> None:
     [
         "clean-up",
         "0" * 32,
-        str(uuid4()),
-        uuid1().hex,
+        str(SOME_UUID4),
+        "e5a03e6ce57811f1ab0802fc00000001",
         uuid5(NAMESPACE_DNS, "clean-up").hex,
-        "ABCDEF" + uuid4().hex[6:],
-        uuid4().hex[:-1],
-        uuid4().hex + "0",
-        uuid4().hex + "\n",
-        f"job-{uuid4().hex}",
+        "ABCDEF" + SOME_UUID4.hex[6:],
+        SOME_UUID4.hex[:-1],
+        SOME_UUID4.hex + "0",
+        SOME_UUID4.hex + "\n",
+        f"job-{SOME_UUID4.hex}",
         "d41d8cd98f00b204e9800998ecf8427e",  # an MD5 digest, as of the empty text
     ],
 )
