@@ -85,9 +85,21 @@ class Replica:
     def go(self, start: float) -> None:
         """Let it schedule its jobs, of which one counts from that moment on."""
         assert self.process.stdin is not None
+        if self.process.stdin.closed:  # it was told to stop
+            return
         with suppress(BrokenPipeError):  # it has died; its exit will be told
             self.process.stdin.write(f"{start}\n".encode())
             self.process.stdin.flush()
+
+    def stop(self) -> None:
+        """Tell it to end what it runs, and then itself.
+
+        Not by a signal: one that the system hands to another thread than the main one does not wake
+        that one, and the replica would run on.
+        """
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
 
     def kill_in(self, run: Run) -> None:
         """Kill it with SIGKILL in the middle of a run."""
@@ -191,7 +203,7 @@ class Fleet:
     def stop(self) -> None:
         """Tell all replicas to end what they run, and then themselves."""
         for replica in self._replicas:
-            replica.process.terminate()
+            replica.stop()
 
     def wait(self) -> list[str]:
         """Wait for all replicas, which were told to stop; return why any of them failed."""
