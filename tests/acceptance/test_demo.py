@@ -211,6 +211,27 @@ def test_a_replica_is_out_of_reach_of_the_terminals_ctrl_c(start: Callable[..., 
 
 
 @linux_only
+def test_interrupted_while_a_new_replica_starts_it_leaves_none(
+    start: Callable[..., Demo], server: Server
+) -> None:
+    with server.database() as url, psycopg.connect(url, autocommit=True) as connection:
+        before = contents(connection)
+        demo = start(14, url)
+        found: dict[int, str] = {}
+
+        def new_replica() -> bool:
+            found.update(descendants(demo.process.pid))
+            return any("demo.replica 4 " in command for command in found.values())
+
+        eventually(new_replica, TIMEOUT)
+        demo.process.send_signal(signal.SIGINT)
+        assert demo.wait() == 130
+        assert not any(alive(pid) for pid in found)
+        assert "Traceback" not in demo.err
+        assert contents(connection) == before
+
+
+@linux_only
 def test_a_killed_demo_takes_its_replicas_along(start: Callable[..., Demo], server: Server) -> None:
     with server.database() as url:
         demo = start(14, url)

@@ -186,7 +186,7 @@ def test_a_heir_may_die_too() -> None:
     ("runs", "deaths", "expected"),
     [
         pytest.param(
-            [run(1, 1, 0, None), run(2, 2, 0.7, late=1.6, takeover=True), run(3, 2, 2.7)],
+            [run(1, 1, 0, None), run(2, 2, 0.7, late=1.6, takeover=True), run(3, 3, 2)],
             {1: 0.2},
             (2, 2, 0, 0, 1, 0),
             id="a takeover belongs to the window that died, whatever its own run time",
@@ -204,7 +204,7 @@ def test_a_heir_may_die_too() -> None:
             [run(1, 1, 0), run(2, 2, 3.3)], {3: 1}, (3, 2, 0, 1, 0, 0), id="another one died"
         ),
         pytest.param(
-            [run(1, 1, 0), run(2, 1, 4)], {1: 5}, (3, 2, 0, 1, 0, 0), id="missed before its death"
+            [run(1, 1, 0), run(2, 1, 3.5)], {1: 5}, (3, 2, 0, 1, 0, 0), id="missed before its death"
         ),
         pytest.param(
             [run(1, 1, 0), run(2, 2, 4.1)], {1: 1}, (3, 2, 0, 1, 0, 0), id="missed by the heir"
