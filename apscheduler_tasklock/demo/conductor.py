@@ -19,6 +19,9 @@ _BEFORE_THE_MIDDLE = 6.0
 # Seconds from the kill to the end of the run that takes over, and a little.
 _TAKEOVER = 5.5
 
+# Seconds for which the demo goes on if the story is not told when its time is up.
+_PATIENCE = 20.0
+
 # Seconds from one look at the ledger to the next.
 _LOOK = 0.2
 
@@ -27,17 +30,21 @@ class Conductor:
     """Conducts what happens to the replicas while they run.
 
     :param seconds: how long the demo is
-    :ivar busy: whether something is under way that the demo should wait for
     """
 
     def __init__(self, ledger: Ledger, fleet: Fleet, seconds: float) -> None:
-        self.busy = False
         self._ledger = ledger
         self._fleet = fleet
         self._seconds = seconds
         self._to_kill = kills(len(fleet), seconds)
         self._next_look = max(0.0, seconds / 2 - _BEFORE_THE_MIDDLE)
         self._new_replica_at: float | None = None
+        self._newest: int | None = None
+        self._awaited: set[str] = set()  # "takeover", "new replica"
+
+    def busy(self, elapsed: float) -> bool:
+        """Tell whether something is under way that the demo should wait for."""
+        return bool(self._awaited) and elapsed < self._seconds + _PATIENCE
 
     def act(self, elapsed: float) -> None:
         """Do what is due, so many seconds after the start."""
@@ -46,18 +53,20 @@ class Conductor:
             if self._ledger.kill_in_mid_run(LONG_TASK, self._fleet.kill_in):
                 self._to_kill = False
                 self._new_replica_at = elapsed + _TAKEOVER
+                self._awaited = {"takeover", "new replica"}
         if self._new_replica_at is not None and elapsed >= self._new_replica_at:
             self._start_replica()
 
     def take_in(self, event: Event) -> None:
         """Take in what a replica told."""
         if event.kind == "ready":
-            self.busy = False
             self._fleet.go_too(event.replica)
-        elif event.kind == "exited":
-            self.busy = False
-        elif event.reason == "takeover" and self._new_replica_at is not None:
-            self._start_replica()
+        elif event.replica == self._newest:
+            self._awaited.discard("new replica")  # it has asked for a lock, or failed
+        if event.reason == "takeover" and event.task == LONG_TASK:
+            self._awaited.discard("takeover")
+            if self._new_replica_at is not None:
+                self._start_replica()
 
     def fault(self) -> str | None:
         """Return what should have happened and did not."""
@@ -65,8 +74,8 @@ class Conductor:
 
     def _start_replica(self) -> None:
         self._new_replica_at = None
-        self.busy = True
         self._fleet.start_replica()
+        self._newest = len(self._fleet)
 
 
 def kills(replicas: int, seconds: float) -> bool:

@@ -161,7 +161,7 @@ class _Demo:
                 elapsed = time.time() - started
                 if not stopping:
                     conductor.act(elapsed)
-                if not stopping and elapsed > self._seconds and not conductor.busy:
+                if not stopping and elapsed > self._seconds and not conductor.busy(elapsed):
                     fleet.stop()
                     stopping = True
                 view.tick(elapsed, stopping=stopping)
