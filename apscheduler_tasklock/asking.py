@@ -12,7 +12,7 @@ import psycopg
 from apscheduler_tasklock.clock import DatabaseClock
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.failures import surely_undone
-from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, DeadRun, takeover_id
+from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, DeadRun
 from apscheduler_tasklock.protocol import TaskLockProtocol
 
 # How often a claim is asked on a clock bound that turns out to be broken. The first answer mends
@@ -89,10 +89,6 @@ class Asking:
         raise TaskLockDatabaseError(
             "its clock, or this machine's, jumps back and forth, or it answers too late for a lease"
         )
-
-    def granted_id(self, answer: ClaimAnswer) -> UUID:
-        """Return the id under which the answered claim stands."""
-        return self.claim_id if answer.dead_holder is None else takeover_id(self.claim_id)
 
     def _send(
         self, cursor: Any, lag: float, bound: datetime | None, dead_run: DeadRun

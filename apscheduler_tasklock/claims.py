@@ -88,7 +88,7 @@ class Claims:
         held = HeldLock(
             name=task_name,
             token=answer.token,
-            claim_id=asking.granted_id(answer),
+            claim_id=answer.claim_id,
             run_time=_dead_run_time(answer) if answer.new_window else run_time,
             window_left=answer.new_window,
             locked_until=answer.locked_until,

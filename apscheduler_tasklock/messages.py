@@ -62,6 +62,7 @@ class ClaimAnswer:
     :ivar token: fencing token of the last claim
     :ivar locked_until: database time until which the last claim holds the task
     :ivar database_time: when this was decided
+    :ivar claim_id: what a release of the last claim has to match on
     """
 
     granted: bool
@@ -74,6 +75,7 @@ class ClaimAnswer:
     token: int
     locked_until: datetime
     database_time: datetime
+    claim_id: UUID
 
 
 @dataclass(frozen=True)

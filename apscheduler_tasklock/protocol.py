@@ -197,7 +197,7 @@ def _answer(granted: str, new_window: str, dead_holder: str) -> str:
     """Return the columns of a ``ClaimAnswer``."""
     return (
         f"{granted}, NOT {NOT_RUNNING}, {new_window}, finished_at IS NULL, window_start,"
-        f" {dead_holder}, locked_by, token, locked_until, now()"
+        f" {dead_holder}, locked_by, token, locked_until, now(), claim_id"
     )
 
 

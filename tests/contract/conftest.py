@@ -41,7 +41,8 @@ class Replica:
         request = ClaimRequest(
             task, lag, latest, min_lock, max_lock, self.name, claim_id, lease, dead_run
         )
-        return claim_id, self.protocol.claim(self.connection.cursor(), request)
+        answer = self.protocol.claim(self.connection.cursor(), request)
+        return answer.claim_id if answer.granted else claim_id, answer
 
     def release(
         self, claim_id: UUID, task: str = "task", *, keep_window: bool = True
