@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock.messages import DeadRun, Renewal, takeover_id
+from apscheduler_tasklock.messages import DeadRun, Renewal
 from tests.contract.conftest import Replica
 
 Travel = Callable[[float], None]
@@ -98,7 +98,7 @@ class TestTakeover:
         claim_id, answer = other.claim(**LEASED)
         assert (answer.granted, answer.dead_holder, answer.new_window) == (True, "one", True)
         assert answer.database_time - answer.window_start == timedelta(seconds=60)
-        other.release(takeover_id(claim_id))
+        other.release(claim_id)
         _, answer = other.claim(**LEASED)
         assert (answer.granted, answer.dead_holder, answer.new_window) == (True, None, False)
         assert answer.window_start == answer.database_time
@@ -116,7 +116,7 @@ class TestTakeover:
         travel(31)
         claim_id, _ = other.claim(lag=31, **LEASED)
         assert not one.granted(lag=31, **LEASED)
-        other.release(takeover_id(claim_id))
+        other.release(claim_id)
         assert not one.granted(lag=31, **LEASED)
 
     def test_the_lost_holder_frees_nothing(
