@@ -16,7 +16,6 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
 from apscheduler_tasklock import (
-    EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_LOST,
     EVENT_TASK_LOCK_REFUSED,
@@ -25,7 +24,6 @@ from apscheduler_tasklock import (
     TaskLocks,
     leases,
 )
-from tests.faults import CLAIM
 from tests.polling import eventually
 from tests.proxy import Proxy, pass_on, proxy_to
 from tests.schedulers import Replica
@@ -210,36 +208,3 @@ def test_a_holder_that_died_in_an_outage_is_taken_over(
     assert (job.runs, row(connection)["token"]) == (1, 2)
     assert row(connection)["finished_at"] is not None
     assert said(caplog) == [AWAY, BACK]
-
-
-def test_a_takeover_that_was_granted_and_never_answered_is_made_again(
-    proxy: Proxy,
-    make_replica: MakeReplica,
-    make_locks: MakeLocks,
-    connection: Connection,
-    job: Job,
-) -> None:
-    """It is not released as other such claims are, since the dead holder's window would be lost."""
-    job.go_on.set()
-    dead = make_locks(replica_id="dead")
-    held = dead.claim("job", min_lock=3240, max_lock=18000, failover=1)
-    assert isinstance(held, HeldLock)
-    dead.abandon(held)
-    replica = make_replica(proxy.url, claim_timeout=0.5, failover=1)
-    replica.run_once(job.run)
-    replica.one(EVENT_TASK_LOCK_REFUSED)
-    claimed = threading.Event()
-
-    def cut_from_the_claim_on(_number: int, to_server: bool, data: bytes) -> bytes | None:
-        if to_server and CLAIM in data:
-            claimed.set()
-        return None if claimed.is_set() and not to_server else data
-
-    proxy.tap = cut_from_the_claim_on
-    eventually(lambda: EVENT_TASK_LOCK_ERROR in replica.codes())
-    assert row(connection)["token"] == 2
-    proxy.tap = None
-    replica.one(EVENT_JOB_EXECUTED)
-    replica.idle()
-    assert (job.runs, row(connection)["token"]) == (1, 3)
-    assert row(connection)["finished_at"] is not None

@@ -21,6 +21,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     HeldLock,
+    TaskLockDatabaseError,
     TaskLocks,
     outage,
     upgrade,
@@ -86,6 +87,12 @@ def refusal(request: pytest.FixtureRequest) -> tuple[str, str]:
     )
 
 
+def says_no(replica: Replica) -> bool:
+    """Whether it was the server's refusal that kept the replica, not only the broken connection."""
+    reason = replica.executor.locks._attempts._outage.reason or ""
+    return "too many connections" in reason or "read-only" in reason
+
+
 def test_a_claim_that_the_server_cannot_take_is_made_when_it_can(
     role: Role,
     refusal: tuple[str, str],
@@ -98,7 +105,7 @@ def test_a_claim_that_the_server_cannot_take_is_made_when_it_can(
     replica = make_replica(role.url, claim_timeout=60)
     role.set(refusal[0])
     replica.run_once(job.run)
-    eventually(lambda: away(replica))
+    eventually(lambda: says_no(replica))
     role.set(refusal[1])
     replica.one(EVENT_JOB_EXECUTED)
     replica.idle()
@@ -123,7 +130,8 @@ def test_a_claim_that_the_server_does_not_take_in_time_is_skipped(
     replica = make_replica(role.url, claim_timeout=0.3)
     role.set(refusal[0])
     replica.run_once(job.run)
-    replica.one(EVENT_TASK_LOCK_ERROR)
+    failed = replica.one(EVENT_TASK_LOCK_ERROR)
+    assert isinstance(failed.exception, TaskLockDatabaseError)
     replica.idle()
     role.set(refusal[1])
     replica.run_once(job.run, job_id="next")
@@ -149,6 +157,7 @@ def test_a_release_that_the_server_cannot_take_is_owed(
     job.go_on.set()
     replica.one(EVENT_JOB_EXECUTED)
     replica.idle()
+    eventually(lambda: says_no(replica))
     role.set(refusal[1])
     eventually(lambda: row(role.connection)["finished_at"])
     eventually(lambda: not away(replica))

@@ -1,0 +1,97 @@
+"""Answers that never come, and answers that come late, in an outage."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_REFUSED,
+    HeldLock,
+    TaskLocks,
+)
+from tests.faults import CLAIM
+from tests.integration.test_faults_outages import AWAY, BACK, Job, job, row, said
+from tests.polling import eventually
+from tests.proxy import Proxy
+from tests.schedulers import Replica
+
+pytestmark = pytest.mark.direct("the pooler would answer in the server's place")
+
+__all__ = ["job"]  # a fixture
+
+MakeReplica = Callable[..., Replica]
+MakeLocks = Callable[..., TaskLocks]
+Connection = psycopg.Connection[Any]
+
+
+def test_a_takeover_that_was_granted_and_never_answered_is_made_again(
+    proxy: Proxy,
+    make_replica: MakeReplica,
+    make_locks: MakeLocks,
+    connection: Connection,
+    job: Job,
+) -> None:
+    """It is not released as other such claims are, since the dead holder's window would be lost."""
+    job.go_on.set()
+    dead = make_locks(replica_id="dead")
+    held = dead.claim("job", min_lock=3240, max_lock=18000, failover=1)
+    assert isinstance(held, HeldLock)
+    dead.abandon(held)
+    replica = make_replica(proxy.url, claim_timeout=0.5, failover=1)
+    replica.run_once(job.run)
+    replica.one(EVENT_TASK_LOCK_REFUSED)
+    claimed = threading.Event()
+
+    def cut_from_the_claim_on(_number: int, to_server: bool, data: bytes) -> bytes | None:
+        if to_server and CLAIM in data:
+            claimed.set()
+        return None if claimed.is_set() and not to_server else data
+
+    proxy.tap = cut_from_the_claim_on
+    eventually(lambda: EVENT_TASK_LOCK_ERROR in replica.codes())
+    assert row(connection)["token"] == 2
+    proxy.tap = None
+    replica.one(EVENT_JOB_EXECUTED)
+    replica.idle()
+    assert (job.runs, row(connection)["token"]) == (1, 3)
+    assert row(connection)["finished_at"] is not None
+
+
+def test_an_answer_that_was_on_its_way_does_not_end_an_outage(
+    proxy: Proxy, make_locks: MakeLocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    locks = make_locks(proxy.url, claim_timeout=60)
+    locks.check()
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hold_up(_data: bytes) -> bytes:
+        asked.set()
+        assert go_on.wait(60)
+        return _data
+
+    def claim(task: str) -> object:
+        return locks.claim(task, min_lock=9, max_lock=50)
+
+    proxy.to_client = hold_up
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(claim, "first")
+        assert asked.wait(60)
+        proxy.accepting = False
+        second = pool.submit(claim, "second")
+        eventually(lambda: said(caplog) == [AWAY])
+        go_on.set()
+        assert isinstance(first.result(60), HeldLock)
+        assert said(caplog) == [AWAY]
+        proxy.accepting = True
+        assert isinstance(second.result(60), HeldLock)
+    assert said(caplog) == [AWAY, BACK]
