@@ -91,19 +91,23 @@ class Leases:
 
     def _renew_all(self, batch: Sequence[_Lease]) -> None:
         """Renew what stands, and tell of what is lost."""
-        over = [lease for lease in batch if lease.held.lost]
-        standing = [lease for lease in batch if lease not in over]
+        standing = [lease for lease in batch if not lease.held.lost]
+        # First: what is lost is told, whatever becomes of the others' renewal.
+        for lease in batch:
+            if lease not in standing:
+                self._lose(lease)
+        if not standing:
+            return
         now = time.monotonic()
         try:
-            renewed = self._renew([lease.held for lease in standing]) if standing else set()
+            renewed = self._renew([lease.held for lease in standing])
         except TaskLockDatabaseError:  # logged as an outage
             _put_off(standing)
-        else:
-            for lease in standing:
-                lease.due = _due(lease.held, now)
-            over += [lease for lease in standing if lease.held.claim_id not in renewed]
-        for lease in over:
-            self._lose(lease)
+            return
+        for lease in standing:
+            lease.due = _due(lease.held, now)
+            if lease.held.claim_id not in renewed:
+                self._lose(lease)
 
     def _lose(self, lost: _Lease) -> None:
         with self._changed:

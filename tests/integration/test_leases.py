@@ -220,6 +220,25 @@ def test_it_is_lost_by_the_holders_own_clock_when_it_cannot_be_renewed(
     locks.release(held)  # nobody has taken it over, so the row still tells that it ended
 
 
+def test_it_is_told_lost_also_when_renewals_are_refused(
+    make_locks: MakeLocks, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when a grant is revoked. The thread goes on, for other claims and better times."""
+    locks = make_locks()
+    other, held = hold(locks, "other", failover=60), hold(locks)
+    told = threading.Event()
+    held.when_lost(told.set)
+    connection.execute("ALTER TABLE task_lock RENAME TO elsewhere")
+    eventually(told.is_set)
+    assert "Locks could not be renewed; trying again" in caplog.text
+    assert not other.lost
+    connection.execute("ALTER TABLE elsewhere RENAME TO task_lock")
+    first = other.locked_until
+    eventually(lambda: other.locked_until > first)
+    for lock in (held, other):
+        locks.release(lock)
+
+
 @pytest.mark.parametrize("cancels", [True, False])
 def test_a_coroutine_can_be_cancelled_when_its_lock_is_lost(
     database_url: str, connection: Connection, cancels: bool
