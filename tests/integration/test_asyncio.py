@@ -236,10 +236,10 @@ def test_a_coroutine_cancelled_while_it_waits_for_its_claim_gives_it_back(
             await loop.until(lambda: not loop.scheduler.running)
             await loop.until(lambda: not any(loop.executor._instances.values()))
             gate.open()
+            await loop.until(lambda: EVENT_TASK_LOCK_RELEASED in loop.codes())
             return loop
 
     loop = asyncio.run(main())
-    eventually(lambda: EVENT_TASK_LOCK_RELEASED in loop.codes())
     assert loop.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED]
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
     opened = "SELECT FROM task_lock WHERE finished_at IS NOT NULL AND window_until < window_start"
