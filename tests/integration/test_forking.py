@@ -132,6 +132,7 @@ def test_a_child_has_threads_of_its_own_for_coroutines(make_locks: MakeLocks) ->
     asyncio.run(hold_async(locks))
 
 
+@pytest.mark.direct("it compares server processes, which pgbouncer lends in turn")
 def test_a_child_that_closes_its_locks_does_not_close_its_parents_connections(
     make_locks: MakeLocks,
 ) -> None:

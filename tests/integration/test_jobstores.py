@@ -15,6 +15,8 @@ from apscheduler_tasklock import task_lock
 from tests.polling import eventually
 from tests.schedulers import Replica
 
+pytestmark = pytest.mark.direct("APScheduler's job store prepares statements of its own")
+
 Connection = psycopg.Connection[Any]
 SOON = timedelta(0)
 
