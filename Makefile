@@ -9,10 +9,12 @@ DEMO_ARGS ?=
 VERSION ?= 18
 # For `make bench`: how often each operation is measured.
 ROUNDS ?= 2000
+# For `make fidelity`: --help shows them.
+FIDELITY_ARGS ?=
 # For `make test-lowest`: the oldest Python there is.
 LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
 
-.PHONY: demo test test-faults test-lowest test-pgbouncer test-postgres lint types bench clean
+.PHONY: demo test test-faults test-lowest test-pgbouncer test-postgres lint types bench fidelity clean
 
 demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 seconds
 	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
@@ -46,6 +48,9 @@ types: $(VENV)/.dev ## Check the types
 
 bench: $(VENV)/.dev ## Measure claims and releases against bare psycopg
 	ROUNDS=$(ROUNDS) $(BIN)/python -m benchmarks.hot_path
+
+fidelity: $(VENV)/.bench ## Live through thousands of windows under each rule, and count what goes wrong
+	$(BIN)/python -m benchmarks.fidelity $(FIDELITY_ARGS)
 
 clean: ## Remove the environment and what tools left
 	rm -rf $(VENV) .venv-lowest .cache .pytest_cache .mypy_cache .ruff_cache dist

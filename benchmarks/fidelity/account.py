@@ -1,0 +1,123 @@
+"""What a history comes to: windows run twice, windows lost, runs that overlap, and silence."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from benchmarks.fidelity.simulation import History, Run
+from benchmarks.fidelity.trace import Trace
+
+# Two runs serve one window if their run times are less than this many periods apart. A rule may
+# hand the job from a replica to one that fires a little earlier, but not twice in a period.
+SAME_WINDOW = 0.8
+# Periods that a run time may be from the last one at least, with the minimum lock of 0.9. Hence
+# nothing is lost yet where up to 1.9 go by: when a replica that fires late in the period leaves,
+# one that fires early may have its next run time only then.
+NEXT_WINDOW = 0.9
+
+
+@dataclass(frozen=True)
+class Account:
+    """How a rule did in a trace.
+
+    :ivar windows: how many there were
+    :ivar doubled: runs of a window that another run had served, whose holder did not die
+    :ivar missed: windows that nobody ran to an end, although a worker asked for them before the
+        next one was due, while no run was going on
+    :ivar skipped: those that were due or asked for only while a run was going on, as
+        ``max_instances`` skips them on one replica
+    :ivar unattended: those that no worker asked for in time, on any replica
+    :ivar overlapping: runs that began while another one was going on
+    :ivar silence: longest time from the end of a run to the start of the next, in periods
+    """
+
+    windows: int
+    doubled: int
+    missed: int
+    skipped: int
+    unattended: int
+    overlapping: int
+    silence: float
+
+
+def account(trace: Trace, history: History) -> Account:
+    """Count what went wrong."""
+    ended = sorted((run for run in history.runs if not run.died), key=lambda run: run.run_time)
+    fates = Counter(_fates(trace, history, ended))
+    return Account(
+        windows=trace.windows,
+        doubled=sum(_serve_one_window(*pair) for pair in pairwise(ended)),
+        missed=fates["missed"],
+        skipped=fates["skipped"],
+        unattended=fates["unattended"],
+        overlapping=_overlapping(history.runs),
+        silence=_silence(ended),
+    )
+
+
+def _serve_one_window(earlier: Run, later: Run) -> bool:
+    period = min(earlier.period, later.period)
+    return later.run_time - earlier.run_time < SAME_WINDOW * period
+
+
+def _fates(trace: Trace, history: History, ended: Sequence[Run]) -> Iterator[str]:
+    """Yield what became of each window that nobody ran."""
+    busy = _Busy(history.runs)
+    for due in _not_run(trace, ended):
+        asked = [busy.at(at) for at in _asked_in_time(trace, history, due)]
+        if not all(asked):
+            yield "missed"
+        else:
+            yield "skipped" if asked or busy.at(due) else "unattended"
+
+
+def _not_run(trace: Trace, ended: Sequence[Run]) -> Iterator[float]:
+    """Yield when the windows were due that nobody ran."""
+    bounds = [0.0, *(run.run_time for run in ended), trace.end]
+    for last, following in pairwise(bounds):
+        due = last + trace.period(last)
+        while due + NEXT_WINDOW * trace.period(due) <= following:
+            yield due
+            due += trace.period(due)
+
+
+def _asked_in_time(trace: Trace, history: History, due: float) -> list[float]:
+    """Return when workers asked for a window before the next one was due."""
+    period = trace.period(due)
+    earliest = due - (1 - NEXT_WINDOW) * period
+    return [
+        at
+        for run_time, at in history.asked
+        if earliest <= run_time < due + NEXT_WINDOW * period and at < due + period
+    ]
+
+
+class _Busy:
+    """The times at which the job ran somewhere."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._starts = [run.start for run in runs]
+        self._ends = list(accumulate((run.end for run in runs), max))
+
+    def at(self, time: float) -> bool:
+        """Tell whether a run was going on that had started before."""
+        begun = bisect_left(self._starts, time)
+        return begun > 0 and self._ends[begun - 1] > time
+
+
+def _overlapping(runs: Sequence[Run]) -> int:
+    ends = accumulate((run.end for run in runs), max)
+    return sum(later.start < end for end, (_, later) in zip(ends, pairwise(runs), strict=False))
+
+
+def _silence(ended: Sequence[Run]) -> float:
+    runs = sorted(ended, key=lambda run: run.start)
+    ends = accumulate((run.end for run in runs), max)
+    return max(
+        (later.start - end) / max(earlier.period, later.period)
+        for end, (earlier, later) in zip(ends, pairwise(runs), strict=False)
+    )

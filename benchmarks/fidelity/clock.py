@@ -1,0 +1,61 @@
+"""A PostgreSQL whose clock travels: functions of a schema before ``pg_catalog`` win."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import psycopg
+
+from apscheduler_tasklock import upgrade
+from apscheduler_tasklock.demo.server import EmbeddedServer
+
+BEGINNING = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+TRAVEL = """
+    CREATE SCHEMA travel;
+    CREATE FUNCTION travel.now() RETURNS timestamptz STABLE LANGUAGE sql
+        AS $$ SELECT current_setting('travel.time')::timestamptz $$;
+"""
+
+
+class TravellingDatabase:
+    """A connection to a server on which ``now()`` is what it was set to.
+
+    :ivar now: seconds since the beginning
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.connection = connection
+        self.now = 0.0
+        connection.execute(TRAVEL)
+        connection.execute("SET search_path = travel, pg_catalog, public")
+        self.travel(0.0)
+
+    def travel(self, to: float) -> None:
+        """Set the clock."""
+        self.now = to
+        self.connection.execute(
+            "SELECT set_config('travel.time', %s, false)", [moment(to).isoformat()]
+        )
+
+
+def moment(seconds: float) -> datetime:
+    """Return a time as the database knows it."""
+    return BEGINNING + timedelta(seconds=seconds)
+
+
+def seconds(moment: datetime) -> float:
+    """Return a time of the database in seconds since the beginning."""
+    return (moment - BEGINNING).total_seconds()
+
+
+@contextmanager
+def travelling_database() -> Iterator[TravellingDatabase]:
+    """Yield a database with the task lock table, on a server of its own."""
+    with EmbeddedServer({"fsync": "off", "synchronous_commit": "off"}) as server:
+        upgrade(server.url)
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            yield TravellingDatabase(connection)

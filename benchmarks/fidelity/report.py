@@ -1,0 +1,53 @@
+"""The figures as text."""
+
+from __future__ import annotations
+
+from benchmarks.fidelity.account import Account
+from benchmarks.fidelity.rules import RULES, TaskLockWithFailover
+
+# Accounts by trace and rule.
+Results = dict[str, dict[str, Account]]
+
+COUNTS = ("doubled", "missed", "overlapping", "skipped", "unattended")
+
+PREFACE = """\
+`make fidelity`, seed {seed}: {windows:,} windows in each trace, which is the same for every rule.
+Counted are, per 1,000 windows:
+
+- **doubled**: runs of a window that another run had served, whose holder did not die;
+- **missed**: windows that nobody ran to an end, although a worker asked for them before the next
+  one was due, while no run was going on;
+- **overlapping**: runs that began while another one was going on;
+- **skipped**: windows that were due, or asked for, only while a run was going on;
+- **unattended**: windows that no worker on any replica asked for in time.
+
+The longest silence is from the end of a run to the start of the next that came to its end, in
+periods. A run may die after 2.5 periods, so that with failover it can be more than 3."""
+
+
+def goal_reached(results: Results) -> bool:
+    """Tell whether this library with failover ran every window exactly once."""
+    ours = [figures[TaskLockWithFailover.name] for figures in results.values()]
+    return all(account.doubled == account.missed == 0 for account in ours)
+
+
+def markdown(results: Results, windows: int, seed: int) -> str:
+    """Return all figures as one table per trace."""
+    lines = ["# Fidelity", "", PREFACE.format(windows=windows, seed=seed)]
+    for trace, figures in results.items():
+        lines += ["", f"## {trace[0].upper()}{trace[1:]}", ""]
+        lines += [f"| rule | {' | '.join(COUNTS)} | longest silence |"]
+        lines += ["| --- |" + " ---: |" * (len(COUNTS) + 1)]
+        lines += [_row(rule.name, figures[rule.name]) for rule in RULES]
+    return "\n".join(lines) + "\n"
+
+
+def _row(rule: str, account: Account) -> str:
+    counts = [per_thousand(account, what) for what in COUNTS]
+    cells = [f"{count:.1f}".removesuffix(".0") for count in counts]
+    return f"| {rule} | {' | '.join(cells)} | {account.silence:.1f} |"
+
+
+def per_thousand(account: Account, what: str) -> float:
+    """Return one of an account's counts per 1,000 windows."""
+    return float(getattr(account, what) * 1000 / account.windows)
