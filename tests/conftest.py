@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import settings
 
 from apscheduler_tasklock import upgrade
 from tests.pgbouncer import PgBouncer, UnavailableError
@@ -18,6 +19,11 @@ from tests.postgres import Server, given_url, start_server
 
 # What `--pgbouncer` sets `max_prepared_statements` to.
 PREPARED_STATEMENTS = {"on": 200, "off": 0}
+
+# Failures are repeated by the seed, not by a database of examples; and no machine is too slow.
+settings.register_profile("quick", max_examples=60, deadline=None, database=None)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=2000)
+settings.load_profile("quick")  # `--hypothesis-profile thorough` takes the other
 
 _SERVER = pytest.StashKey[Server]()
 _POOLER = pytest.StashKey["PgBouncer | UnavailableError"]()
@@ -35,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="seed of the random tests; printed by every run")
 
 
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its options
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "direct(reason): skipped with --pgbouncer; needs a direct connection"
@@ -42,6 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Each of several processes has a server of its own, so that what tests count in it is theirs.
     seed = getattr(config, "workerinput", {}).get("seed", config.getoption("--seed"))
     config.stash[_SEED] = random.randrange(2**32) if seed is None else seed  # noqa: S311  # repeatable, not secret
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(config.stash[_SEED])
 
 
 def pytest_configure_node(node: Any) -> None:
