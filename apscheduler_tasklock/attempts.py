@@ -12,7 +12,7 @@ from sqlalchemy import Table
 
 from apscheduler_tasklock.database import Database
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.failures import explain_refusal
+from apscheduler_tasklock.failures import explain_refusal, is_conflict
 from apscheduler_tasklock.outage import Outage
 
 Result = TypeVar("Result")
@@ -54,7 +54,8 @@ class Attempts:
             with self._database.cursor() as cursor:
                 result = statement(cursor)
         except TaskLockDatabaseError as error:
-            self._outage.begin(error, begun if error._opened_at is None else error._opened_at)
+            if not is_conflict(error.__cause__):
+                self._outage.begin(error, begun if error._opened_at is None else error._opened_at)
             raise
         except psycopg.Error as error:
             # The message has what PostgreSQL said; its own traceback would only hide it.

@@ -62,6 +62,14 @@ def explain_away(error: Exception) -> TaskLockDatabaseError | None:
     return TaskLockDatabaseError(one_line(cause)) if away else None
 
 
+def is_conflict(error: BaseException | None) -> bool:
+    """Tell whether the server is there, and undid the statement because of another one.
+
+    Where transactions are serializable by default, that is what one gets that waited for another.
+    """
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("40")
+
+
 def surely_undone(error: psycopg.Error) -> bool:
     """Tell whether the statement that failed with this error has certainly changed nothing."""
     state = error.sqlstate

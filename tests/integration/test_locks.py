@@ -75,6 +75,41 @@ class TestClaim:
                     (winners[0], "running")
                 }
 
+    @pytest.mark.parametrize(
+        "setting",
+        [
+            "default_transaction_isolation = 'serializable'",
+            "timezone = 'America/Los_Angeles'",
+        ],
+    )
+    def test_is_decided_alike_whatever_the_database_is_set_to(
+        self,
+        make_locks: MakeLocks,
+        connection: psycopg.Connection[Any],
+        setting: str,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET {setting}')
+        replicas = [make_locks(replica_id=f"replica {number}") for number in range(6)]
+        barrier = threading.Barrier(len(replicas))
+
+        def race(locks: TaskLocks, run_time: datetime) -> HeldLock | Refusal:
+            barrier.wait(30)
+            return claim(locks, run_time=run_time)
+
+        with ThreadPoolExecutor(len(replicas)) as pool:
+            for number in range(10):
+                # Each run time is a new window, and all of them have long begun.
+                ago = timedelta(seconds=10 * (10 - number))
+                run_times = [datetime.now(timezone.utc) - ago] * len(replicas)
+                claimed = list(pool.map(race, replicas, run_times))
+                (won,) = (result for result in claimed if isinstance(result, HeldLock))
+                assert won.token == number + 1
+                left = (won.locked_until - datetime.now(timezone.utc)).total_seconds()
+                assert 20 < left <= 50.5
+                assert replicas[0].release(won)
+        assert not caplog.records
+
     def test_says_why_it_was_refused(self, make_locks: MakeLocks) -> None:
         one, other = make_locks(replica_id="one"), make_locks(replica_id="other")
         lock = held(one)
@@ -411,6 +446,14 @@ class TestAway:
 
 
 class TestEngine:
+    def test_nobody_is_connected_to_before_there_is_something_to_ask(
+        self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+    ) -> None:
+        locks = make_locks(proxy.url)
+        assert backends(connection) == 0
+        locks.release(held(locks))
+        assert backends(connection) == 1
+
     def test_a_hook_of_the_applications_that_fails_is_an_outage(
         self, make_locks: MakeLocks, database_url: str
     ) -> None:
