@@ -117,6 +117,16 @@ class TestClaim:
         one.release(claim_id)
         assert other.granted()
 
+    def test_without_a_minimum_lock_it_is_granted_right_after_each_release(
+        self, one: Replica, other: Replica
+    ) -> None:
+        for token in range(1, 11):
+            claim_id, answer = one.claim(min_lock=0)
+            assert answer.granted
+            assert answer.token == token
+            assert not other.granted(min_lock=0)
+            one.release(claim_id)
+
     def test_two_tasks_are_independent(self, one: Replica, other: Replica) -> None:
         assert one.granted("first")
         assert other.granted("second")
@@ -344,6 +354,16 @@ def test_extending_moves_the_end_of_a_running_claim_only(one: Replica, travel: T
     assert one.protocol.extend(cursor, "task", claim_id, 10) is None
     assert not one.release(uuid4())
     assert one.protocol.extend(cursor, "task", uuid4(), 10) is None
+
+
+def test_a_released_claim_is_not_extended(
+    one: Replica, connection: psycopg.Connection[Any]
+) -> None:
+    claim_id, _ = one.claim()
+    one.release(claim_id)
+    before = row(connection)
+    assert one.protocol.extend(one.connection.cursor(), "task", claim_id, 10) is None
+    assert row(connection) == before
 
 
 @pytest.mark.parametrize("name", ["locks", 'My "locks"', "100% locks", "Größe"])

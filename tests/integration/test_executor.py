@@ -22,6 +22,7 @@ from apscheduler.events import (
 from apscheduler.schedulers.blocking import BlockingScheduler
 
 from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ALL,
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_LOST,
@@ -68,6 +69,30 @@ class TestARun:
         row = rows(connection)["job"]
         assert row["locked_until"] == released.locked_until == row["window_until"]
         assert job.next_run_time - granted.scheduled_run_time == timedelta(hours=1)
+
+    @pytest.mark.parametrize("listened", [EVENT_TASK_LOCK_ALL, EVENT_JOB_EXECUTED])
+    def test_a_listener_that_fails_changes_nothing(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any], listened: int
+    ) -> None:
+        told = []
+
+        def fail(event: Any) -> None:
+            told.append(event.code)
+            raise ZeroDivisionError
+
+        one, other = make_replica(), make_replica()
+        for replica in (one, other):
+            replica.scheduler.add_listener(fail, listened)
+        one.run_once(lambda: None)
+        one.one(EVENT_JOB_EXECUTED)
+        one.idle()
+        other.run_once(lambda: None)
+        other.one(EVENT_TASK_LOCK_REFUSED)
+        other.idle()
+
+        assert one.codes() == RUN
+        assert rows(connection)["job"]["finished_at"]
+        assert told == [code for code in [*RUN, EVENT_TASK_LOCK_REFUSED] if code & listened]
 
     def test_has_lock_times_from_the_jobs_interval(
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any]

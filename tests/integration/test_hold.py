@@ -60,6 +60,24 @@ def test_a_second_holder_is_refused_and_told_by_whom(make_locks: MakeLocks) -> N
         one.hold("import", min_lock=60, max_lock=60).__enter__()
 
 
+def test_of_two_that_are_nested_the_inner_one_is_extended(
+    make_locks: MakeLocks, connection: psycopg.Connection[Any]
+) -> None:
+    locks = make_locks()
+    query = "SELECT locked_until FROM task_lock ORDER BY task_name"
+    with locks.hold("a", **TIMES), locks.hold("b", **TIMES):
+        before = connection.execute(query).fetchall()
+        lock = current_lock()
+        assert lock is not None
+        for _ in range(2):
+            lock.extend(30)
+        after = connection.execute(query).fetchall()
+    assert [later - earlier for (earlier,), (later,) in zip(before, after, strict=True)] == [
+        timedelta(),
+        timedelta(seconds=60),
+    ]
+
+
 def test_the_bodys_exception_comes_through_and_the_lock_is_released(
     make_locks: MakeLocks, connection: psycopg.Connection[Any]
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
+from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -189,32 +190,12 @@ def fires(draw: st.DrawFn, *, combined: bool = True) -> tuple[Any, datetime]:
     return drawn, moment.astimezone(zone)
 
 
-def wants_a_skipped_time(schedule: Any, start: datetime, end: datetime) -> bool:
-    """Tell whether a cron field matches a local time that a clock change left out.
-
-    What APScheduler makes of that depends on the other fields. It is its own matter.
-    """
-    if not isinstance(schedule, Cron):
-        return any(
-            wants_a_skipped_time(part, start, end) for part in getattr(schedule, "parts", [])
-        )
-    moments = [at.astimezone(schedule.zone) for at in changes(schedule.zone, start, end)]
-    skipped = (
-        at.replace(tzinfo=None) - timedelta(seconds=seconds)
-        for at in moments
-        for seconds in range(1, 3601)
-    )
-    return any(schedule.allows(local) for local in skipped)
-
-
-def changes(zone: ZoneInfo, start: datetime, end: datetime) -> Iterator[datetime]:
-    """Yield when the clocks of a zone are put forward."""
-    moment = start.astimezone(timezone.utc).replace(minute=0, second=0) - timedelta(hours=1)
-    while moment < end.astimezone(timezone.utc) + timedelta(hours=1):
-        following = moment + timedelta(minutes=30)
-        if following.astimezone(zone).utcoffset() > moment.astimezone(zone).utcoffset():
-            yield following
-        moment = following
+def clocks_go_forward(zone: ZoneInfo, start: datetime, end: datetime) -> bool:
+    """Tell whether they do so between two moments."""
+    first, last = (moment.astimezone(zone).utcoffset() for moment in (start, end))
+    hours = (end - start) // timedelta(hours=1)
+    offsets = [(start + timedelta(hours=n)).astimezone(zone).utcoffset() for n in range(hours)]
+    return any(later > earlier for earlier, later in pairwise([first, *offsets, last]))
 
 
 @given(fires(), st.none() | st.integers(1, 7200), st.booleans())
@@ -224,7 +205,11 @@ def test_a_period_lasts_until_the_next_moment_that_the_fields_allow(
     schedule, run_time = fire
     following = schedule.next_after(run_time.astimezone(timezone.utc))
     assume(following is not None)
-    assume(not wants_a_skipped_time(schedule, run_time, following))
+    if clocks_go_forward(run_time.tzinfo, run_time.astimezone(timezone.utc), following):
+        # There APScheduler goes its own ways: a cron job due at 00:00 skips the whole next day,
+        # one due at 02:30 may run at 03:30. The period is what it makes of it.
+        assume(isinstance(schedule, Cron))
+        following = schedule.trigger().get_next_fire_time(run_time, run_time)
     trigger = schedule.trigger(jitter=jitter, end_date=run_time if ends else None)
 
     assert period_after(trigger, run_time) == following.timestamp() - run_time.timestamp()
@@ -237,7 +222,7 @@ def test_a_nominal_time_is_the_last_moment_that_the_fields_allow(
     schedule, due = fire
     nominal = due.astimezone(timezone.utc)
     run_time = nominal + timedelta(seconds=round(share * jitter, 3))
-    assume(not wants_a_skipped_time(schedule, nominal - timedelta(hours=3), run_time))
+    assume(not clocks_go_forward(schedule.zone, nominal - timedelta(hours=3), run_time))
     for at in schedule.grain.after(nominal):
         if at > run_time:
             break
