@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+import pytest
 from hypothesis import event, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -326,6 +327,7 @@ def in_seconds(answer: Any) -> tuple[Any, ...]:
     return tuple(map(as_seconds, astuple(answer)))
 
 
+@pytest.mark.timeout(1800)  # a busy machine, or the thorough profile
 def test_every_history_of_claims_goes_as_the_model_says(
     connection: psycopg.Connection[Any],
     replicas_connection: psycopg.Connection[Any],
