@@ -178,12 +178,13 @@ def _fires(
 ) -> Iterator[Fire]:
     """Yield a fire for each run time, and note what it found to be watched."""
     for run_time in submission.run_times:
-        again = True
+        again, late = True, submission.taken_over is not None
         while again:
-            fire = Fire(submission, run_time, locks, dispatch)
+            fire = Fire(submission, run_time, locks, dispatch, late_by_nature=late)
             yield fire
-            # It may have been granted the window of a dead holder in place of its own.
-            again = fire.again
+            # It may have been granted the window of a dead holder in place of its own, which was
+            # in time and is not missed because that run took long.
+            again = late = fire.again
             if fire.watch is not None:
                 events.watches.append(fire.watch)
 

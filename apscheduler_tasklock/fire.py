@@ -31,13 +31,20 @@ class Fire:
     event loop; this class does not care.
 
     :param dispatch: gets the lock events as they happen
+    :param late_by_nature: whether it is never a misfire, since it had to wait for a dead run
     :ivar run_time: the run time of the window that is run
     :ivar running: whether the job runs, under its lock
     :ivar watch: the run that stood against this one, if it is to be watched
     """
 
     def __init__(
-        self, submission: Submission, run_time: datetime, locks: TaskLocks, dispatch: Dispatch
+        self,
+        submission: Submission,
+        run_time: datetime,
+        locks: TaskLocks,
+        dispatch: Dispatch,
+        *,
+        late_by_nature: bool = False,
     ) -> None:
         self.run_time = run_time
         self.running = False
@@ -46,15 +53,14 @@ class Fire:
         self._locks = locks
         self._reports = Reports(submission, run_time, locks, dispatch)
         self._wanted_at = time.monotonic()
-        self._missed: bool | None = None
+        self._missed: bool | None = False if late_by_nature else None
         self._held: HeldLock | None = None
         self._cancelled = False
 
     def must_claim(self) -> bool:
         """Decide whether this is a misfire, and tell whether ``begin`` will ask the database."""
         if self._missed is None:
-            late_by_nature = self._submission.taken_over is not None
-            self._missed = not late_by_nature and misfired(self._submission.job, self.run_time)
+            self._missed = misfired(self._submission.job, self.run_time)
         return not self._missed and self._submission.options is not None
 
     def begin(self) -> JobView | None:

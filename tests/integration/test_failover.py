@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from apscheduler.events import EVENT_JOB_EXECUTED
+from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
@@ -19,6 +19,7 @@ from apscheduler_tasklock import (
     HeldLock,
     TaskLocks,
     current_lock,
+    fire,
 )
 from tests.polling import eventually
 from tests.schedulers import Replica
@@ -127,6 +128,26 @@ def test_a_dead_window_is_run_again_before_the_claimers_own(
     assert timedelta(seconds=1) < own - dead_run_time < timedelta(seconds=60)
     executed = [e.scheduled_run_time for e in replica.of() if e.code == EVENT_JOB_EXECUTED]
     assert executed == [dead_run_time, own]
+
+
+def test_the_claimers_own_window_is_not_missed_because_the_dead_one_ran_first(
+    make_replica: MakeReplica, holder: Callable[..., HeldLock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died = holder(min_lock=0.001)
+    eventually(lambda: died.seconds_left == 0)
+    replica = make_replica(failover=2)
+    runs: list[bool] = []
+    # As if the run that was taken over outlived the grace time.
+    monkeypatch.setattr(fire, "misfired", lambda *_: bool(runs))
+
+    def job() -> None:
+        lock = current_lock()
+        assert lock is not None
+        runs.append(lock.is_takeover)
+
+    replica.run_once(job)
+    eventually(lambda: len(runs) == 2 or EVENT_JOB_MISSED in replica.codes())
+    assert runs == [True, False]
 
 
 def test_of_several_that_watch_one_runs_it_again(
