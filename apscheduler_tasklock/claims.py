@@ -157,7 +157,11 @@ class Claims:
     def _extend(self, held: HeldLock, by: float) -> bool:
         if held.lease is not None:
             held.max_lock += by
-            return held.claim_id in self._renew([held])
+            try:
+                return held.claim_id in self._renew([held])
+            except BaseException:
+                held.max_lock -= by  # asked again, it is to be extended once
+                raise
         until = self._attempts.once(
             lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by)
         )

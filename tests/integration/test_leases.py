@@ -19,6 +19,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_LOST,
     EVENT_TASK_LOCK_RELEASED,
     HeldLock,
+    TaskLockDatabaseError,
     TaskLockError,
     TaskLocks,
     current_lock,
@@ -105,6 +106,22 @@ def test_extend_moves_the_maximum_lock_of_a_lease(
     with pytest.raises(TaskLockError, match="cannot be extended"):
         held.extend(3)
     locks.release(held)
+
+
+def test_extend_that_failed_in_an_outage_and_is_asked_again_extends_once(
+    make_locks: MakeLocks, proxy: Proxy
+) -> None:
+    locks = make_locks(proxy.url)
+    held = hold(locks, failover=60, max_lock=600)
+    proxy.accepting = False
+    proxy.cut_all()
+    with pytest.raises(TaskLockDatabaseError):
+        held.extend(30)
+    proxy.accepting = True
+    held.extend(30)
+    extended = held.max_lock
+    locks.release(held)
+    assert extended == 630
 
 
 def test_a_lease_outlives_an_outage_that_is_shorter(
