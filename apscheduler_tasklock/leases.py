@@ -56,7 +56,7 @@ class Leases:
     def add(self, held: HeldLock) -> None:
         """Renew a claim from now on, until it is removed or lost."""
         with self._changed:
-            self._leases.append(_Lease(held, _due(held, time.monotonic())))
+            self._leases.append(_Lease(held, _first_due(held)))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="tasklock-renewals", daemon=True
@@ -115,6 +115,12 @@ class Leases:
             self._leases = [lease for lease in self._leases if lease is not lost]
         if not released:
             lost.held.lose()
+
+
+def _first_due(held: HeldLock) -> float:
+    assert held.lease is not None
+    # The claim's answer may have taken most of the first lease.
+    return time.monotonic() + min(held.lease, held.seconds_left) / RENEWALS_PER_LEASE
 
 
 def _due(held: HeldLock, now: float) -> float:

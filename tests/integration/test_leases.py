@@ -84,6 +84,20 @@ def test_all_that_is_held_is_renewed_by_one_thread_with_one_statement(
     eventually(lambda: renewing_threads() == [])
 
 
+def test_a_claim_whose_answer_took_most_of_its_lease_is_due_within_the_rest(
+    make_locks: MakeLocks,
+) -> None:
+    locks = make_locks()
+    held, leases = hold(locks, failover=60), locks._claims._leases
+    leases.remove(held)
+    # As if the answer to the claim had come just now, 50 s late.
+    held.renewed(held.locked_until, time.monotonic() + 10)
+    leases.add(held)
+    due = leases._leases[0].due
+    locks.release(held)
+    assert due < held._ends_at
+
+
 def test_renewals_end_at_the_maximum_lock(make_locks: MakeLocks, connection: Connection) -> None:
     locks = make_locks()
     held = hold(locks, max_lock=2.5)
