@@ -56,12 +56,12 @@ class Leases:
     def add(self, held: HeldLock) -> None:
         """Renew a claim from now on, until it is removed or lost."""
         with self._changed:
-            self._leases.append(_Lease(held, _first_due(held)))
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="tasklock-renewals", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="tasklock-renewals", daemon=True)
+                # Before all else: where threads are limited, it fails, and nobody gets the lock.
+                thread.start()
+                self._thread = thread
+            self._leases.append(_Lease(held, _first_due(held)))
             self._changed.notify_all()
 
     def remove(self, held: HeldLock) -> None:

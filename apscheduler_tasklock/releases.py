@@ -60,10 +60,10 @@ class OwedReleases:
         with self._changed:
             self._owed.append(owed)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="tasklock-releases", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="tasklock-releases", daemon=True)
+                # Where threads are limited, it fails, and the next one tries again.
+                thread.start()
+                self._thread = thread
 
     def send_for(self, task_name: str, cursor: Any) -> None:
         """Send what is owed for a task. To release twice does no harm."""

@@ -75,10 +75,10 @@ class Watcher:
                     return
             self._watched.append(_Watched(watch, list(watch.submission.run_times), due))
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="tasklock-watch", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="tasklock-watch", daemon=True)
+                # Where threads are limited, it fails, and the next one tries again.
+                thread.start()
+                self._thread = thread
             self._changed.notify_all()
 
     def open(self) -> None:

@@ -45,6 +45,10 @@ def locked_until(connection: Connection, task: str = "job") -> datetime:
     return until
 
 
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def renewing_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "tasklock-renewals"]
 
@@ -96,6 +100,23 @@ def test_a_claim_whose_answer_took_most_of_its_lease_is_due_within_the_rest(
     due = leases._leases[0].due
     locks.release(held)
     assert due < held._ends_at
+
+
+def test_the_next_lease_is_renewed_after_no_thread_could_be_started(
+    make_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = make_locks()
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(RuntimeError, match="can't start"):
+        hold(locks, "one", failover=60)
+    monkeypatch.undo()
+    held = hold(locks, failover=3)
+    first = held.locked_until
+    eventually(lambda: held.lost or held.locked_until > first)
+    lost = held.lost
+    locks.release(held)
+    assert not lost
+    eventually(lambda: renewing_threads() == [])  # that of "one" ends, since nobody holds it
 
 
 def test_renewals_end_at_the_maximum_lock(make_locks: MakeLocks, connection: Connection) -> None:
