@@ -99,6 +99,11 @@ class HeldLock:
         if self._lost.is_set():
             self.lose()
 
+    @property
+    def untold(self) -> bool:
+        """Whether somebody waits to be told that it is lost."""
+        return self._when_lost is not None
+
     def lose(self) -> None:
         """Note that the claim does not stand any more, and tell who wants to know."""
         self._lost.set()

@@ -155,7 +155,7 @@ class Hold:
         except TaskLockError:
             logger.exception("Task %r: its lock could not be released", held.name)
             return
-        if released is None and held.lease is None:
+        if released is None and held.untold:
             logger.warning(LOST, held.name, held.token)
 
 

@@ -111,6 +111,25 @@ def test_it_is_released_when_it_is_left_in_another_context(
     assert finished(connection)
 
 
+@pytest.mark.parametrize("failover", [None, 60])
+@pytest.mark.parametrize("extends", [False, True])
+def test_what_was_lost_meanwhile_is_told_once(
+    make_locks: MakeLocks,
+    connection: psycopg.Connection[Any],
+    caplog: pytest.LogCaptureFixture,
+    failover: int | None,
+    extends: bool,
+) -> None:
+    """As by a process that was paused, and ends before its next renewal would have found out."""
+    with make_locks().hold("import", min_lock=0, max_lock=600, failover=failover) as lock:
+        connection.execute("UPDATE task_lock SET claim_id = gen_random_uuid()")
+        if extends:
+            with pytest.raises(TaskLockError, match="cannot be extended"):
+                lock.extend(60)
+    eventually(lambda: not [t for t in threading.enumerate() if t.name == "tasklock-lost"])
+    assert caplog.text.count("'import': its lock is lost (token 1)") == 1
+
+
 def test_as_a_decorator_it_is_held_for_each_call(make_locks: MakeLocks) -> None:
     @make_locks().hold("import", **TIMES)
     def work(number: int) -> tuple[int, int]:
