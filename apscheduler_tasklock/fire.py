@@ -129,9 +129,11 @@ class Fire:
                 return False
             self._reports.failed(error)
             died = self._submission.taken_over
+            if self._submission.run_unlocked:
+                return True
             if died is not None and isinstance(error, TaskLockDatabaseError):
                 self.watch = self._watch(died.window_start, 0.0)
-            return self._submission.run_unlocked
+            return False
         if isinstance(claimed, Refusal):
             self._reports.refused(claimed)
             if claimed.unfinished and self._submission.failover is not None:

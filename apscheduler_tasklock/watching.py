@@ -72,6 +72,8 @@ class Watcher:
             for watched in self._watched:
                 if _same(watched.watch, watch):
                     _wait_too(watched.run_times, watch)
+                    if watch.submission.last:  # the scheduler has dropped the job meanwhile
+                        watched.watch = watch
                     return
             self._watched.append(_Watched(watch, list(watch.submission.run_times), due))
             if self._thread is None:

@@ -17,6 +17,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     HeldLock,
+    TaskLockDatabaseError,
     TaskLocks,
     current_lock,
     fire,
@@ -191,6 +192,23 @@ def test_a_one_off_job_that_the_memory_store_has_dropped_is_taken_over(
     assert replica.one(EVENT_JOB_EXECUTED).retval == (2, True)
 
 
+def test_a_job_whose_last_run_time_passed_meanwhile_is_taken_over(
+    make_replica: MakeReplica, holder: Callable[..., HeldLock]
+) -> None:
+    held = holder(renewed=True)
+    replica = make_replica(failover=2)
+    now = datetime.now(timezone.utc)
+    end = now + timedelta(seconds=1.5)
+    replica.run_once(token_and_takeover, hours=0, seconds=1, start_date=now, end_date=end)
+    eventually(lambda: replica.scheduler.get_job("job") is None)
+    eventually(lambda: replica.of())
+    replica.idle()
+    held._extender.__self__.abandon(held)  # type: ignore[attr-defined]  # its claims
+    eventually(lambda: replica.executor._watcher._thread is None)
+    replica.idle()
+    assert EVENT_JOB_EXECUTED in replica.codes()
+
+
 @pytest.mark.parametrize("meanwhile", ["pause_job", "remove_job", "pause"])
 def test_a_job_that_was_paused_or_removed_meanwhile_is_not_run(
     make_replica: MakeReplica, holder: Callable[..., HeldLock], meanwhile: str
@@ -271,6 +289,31 @@ def test_a_replica_reads_about_once_per_lease_whatever_it_watches(
     for lock in held:
         lock._extender.__self__.release(lock, keep_window=True)  # type: ignore[attr-defined]  # its claims
     eventually(lambda: replica.executor._watcher._thread is None)
+
+
+@pytest.mark.parametrize("way", ["skip", "run"])
+def test_a_takeover_that_meets_an_outage_is_made_later_unless_it_runs_without_a_lock(
+    make_replica: MakeReplica,
+    holder: Callable[..., HeldLock],
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    holder()
+    replica = make_replica(failover=2, on_database_error=way)
+    claim, answers = replica.executor.locks.claim, ["refused", "away", "granted"]
+
+    def claim_with_an_outage(*arguments: Any, **times: Any) -> Any:
+        if answers.pop(0) == "away":
+            raise TaskLockDatabaseError("away")
+        return claim(*arguments, **times)
+
+    monkeypatch.setattr(replica.executor.locks, "claim", claim_with_an_outage)
+    replica.run_once(token_and_takeover if way == "skip" else current_lock)
+    executed = replica.one(EVENT_JOB_EXECUTED)
+    eventually(lambda: replica.executor._watcher._thread is None)
+    replica.idle()
+    assert executed.retval == ((2, True) if way == "skip" else None)
+    assert replica.one(EVENT_JOB_EXECUTED) is executed
 
 
 def test_without_failover_nothing_is_watched_or_taken_over(
