@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from apscheduler_tasklock.context import HeldLock
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class Leases:
         """Hold nothing. A forked child leaves its parent's claims alone."""
         self._changed = threading.Condition()
         self._leases: list[_Lease] = []
+        self._refused = False
         self._thread: threading.Thread | None = None
 
     def add(self, held: HeldLock) -> None:
@@ -91,23 +92,33 @@ class Leases:
 
     def _renew_all(self, batch: Sequence[_Lease]) -> None:
         """Renew what stands, and tell of what is lost."""
-        standing = [lease for lease in batch if not lease.held.lost]
+        standing = []
         # First: what is lost is told, whatever becomes of the others' renewal.
         for lease in batch:
-            if lease not in standing:
+            if lease.held.lost:
                 self._lose(lease)
+            else:
+                standing.append(lease)
         if not standing:
             return
         now = time.monotonic()
         try:
             renewed = self._renew([lease.held for lease in standing])
-        except TaskLockDatabaseError:  # logged as an outage
+        except TaskLockError as error:
+            self._tell_refusal(error)
             _put_off(standing)
             return
+        self._refused = False
         for lease in standing:
             lease.due = _due(lease.held, now)
             if lease.held.claim_id not in renewed:
                 self._lose(lease)
+
+    def _tell_refusal(self, error: TaskLockError) -> None:
+        """Warn once, until a renewal succeeds. That the database is away is logged as an outage."""
+        if not isinstance(error, TaskLockDatabaseError) and not self._refused:
+            self._refused = True
+            logger.warning("Locks could not be renewed; trying again: %s", error)
 
     def _lose(self, lost: _Lease) -> None:
         with self._changed:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 from apscheduler_tasklock.messages import RunState
 from apscheduler_tasklock.submission import Watch
@@ -61,6 +61,7 @@ class Watcher:
         """Watch nothing. In a forked child there is no scheduler to run anything."""
         self._changed = threading.Condition()
         self._watched: list[_Watched] = []
+        self._refused = False
         self._thread: threading.Thread | None = None
 
     def add(self, watch: Watch) -> None:
@@ -106,11 +107,18 @@ class Watcher:
                 batch = list(self._watched)
             try:
                 self._look_at(batch)
-            except TaskLockDatabaseError:  # logged as an outage
+            except TaskLockError as error:
+                self._tell_refusal(error)
                 _put_off(batch)
             except Exception:  # nothing may end this thread unseen
                 logger.exception("Runs of other replicas could not be watched; trying again")
                 _put_off(batch)
+
+    def _tell_refusal(self, error: TaskLockError) -> None:
+        """Warn once, until a read succeeds. That the database is away is logged as an outage."""
+        if not isinstance(error, TaskLockDatabaseError) and not self._refused:
+            self._refused = True
+            logger.warning("Runs of other replicas could not be watched; trying again: %s", error)
 
     def _next_due(self) -> float:
         return min(watched.due for watched in self._watched)
@@ -119,6 +127,7 @@ class Watcher:
         names = sorted({watched.watch.submission.task_name for watched in batch})
         states = {state.task_name: state for state in self._read(names)}
         answered = time.monotonic()
+        self._refused = False
         for watched in batch:
             state = states.get(watched.watch.submission.task_name)
             if state is None or state.finished or state.window_start != watched.watch.window_start:

@@ -21,6 +21,7 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
     fire,
+    watching,
 )
 from tests.polling import eventually
 from tests.schedulers import Replica
@@ -201,7 +202,7 @@ def test_a_job_whose_last_run_time_passed_meanwhile_is_taken_over(
     end = now + timedelta(seconds=1.5)
     replica.run_once(token_and_takeover, hours=0, seconds=1, start_date=now, end_date=end)
     eventually(lambda: replica.scheduler.get_job("job") is None)
-    eventually(lambda: replica.of())
+    eventually(replica.of)
     replica.idle()
     held._extender.__self__.abandon(held)  # type: ignore[attr-defined]  # its claims
     eventually(lambda: replica.executor._watcher._thread is None)
@@ -314,6 +315,32 @@ def test_a_takeover_that_meets_an_outage_is_made_later_unless_it_runs_without_a_
     replica.idle()
     assert executed.retval == ((2, True) if way == "skip" else None)
     assert replica.one(EVENT_JOB_EXECUTED) is executed
+
+
+def test_that_watching_is_refused_is_told_once_and_it_goes_on(
+    make_replica: MakeReplica,
+    holder: Callable[..., HeldLock],
+    connection: Connection,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a grant is revoked for a while."""
+    monkeypatch.setattr(watching, "RETRY_INTERVAL", 0.05)
+    holder(renewed=False)
+    replica = make_replica(failover=2)
+    reads, read = [], replica.executor._watcher._read
+    monkeypatch.setattr(
+        replica.executor._watcher, "_read", lambda names: reads.append(names) or read(names)
+    )
+    replica.run_once(token_and_takeover)
+    replica.one(EVENT_TASK_LOCK_REFUSED)
+    connection.execute("ALTER TABLE task_lock RENAME TO elsewhere")
+    eventually(lambda: len(reads) >= 3)
+    connection.execute("ALTER TABLE elsewhere RENAME TO task_lock")
+    assert replica.one(EVENT_JOB_EXECUTED).retval == (2, True)
+    [refusal] = [r for r in caplog.records if r.name == watching.logger.name]
+    assert refusal.getMessage().startswith("Runs of other replicas could not be watched; trying")
+    assert refusal.exc_info is None
 
 
 def test_without_failover_nothing_is_watched_or_taken_over(

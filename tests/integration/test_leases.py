@@ -23,6 +23,7 @@ from apscheduler_tasklock import (
     TaskLockError,
     TaskLocks,
     current_lock,
+    leases,
 )
 from tests import pool_jobs
 from tests.executors.hosts import AsyncIO
@@ -282,7 +283,10 @@ def test_it_is_told_lost_also_when_renewals_are_refused(
     held.when_lost(told.set)
     connection.execute("ALTER TABLE task_lock RENAME TO elsewhere")
     eventually(told.is_set)
-    assert "Locks could not be renewed; trying again" in caplog.text
+    [refusal] = [r for r in caplog.records if r.name == leases.logger.name]
+    assert refusal.getMessage().startswith("Locks could not be renewed; trying again: the table")
+    assert refusal.levelno == logging.WARNING
+    assert refusal.exc_info is None
     assert not other.lost
     connection.execute("ALTER TABLE elsewhere RENAME TO task_lock")
     first = other.locked_until
