@@ -25,9 +25,10 @@ from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.loops import call_as_scheduler, dispatcher
 from apscheduler_tasklock.names import make_replica_id
 from apscheduler_tasklock.options import DEFAULTS, LockOptions, parse_positive_seconds
+from apscheduler_tasklock.period import follows
 from apscheduler_tasklock.submission import Submission, Watch
 from apscheduler_tasklock.table import DEFAULT_TABLE
-from apscheduler_tasklock.takeover import follows, job_to_run_again
+from apscheduler_tasklock.takeover import job_to_run_again
 from apscheduler_tasklock.tasks import Tasks
 from apscheduler_tasklock.watching import RETRY_INTERVAL, Watcher
 

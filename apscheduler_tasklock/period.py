@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -83,6 +84,14 @@ def period_after(trigger: Any, run_time: datetime) -> float | None:
     return None if following is None else following.timestamp() - run_time.timestamp()
 
 
+def follows(trigger: Any, run_time: datetime) -> bool:
+    """Tell whether a run time follows, so that the scheduler keeps the job."""
+    try:
+        return _copied(trigger).get_next_fire_time(run_time, run_time) is not None
+    except Exception:  # noqa: BLE001  # a custom trigger's own code; the scheduler tells of it
+        return True
+
+
 def _last_without_jitter(trigger: Any, run_time: datetime, seconds: float) -> datetime:
     """Return the trigger's last time without jitter at or before a run time, if it has one."""
     plain = _without_jitter_and_end(trigger)
@@ -113,15 +122,25 @@ def _total_jitter(trigger: Any) -> float:
 def _without_jitter_and_end(trigger: Any) -> Any:
     """Return a copy of the trigger that is exact and never ends."""
     if isinstance(trigger, (AndTrigger, OrTrigger)):
-        # Not copied: their copying needs parts that can be pickled, and a custom one need not.
-        combine = AndTrigger if isinstance(trigger, AndTrigger) else OrTrigger
-        return combine([_without_jitter_and_end(part) for part in trigger.triggers])
-    # A stock trigger never changes its parts, and a deep copy takes longer than all else here.
-    plain = copy.copy(trigger) if type(trigger) in _STOCK else copy.deepcopy(trigger)
+        return _combined(trigger, _without_jitter_and_end)
+    plain = _copied(trigger)
     for attribute in ("jitter", "end_date"):
         if getattr(plain, attribute, None) is not None:
             setattr(plain, attribute, None)
     return plain
+
+
+def _combined(trigger: Any, copy_part: Callable[[Any], Any]) -> Any:
+    # Not copied: their copying needs parts that can be pickled, and a custom one need not.
+    combine = AndTrigger if isinstance(trigger, AndTrigger) else OrTrigger
+    return combine([copy_part(part) for part in trigger.triggers])
+
+
+def _copied(trigger: Any) -> Any:
+    if isinstance(trigger, (AndTrigger, OrTrigger)):
+        return _combined(trigger, _copied)
+    # A stock trigger never changes its parts, and a deep copy takes longer than all else here.
+    return copy.copy(trigger) if type(trigger) in _STOCK else copy.deepcopy(trigger)
 
 
 def _next_after(trigger: Any, moment: datetime) -> datetime | None:

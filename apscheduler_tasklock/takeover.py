@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime
 from typing import Any
 
 from apscheduler.schedulers.base import STATE_RUNNING
@@ -11,14 +10,6 @@ from apscheduler.schedulers.base import STATE_RUNNING
 from apscheduler_tasklock.submission import Submission
 
 logger = logging.getLogger(__name__)
-
-
-def follows(trigger: Any, run_time: datetime) -> bool:
-    """Tell whether a run time follows, so that the scheduler keeps the job."""
-    try:
-        return trigger.get_next_fire_time(run_time, run_time) is not None
-    except Exception:  # noqa: BLE001  # a custom trigger's own code; the scheduler tells of it
-        return True
 
 
 def job_to_run_again(scheduler: Any, submission: Submission) -> Any:
