@@ -103,6 +103,28 @@ def test_a_claim_whose_answer_took_most_of_its_lease_is_due_within_the_rest(
     assert due < held._ends_at
 
 
+def test_the_thread_ends_with_the_last_lease_and_the_next_has_one_of_its_own(
+    make_locks: MakeLocks,
+) -> None:
+    locks = make_locks()
+    locks.release(hold(locks, "long", failover=600))
+    eventually(lambda: renewing_threads() == [])  # long before it would be due
+    held = hold(locks, failover=3)
+    first = held.locked_until
+    eventually(lambda: held.lost or held.locked_until > first)
+    lost = held.lost
+    locks.release(held)
+    assert not lost
+
+
+def test_a_lease_is_no_longer_than_the_maximum_lock(make_locks: MakeLocks) -> None:
+    locks = make_locks()
+    held = hold(locks, failover=600, max_lock=60)
+    lease = held.lease
+    locks.release(held)
+    assert lease == 60
+
+
 def test_the_next_lease_is_renewed_after_no_thread_could_be_started(
     make_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,22 @@ class TestClaim:
         assert (window.holder, window.reason, window.token) == ("one", "window", 1)
         assert running.locked_until == lock.locked_until
 
+    def test_that_is_refused_or_given_up_leaves_nothing_in_use(
+        self, make_locks: MakeLocks, proxy: Proxy
+    ) -> None:
+        one, other = make_locks(), make_locks(proxy.url, claim_timeout=1)
+        lock = held(one)
+        assert isinstance(claim(other), Refusal)
+        proxy.accepting = False
+        proxy.cut_all()
+        with pytest.raises(TaskLockDatabaseError):
+            claim(other)
+        assert other.in_use._users == 0
+        assert one.in_use._users == 1
+        one.release(lock)
+        one.release(lock)  # does no harm
+        assert one.in_use._users == 0
+
     def test_one_thousand_refused_write_no_wal_and_take_no_transaction_id(
         self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
     ) -> None:

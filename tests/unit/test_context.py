@@ -156,6 +156,14 @@ def test_lock_is_lost_when_its_time_is_over(stopped_clock: list[float]) -> None:
     assert lock.lost
 
 
+def test_lock_that_was_lost_stays_so(stopped_clock: list[float]) -> None:
+    lock = held_lock(seconds_left=60)
+    stopped_clock[0] += 61
+    assert lock.lost
+    lock.renewed(UNTIL, stopped_clock[0] + 60)
+    assert lock.lost
+
+
 def test_wall_clock_does_not_lose_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     lock = held_lock()
     monkeypatch.setattr("time.time", lambda: 0.0)
