@@ -164,6 +164,12 @@ def test_lock_that_was_lost_stays_so(stopped_clock: list[float]) -> None:
     assert lock.lost
 
 
+def test_lock_that_was_released_is_lost_and_that_is_news_once() -> None:
+    lock = held_lock()
+    assert [lock.end(), lock.end()] == [True, False]
+    assert lock.lost
+
+
 def test_wall_clock_does_not_lose_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     lock = held_lock()
     monkeypatch.setattr("time.time", lambda: 0.0)

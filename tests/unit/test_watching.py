@@ -101,6 +101,28 @@ def test_two_jobs_of_one_task_are_watched_apart(watched: Watching) -> None:
     assert sorted(ran.submission.job.id for ran in watched.ran) == ["one", "other"]
 
 
+def test_what_cannot_be_run_yet_is_watched_on(watched: Watching) -> None:
+    tries: list[Watch] = []
+
+    def run_again(watch: Watch) -> None:
+        tries.append(watch)
+        if len(tries) == 1:
+            watched.watcher.add(watch)
+
+    watched.watcher._run_again = run_again
+    watched.watcher.add(watch(Job(), NOW))
+    watched.settled.set()
+    watched.wait()
+    assert [list(tried.submission.run_times) for tried in tries] == [[NOW], [NOW]]
+
+
+def test_the_end_that_comes_first_is_waited_for(watched: Watching) -> None:
+    watched.settled.set()
+    watched.watcher.add(replace(watch(Job("later"), NOW), seconds_left=LONG))
+    watched.watcher.add(watch(Job(), NOW))
+    assert watched.run_times() == [[NOW], [NOW]]  # with one look, since both runs are dead
+
+
 @pytest.mark.parametrize(
     "state",
     [
