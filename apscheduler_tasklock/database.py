@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
@@ -76,7 +76,7 @@ class Database:
         connection = borrowed.driver_connection
         opened_at = borrowed.info.setdefault("tasklock_opened_at", time.monotonic())
         try:
-            with _away_as_one_error(), _autocommit(connection), self._unprepared(connection):
+            with _away_as_one_error(), self._manners(connection):
                 yield connection.cursor()
         except TaskLockDatabaseError as error:
             self._note(error)
@@ -104,7 +104,8 @@ class Database:
         except Exception as error:  # as from an application's own hook that fetches a password
             raise TaskLockDatabaseError(f"no connection: {error!r}") from error
         connection: Any = borrowed.driver_connection
-        if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        idle = psycopg.pq.TransactionStatus.IDLE
+        if not self._own and connection.info.transaction_status != idle:
             borrowed.close()
             raise TaskLockOptionError(
                 "the engine lends a connection whose transaction is open (by a listener that runs "
@@ -112,19 +113,13 @@ class Database:
             )
         return borrowed
 
-    @contextmanager
-    def _unprepared(self, connection: psycopg.Connection[Any]) -> Iterator[None]:
+    def _manners(self, connection: psycopg.Connection[Any]) -> AbstractContextManager[None]:
         """Prepare nothing where others use the connection, and where a pooler loses statements.
 
         An engine made here prepares only on connections that lead to the server itself (see
         ``connector``); of an application's own it is not known where they lead.
         """
-        if self._own and self._prepares:
-            yield
-            return
-        threshold, connection.prepare_threshold = connection.prepare_threshold, None
-        yield
-        connection.prepare_threshold = threshold
+        return nullcontext() if self._own and self._prepares else _as_a_guest(connection)
 
     def _note(self, error: TaskLockDatabaseError) -> None:
         """Stop preparing statements behind a pooler that was not recognized as one."""
@@ -209,14 +204,16 @@ def _away_as_one_error() -> Iterator[None]:
 
 
 @contextmanager
-def _autocommit(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Make each statement a transaction of its own, also on an application's own engine."""
-    if connection.autocommit:
-        yield
-        return
-    connection.autocommit = True
+def _as_a_guest(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Make each statement a transaction of its own, and leave no trace on the connection."""
+    threshold, connection.prepare_threshold = connection.prepare_threshold, None
+    autocommit = connection.autocommit
+    if not autocommit:
+        connection.autocommit = True
     yield
-    connection.autocommit = False
+    if not autocommit:
+        connection.autocommit = False
+    connection.prepare_threshold = threshold
 
 
 def _check_engine(engine: Engine) -> None:

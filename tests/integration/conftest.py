@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import psycopg
 import pytest
 
 from apscheduler_tasklock.locks import TaskLocks
@@ -24,6 +25,20 @@ def proxy(database_url: str) -> Iterator[Proxy]:
 def gate(proxy: Proxy) -> Gate:
     """Holds up the answers that go through the proxy."""
     return Gate(proxy)
+
+
+@pytest.fixture
+def known_task(connection: psycopg.Connection[Any]) -> Callable[[str], None]:
+    """Give a task a row, as if it had run long ago, for the first time after token 0."""
+
+    def make(name: str) -> None:
+        connection.execute(
+            "INSERT INTO task_lock SELECT %s, past, past, past, past, 'before',"
+            " gen_random_uuid(), 0, past FROM (SELECT now() - interval '1 year' AS past) AS long_ago",
+            [name],
+        )
+
+    return make
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from apscheduler_tasklock import (
     outage,
     watching,
 )
-from tests.faults import CLAIM, READ, RELEASE, RENEWAL, Fault, Kind, Point
+from tests.faults import CLAIM, FIRST_CLAIM, READ, RELEASE, RENEWAL, Fault, Kind, Point
 from tests.polling import eventually
 from tests.proxy import Proxy
 from tests.schedulers import Replica
@@ -57,6 +57,15 @@ def hit(request: pytest.FixtureRequest) -> Hit:
     """At which point of its way a statement is hit, and how."""
     found: Hit = request.param
     return found
+
+
+@pytest.fixture(params=[CLAIM, FIRST_CLAIM], ids=["known task", "new task"])
+def granting(request: pytest.FixtureRequest, known_task: Callable[[str], None]) -> bytes:
+    """The statement that grants a claim: one for a task that has run, another for its first run."""
+    if request.param == CLAIM:
+        known_task("job")
+    statement: bytes = request.param
+    return statement
 
 
 @pytest.fixture
@@ -136,9 +145,14 @@ class Job:
 
 class TestEachStatement:
     def test_a_claim_that_is_granted(
-        self, replica: Replica, make_fault: MakeFault, connection: Connection, hit: Hit
+        self,
+        replica: Replica,
+        make_fault: MakeFault,
+        connection: Connection,
+        hit: Hit,
+        granting: bytes,
     ) -> None:
-        fault = make_fault(CLAIM, hit)
+        fault = make_fault(granting, hit)
         job = Job()
         replica.run_once(job.run)
         replica.one(EVENT_JOB_EXECUTED)
@@ -147,10 +161,15 @@ class TestEachStatement:
         assert job.ran == [(1, False)]
 
     def test_a_claim_without_a_minimum_lock(
-        self, replica: Replica, make_fault: MakeFault, connection: Connection, hit: Hit
+        self,
+        replica: Replica,
+        make_fault: MakeFault,
+        connection: Connection,
+        hit: Hit,
+        granting: bytes,
     ) -> None:
         """Its window is over when it is asked for again."""
-        fault = make_fault(CLAIM, hit)
+        fault = make_fault(granting, hit)
         job = Job()
         replica.run_once(lambda task_lock=None: job.run(), kwargs={"task_lock": {"min_lock": 0}})
         replica.one(EVENT_JOB_EXECUTED)

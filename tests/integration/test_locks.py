@@ -26,6 +26,7 @@ from tests.polling import eventually
 from tests.proxy import Proxy, pass_on
 
 MakeLocks = Callable[..., TaskLocks]
+KnownTask = Callable[[str], None]
 
 
 def claim(locks: TaskLocks, task: str = "task", **times: Any) -> HeldLock | Refusal:
@@ -159,7 +160,7 @@ class TestClaim:
         assert (0, 0) in rounds, rounds
 
     def test_is_one_statement_and_a_release_one_more(
-        self, make_locks: MakeLocks, proxy: Proxy
+        self, make_locks: MakeLocks, proxy: Proxy, known_task: KnownTask
     ) -> None:
         sent: list[bytes] = []
 
@@ -169,6 +170,7 @@ class TestClaim:
 
         locks = make_locks(proxy.url)
         held(locks, "connects")
+        known_task("task")
         proxy.to_server = count
         lock = held(locks)
         assert len(sent) == 1, sent
@@ -204,10 +206,15 @@ class TestClaim:
 
 class TestLostAnswers:
     def test_a_claim_whose_answer_was_lost_is_granted_when_asked_again(
-        self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+        self,
+        make_locks: MakeLocks,
+        proxy: Proxy,
+        connection: psycopg.Connection[Any],
+        known_task: KnownTask,
     ) -> None:
         locks = make_locks(proxy.url)
         held(locks, "connects")
+        known_task("task")
         cut = _cut_once(proxy)
 
         lock = held(locks)
@@ -242,10 +249,16 @@ class TestLostAnswers:
 
     @pytest.mark.parametrize("keeps", [False, True])
     def test_a_claim_that_was_given_up_but_granted_is_released_and_its_window_as_asked_for(
-        self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any], keeps: bool
+        self,
+        make_locks: MakeLocks,
+        proxy: Proxy,
+        connection: psycopg.Connection[Any],
+        known_task: KnownTask,
+        keeps: bool,
     ) -> None:
         locks = make_locks(proxy.url, claim_timeout=0.5)
         held(locks, "connects")
+        known_task("task")
         proxy.to_client = lambda _data: None  # no answer gets through any more
         with pytest.raises(TaskLockDatabaseError, match="could not be used for"):
             claim(locks, min_lock=900.0, max_lock=5000.0, keep_unanswered=keeps)
