@@ -21,7 +21,7 @@ from tests.postgres import Server, given_url, start_server
 PREPARED_STATEMENTS = {"on": 200, "off": 0}
 
 # Failures are repeated by the seed, not by a database of examples; and no machine is too slow.
-settings.register_profile("quick", max_examples=40, deadline=None, database=None)
+settings.register_profile("quick", max_examples=100, deadline=None, database=None)
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=2000)
 settings.load_profile("quick")  # `--hypothesis-profile thorough` takes the other
 

@@ -335,13 +335,14 @@ def test_every_history_of_claims_goes_as_the_model_says(
 ) -> None:
     seen: Counter[str] = Counter()
     table = Table(connection)
+    long = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=100)
 
     # A round may by chance miss a rare situation.
     for _ in range(MOST_ROUNDS):
         histories = seed(rng.getrandbits(64))(
             lambda: ClaimHistory(replicas_connection, table, seen)
         )
-        run_state_machine_as_test(histories, settings=settings(stateful_step_count=100))
+        run_state_machine_as_test(histories, settings=long)
         if seen.keys() >= situations.EXPECTED:
             break
 
