@@ -4,17 +4,18 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 
 # For `make test-postgres`: a major version, 14 to 18.
 VERSION ?= 18
-# For `make bench`: how often each operation is measured.
+# For `make bench`: how often each operation of the hot path is measured.
 ROUNDS ?= 2000
 # For `make fidelity`: --help shows them.
 FIDELITY_ARGS ?=
 # For `make test-lowest`: the oldest Python there is.
 LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
 
-.PHONY: demo test test-faults test-lowest test-pgbouncer test-postgres lint types bench fidelity clean
+.PHONY: demo test test-faults test-lowest test-pgbouncer test-postgres lint types bench bench-results fidelity clean
 
 demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 seconds
 	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
@@ -46,14 +47,29 @@ lint: $(VENV)/.dev ## Check the code's style
 types: $(VENV)/.dev ## Check the types
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev ## Measure claims and releases against bare psycopg
-	ROUNDS=$(ROUNDS) $(BIN)/python -m benchmarks.hot_path
+bench: $(VENV)/.dev ## Measure in short form what a claim and a release cost, and print it
+	$(BIN)/python -m benchmarks.speed --quick --rounds $(ROUNDS) $(BENCH_ARGS)
+
+bench-results: .venv-bench/.demo .venv-apscheduler4/.done ## Measure all of it, into benchmarks/RESULTS.md
+	.venv-bench/bin/python -m benchmarks.speed --results benchmarks/RESULTS.md $(BENCH_ARGS)
 
 fidelity: $(VENV)/.bench ## Live through thousands of windows under each rule, and count what goes wrong
 	$(BIN)/python -m benchmarks.fidelity $(FIDELITY_ARGS)
 
 clean: ## Remove the environment and what tools left
-	rm -rf $(VENV) .venv-lowest .cache .pytest_cache .mypy_cache .ruff_cache dist
+	rm -rf $(VENV) .venv-lowest .venv-bench .venv-apscheduler4 .cache .pytest_cache .mypy_cache .ruff_cache dist
+
+# The other libraries, beside this one; and APScheduler 4, which cannot be beside 3.
+.venv-bench/.demo: benchmarks/requirements.txt pyproject.toml
+	@$(PYTHON) -m venv .venv-bench
+	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable '.[demo]' --requirement $<
+	@touch $@
+
+.venv-apscheduler4/.done: benchmarks/requirements-apscheduler4.txt
+	@$(PYTHON) -m venv .venv-apscheduler4
+	@.venv-apscheduler4/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
 
 $(VENV)/.%: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo "Installing into $(VENV) ..."

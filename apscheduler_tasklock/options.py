@@ -111,7 +111,7 @@ class LockOptions:
 # Seconds. Three renewals go into a lease, each over the network and on a thread of a busy process.
 SHORTEST_FAILOVER = 1.0
 
-# What holds where nobody says otherwise (DESIGN: 0.9 and not 1.0, because with 1.0 a replica's
+# What holds where nobody says otherwise (0.9 and not 1.0, because with 1.0 a replica's
 # next fire misses its window by milliseconds).
 DEFAULTS = LockOptions(
     min_factor=0.9,

@@ -1,7 +1,7 @@
 """The decision of the lock protocol in plain Python, to compare the statements with.
 
 A task's row is a value, a claim makes another one of it, and times are seconds on the database's
-clock. DESIGN: a claim is granted if nobody runs the task and its window is new; what changes that
+clock. A claim is granted if nobody runs the task and its window is new; what changes that
 is a dead holder, and having been granted before.
 """
 

@@ -34,7 +34,7 @@ def known_task(connection: psycopg.Connection[Any]) -> Callable[[str], None]:
     def make(name: str) -> None:
         connection.execute(
             "INSERT INTO task_lock SELECT %s, past, past, past, past, 'before',"
-            " gen_random_uuid(), 0, past FROM (SELECT now() - interval '1 year' AS past) AS long_ago",
+            " gen_random_uuid(), 0, past FROM (SELECT now() - interval '1 year' AS past) AS _",
             [name],
         )
 
