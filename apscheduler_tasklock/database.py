@@ -9,7 +9,6 @@ from copy import copy
 from typing import Any
 
 import psycopg
-import sqlalchemy.exc
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -76,17 +75,16 @@ class Database:
         connection = borrowed.driver_connection
         opened_at = borrowed.info.setdefault("tasklock_opened_at", time.monotonic())
         try:
-            with _away_as_one_error(), self._manners(connection):
+            with self._manners(connection):
                 yield connection.cursor()
-        except TaskLockDatabaseError as error:
-            self._note(error)
-            error._opened_at = opened_at
-            borrowed.invalidate()
-            raise
-        except BaseException:
+        except BaseException as error:
             # Whatever interrupted it may have left an answer unread.
             borrowed.invalidate()
-            raise
+            away = self._away(error)
+            if away is None:
+                raise
+            away._opened_at = opened_at
+            raise away from (error.__cause__ if away is error else error)
         else:
             if self._closed and (self._own or self._separate is not None):
                 borrowed.invalidate()
@@ -95,14 +93,16 @@ class Database:
 
     def _borrow(self) -> Any:
         """Check a connection out. Whatever keeps it from coming may be over at the next attempt."""
+        pool = self._separate
         try:
-            with _away_as_one_error():
-                pool = self._separate
-                borrowed = self._engine.raw_connection() if pool is None else pool.connect()
-        except (TaskLockDatabaseError, psycopg.Error):
-            raise
-        except Exception as error:  # as from an application's own hook that fetches a password
-            raise TaskLockDatabaseError(f"no connection: {error!r}") from error
+            borrowed = self._engine.raw_connection() if pool is None else pool.connect()
+        except Exception as error:
+            original = getattr(error, "orig", error)
+            away = self._away(error)
+            if away is None and isinstance(original, psycopg.Error):
+                raise original from None
+            # Else it is as from an application's own hook that fetches a password.
+            raise away or TaskLockDatabaseError(f"no connection: {error!r}") from error
         connection: Any = borrowed.driver_connection
         idle = psycopg.pq.TransactionStatus.IDLE
         if not self._own and connection.info.transaction_status != idle:
@@ -121,10 +121,11 @@ class Database:
         """
         return nullcontext() if self._own and self._prepares else _as_a_guest(connection)
 
-    def _note(self, error: TaskLockDatabaseError) -> None:
-        """Stop preparing statements behind a pooler that was not recognized as one."""
-        if getattr(error.__cause__, "sqlstate", None) in LOST_STATEMENT_STATES:
-            self._prepares = False
+    def _away(self, error: BaseException) -> TaskLockDatabaseError | None:
+        """Return the error that says that the database is away, if this one means that."""
+        if getattr(error, "sqlstate", None) in LOST_STATEMENT_STATES:
+            self._prepares = False  # it is a pooler that was not recognized as one
+        return error if isinstance(error, TaskLockDatabaseError) else explain_away(error)
 
     def separate(self) -> Database:
         """Return the same database by connections that nobody else can use up."""
@@ -187,20 +188,6 @@ def parse_url(database: str | URL) -> URL:
     if isinstance(password, str):  # where its text would show it
         url = url.difference_update_query(["password"]).set(password=password)
     return url.set(drivername=DRIVER)
-
-
-@contextmanager
-def _away_as_one_error() -> Iterator[None]:
-    try:
-        yield
-    except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:
-        away = explain_away(error)
-        if away is not None:
-            raise away from error
-        original = getattr(error, "orig", None)
-        if isinstance(original, psycopg.Error):
-            raise original from None
-        raise
 
 
 @contextmanager

@@ -47,7 +47,7 @@ _REFUSALS = (
 )
 
 
-def explain_away(error: Exception) -> TaskLockDatabaseError | None:
+def explain_away(error: BaseException) -> TaskLockDatabaseError | None:
     """Return the error to raise if ``error`` says that the database is away, else ``None``."""
     if isinstance(error, sqlalchemy.exc.TimeoutError):
         return TaskLockDatabaseError("no connection became free in time: all are in use")
