@@ -75,7 +75,7 @@ class TaskLockProtocol:
         """Let claims stand for another lease each.
 
         :return: when each of them ends now, and the database's time, by claim id. One that is
-            missing stands no more.
+            missing stands no more; one whose row somebody has locked stands as it was.
         """
         rows = cursor.execute(
             self._renew,

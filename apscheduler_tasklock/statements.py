@@ -137,23 +137,34 @@ def extend(table: str) -> str:
 
 
 def renew(table: str) -> str:
-    """Return the statement that renews all that a replica holds.
+    """Return the statement that renews all that a replica holds, and tells what of it stands.
 
     A claim whose lease has ended stays so, even if nobody has taken it over: its holder has been
-    told that it is lost.
+    told that it is lost. A row that somebody has locked is passed over, and told as it is: else
+    one of them would keep all the others waiting until their leases end.
     """
     return f"""
-        UPDATE {table} AS claim SET
-            locked_until = GREATEST(locked_until, LEAST(
-                now() + renewal.lease * interval '1 second',
-                started_at + renewal.max_lock * interval '1 second'
-            ))
-        FROM unnest(%(task_names)s::text[], %(claim_ids)s::uuid[], %(leases)s::float8[],
-                    %(max_locks)s::float8[])
-             AS renewal (task_name, claim_id, lease, max_lock)
-        WHERE claim.task_name = renewal.task_name AND claim.claim_id = renewal.claim_id
-          AND NOT {NOT_RUNNING}
-        RETURNING claim.claim_id, locked_until, now()
+        WITH wanted AS (
+            SELECT * FROM unnest(%(task_names)s::text[], %(claim_ids)s::uuid[],
+                                 %(leases)s::float8[], %(max_locks)s::float8[])
+                     AS renewal (task_name, claim_id, lease, max_lock)
+        ), free AS (
+            SELECT claim.task_name, lease, max_lock
+            FROM {table} AS claim JOIN wanted USING (task_name, claim_id)
+            WHERE NOT {NOT_RUNNING}
+            FOR NO KEY UPDATE OF claim SKIP LOCKED
+        ), renewed AS (
+            UPDATE {table} AS claim SET
+                locked_until = GREATEST(locked_until, LEAST(
+                    now() + lease * interval '1 second',
+                    started_at + max_lock * interval '1 second'
+                ))
+            FROM free WHERE claim.task_name = free.task_name
+            RETURNING claim.claim_id, locked_until AS renewed_until
+        )
+        SELECT claim_id, COALESCE(renewed_until, locked_until), now()
+        FROM {table} JOIN wanted USING (task_name, claim_id) LEFT JOIN renewed USING (claim_id)
+        WHERE NOT {NOT_RUNNING}
     """
 
 

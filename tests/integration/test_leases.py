@@ -142,6 +142,35 @@ def test_the_next_lease_is_renewed_after_no_thread_could_be_started(
     eventually(lambda: renewing_threads() == [])  # that of "one" ends, since nobody holds it
 
 
+def test_a_row_that_somebody_has_locked_costs_no_other_lease(
+    make_locks: MakeLocks, connection: Connection, database_url: str
+) -> None:
+    locks = make_locks()
+    locked, other = hold(locks, "locked"), hold(locks, "other")
+    with psycopg.connect(database_url) as session:
+        session.execute("SELECT FROM task_lock WHERE task_name = 'locked' FOR UPDATE")
+        first = locked_until(connection, "other")
+        eventually(lambda: locked.lost)
+        eventually(lambda: locked_until(connection, "other") > first + timedelta(seconds=1))
+        assert not other.lost
+    for held in (locked, other):
+        locks.release(held)
+
+
+def test_a_row_that_is_locked_for_a_moment_costs_no_lease(
+    make_locks: MakeLocks, connection: Connection, database_url: str
+) -> None:
+    locks = make_locks()
+    held = hold(locks, failover=3)
+    with psycopg.connect(database_url) as session:
+        first = locked_until(connection)
+        session.execute("SELECT FROM task_lock FOR UPDATE")
+        eventually(lambda: held.seconds_left < 1.5)
+    eventually(lambda: locked_until(connection) > first)
+    assert not held.lost
+    locks.release(held)
+
+
 def test_renewals_end_at_the_maximum_lock(make_locks: MakeLocks, connection: Connection) -> None:
     locks = make_locks()
     held = hold(locks, max_lock=2.5)
