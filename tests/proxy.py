@@ -90,7 +90,11 @@ class Proxy:
                 client.close()
                 continue
             self.accepted += 1
-            server = self._connect()
+            try:
+                server = self._connect()
+            except OSError:  # it is not running
+                client.close()
+                continue
             self._open |= {client, server}
             self._spawn(self._forward, client, server, self.accepted, True)
             self._spawn(self._forward, server, client, self.accepted, False)
