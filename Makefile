@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_ARGS ?=
 
 # For `make test-postgres`: a major version, 14 to 18.
 VERSION ?= 18
@@ -15,7 +16,7 @@ FIDELITY_ARGS ?=
 # For `make test-lowest`: the oldest Python there is.
 LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
 
-.PHONY: demo test test-faults test-lowest test-pgbouncer test-postgres lint types bench bench-results fidelity clean
+.PHONY: demo test test-faults chaos test-lowest test-pgbouncer test-postgres lint types bench bench-results fidelity clean
 
 demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 seconds
 	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
@@ -25,6 +26,9 @@ test: $(VENV)/.dev ## Run the tests
 
 test-faults: $(VENV)/.dev ## Run the tests of broken connections that `make test` leaves out
 	$(BIN)/pytest -n auto -m faults tests/integration $(PYTEST_ARGS)
+
+chaos: $(VENV)/.dev ## Put real replicas under random faults for three minutes, and check what they did
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows
 	$(MAKE) test VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt

@@ -1,0 +1,1 @@
+"""Replicas under random faults, and a checker that reads what they did: ``make chaos``."""

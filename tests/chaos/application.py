@@ -1,0 +1,122 @@
+"""The application's own tables: a resource that is fenced by tokens, and what the lock table saw.
+
+The replicas write to it on connections that the monkey's proxies are not in the way of.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psycopg
+
+from tests.chaos.history import Event
+
+_CONNECT_TIMEOUT = 5
+
+# Changes of the task lock table, noted in the transactions that make them. An application has no
+# such trigger; here it tells of claims whose replica was killed before the job began.
+_TABLES = """
+    CREATE TABLE resource (task text PRIMARY KEY, token bigint NOT NULL);
+    CREATE TABLE write (id bigserial PRIMARY KEY, task text NOT NULL, token bigint NOT NULL,
+                        replica text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
+    CREATE TABLE claim (id bigserial PRIMARY KEY, kind text NOT NULL, at timestamptz NOT NULL,
+                        task text NOT NULL, token bigint NOT NULL, replica text NOT NULL,
+                        window_start timestamptz NOT NULL, until timestamptz NOT NULL,
+                        kept boolean NOT NULL);
+    CREATE FUNCTION note_claim() RETURNS trigger LANGUAGE plpgsql AS $$
+    DECLARE
+        kind text := 'renewed';
+        kept boolean := true;
+        happened timestamptz := clock_timestamp();
+    BEGIN
+        IF TG_OP = 'INSERT' OR NEW.claim_id <> OLD.claim_id THEN
+            kind := 'claimed';
+            happened := NEW.started_at;
+        ELSIF NEW.finished_at IS NOT NULL THEN
+            IF OLD.finished_at IS NOT NULL THEN RETURN NULL; END IF;
+            kind := 'released';
+            kept := NEW.window_until = OLD.window_until;
+            happened := NEW.finished_at;
+        END IF;
+        INSERT INTO claim (kind, at, task, token, replica, window_start, until, kept)
+        VALUES (kind, happened, NEW.task_name, NEW.token, NEW.locked_by, NEW.window_start,
+                NEW.locked_until, kept);
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER note_claim AFTER INSERT OR UPDATE ON task_lock
+        FOR EACH ROW EXECUTE FUNCTION note_claim();
+"""
+
+# The row of the resource stays locked until the write is committed, so that the ids of a task's
+# writes are in the order in which the resource accepted them.
+_WRITE = """
+    WITH fenced AS (
+        INSERT INTO resource AS known (task, token) VALUES (%(task)s, %(token)s)
+        ON CONFLICT (task) DO UPDATE SET token = EXCLUDED.token WHERE known.token <= EXCLUDED.token
+        RETURNING task
+    )
+    INSERT INTO write (task, token, replica) SELECT task, %(token)s, %(replica)s FROM fenced
+"""
+
+
+class Application:
+    """The tables as one replica uses them. A write that the server is away for is left out."""
+
+    def __init__(self, url: str, replica: str) -> None:
+        self._url = url
+        self._replica = replica
+
+    def write(self, task: str, token: int) -> None:
+        """Write to the resource, which refuses tokens older than the latest it has seen."""
+        row = {"task": task, "token": token, "replica": self._replica}
+        try:
+            with connect(self._url) as connection:
+                connection.execute(_WRITE, row)
+        except psycopg.OperationalError:
+            pass
+
+
+def connect(url: str) -> psycopg.Connection[Any]:
+    """Return a connection of our own, in autocommit mode."""
+    return psycopg.connect(url, autocommit=True, connect_timeout=_CONNECT_TIMEOUT)
+
+
+def create_tables(url: str) -> None:
+    """Create the application's tables beside the task lock's."""
+    with connect(url) as connection:
+        connection.execute(_TABLES)  # type: ignore[arg-type]  # a constant of this module
+
+
+def monotonic_offset() -> float:
+    """Return what to add to a wall clock time for the machine's monotonic one."""
+    return time.monotonic() - time.time()
+
+
+def read_events(url: str, offset: float) -> list[Event]:
+    """Return what the tables show, each in the order in which it happened."""
+    with connect(url) as connection:
+        claims = connection.execute(
+            "SELECT at, kind, replica, task, token, window_start, until, kept"
+            " FROM claim ORDER BY id"
+        ).fetchall()
+        writes = connection.execute(
+            "SELECT at, replica, task, token FROM write ORDER BY id"
+        ).fetchall()
+    events = [
+        Event(
+            at.timestamp() + offset,
+            kind,
+            replica,
+            task,
+            token,
+            due=start.timestamp() + offset,
+            until=until.timestamp() + offset,
+            kept=kept,
+        )
+        for at, kind, replica, task, token, start, until, kept in claims
+    ]
+    return events + [
+        Event(at.timestamp() + offset, "written", replica, task, token)
+        for at, replica, task, token in writes
+    ]

@@ -1,0 +1,34 @@
+"""The checker: reads a history, and finds what must not have happened.
+
+A pure function of the history and of what the tasks are; the rules are in the modules beside it:
+
+- ``exclusion.py``: two runs overlap that both believed that they held the lock; a token goes back;
+  a write with an old token is accepted
+- ``repeats.py``: a window is run twice without a dead holder
+- ``misses.py``: a window is missed while a replica lived
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tests.chaos import exclusion, misses, repeats
+from tests.chaos.finding import Finding
+from tests.chaos.history import Event
+from tests.chaos.records import Records
+from tests.chaos.tasks import ChaosTask
+
+
+def check(events: Sequence[Event], tasks: Sequence[ChaosTask]) -> list[Finding]:
+    """Return what must not have happened, in the order in which it did."""
+    records = Records(events)
+    return sorted(_all(records, tasks), key=lambda finding: finding.at)
+
+
+def _all(records: Records, tasks: Sequence[ChaosTask]) -> Iterator[Finding]:
+    for event in records.died:
+        yield Finding("replica died", "", event.at, f"{event.replica} ended: {event.detail}")
+    for task in tasks:
+        yield from exclusion.check(records, task)
+        yield from repeats.check(records, task)
+        yield from misses.check(records, task)

@@ -1,0 +1,215 @@
+"""The replicas as the monkey sees them: processes, each behind a proxy of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from tests.chaos.history import Event
+from tests.chaos.plan import Newcomer
+from tests.chaos.replica import APPLICATION_VARIABLE, LOCKS_VARIABLE
+from tests.proxy import Proxy, Rule, pass_on, proxy_to
+
+CHECKOUT = Path(__file__).parent.parent.parent
+
+# Where Debian and others have it.
+_FAKETIME = ("lib/*/faketime/libfaketimeMT.so.1", "lib*/faketime/libfaketimeMT.so.1")
+
+# Seconds that replicas may take to end their jobs.
+_END_TIMEOUT = 30.0
+
+Note = Callable[[Event], None]
+
+
+def find_faketime() -> Path | None:
+    """Return the library that makes a process's clock wrong, or ``None``."""
+    found = [path for pattern in _FAKETIME for path in sorted(Path("/usr").glob(pattern))]
+    return found[0] if found else None
+
+
+class Member:
+    """One replica's process. It dies with this one, however that ends."""
+
+    def __init__(
+        self, name: str, newcomer: Newcomer, urls: tuple[str, str], folder: Path, note: Note
+    ) -> None:
+        self.name = name
+        self.stopped = self.leaving = self.killed = False
+        self._note = note
+        locks, application = urls
+        environment = {LOCKS_VARIABLE: locks, APPLICATION_VARIABLE: application}
+        command = [sys.executable, "-m", "tests.chaos.replica", name, str(newcomer.offset)]
+        with (folder / f"{name}.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [*_die_with_parent(), *command],
+                cwd=CHECKOUT,
+                env={**os.environ, **environment, **_skewed_clock(newcomer.skew)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the monkey
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there, and was not told to end."""
+        return not self.leaving and self.process.poll() is None
+
+    def signal(self, which: signal.Signals) -> None:
+        """Send it a signal."""
+        self.stopped = which == signal.SIGSTOP
+        self.process.send_signal(which)
+
+    def kill(self) -> None:
+        """Kill it, and wait until it is gone."""
+        self.killed = self.leaving = True
+        self.process.kill()
+        self.process.wait()
+
+    def leave(self) -> None:
+        """Tell it to end what it runs, and then itself."""
+        self.leaving = True
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+    def end(self, deadline: float = 0.0) -> None:
+        """Wait until it is gone, and all that it told is noted; kill it at the deadline."""
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join()
+        self.leave()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.endswith(b"\n"):  # killed while it wrote
+                self._note(Event(**json.loads(line)))
+
+
+class Slot:
+    """A place in the fleet: one replica after the other, behind the same proxy.
+
+    :ivar member: the replica that is or was there last
+    :ivar disturbed: how its path to the server is disturbed, or ``""``
+    """
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
+        self.disturbed = ""
+        self.member: Member | None = None
+        self._gate = threading.Event()
+
+    def hang(self) -> None:
+        """Hold up what is sent, in both directions."""
+        gate = self._gate = threading.Event()
+
+        def hold_up(data: bytes) -> bytes:
+            gate.wait()
+            return data
+
+        self._disturb("hang", hold_up)
+
+    def swallow(self) -> None:
+        """Let nothing through that is sent."""
+        self._disturb("swallow", lambda _data: b"")
+
+    def free(self) -> None:
+        """Let everything through again. Connections that lost something are cut."""
+        lost = self.disturbed == "swallow"
+        self._disturb("", pass_on)
+        self._gate.set()
+        if lost:
+            self.proxy.cut_all()
+
+    def _disturb(self, how: str, rule: Rule) -> None:
+        self.disturbed = how
+        self.proxy.to_server = self.proxy.to_client = rule
+
+
+class Fleet:
+    """All slots. As a context manager it leaves no process behind."""
+
+    def __init__(self, url: str, folder: Path, note: Note) -> None:
+        self.slots: list[Slot] = []
+        self._url = url
+        self._folder = folder
+        self._note = note
+        self._members: list[Member] = []
+
+    def start(self, slot: Slot, newcomer: Newcomer) -> Member:
+        """Start a replica in a slot."""
+        name = f"r{len(self._members) + 1}"
+        urls = (slot.proxy.url, self._url)
+        slot.member = Member(name, newcomer, urls, self._folder, self._note)
+        self._members.append(slot.member)
+        return slot.member
+
+    def close(self) -> None:
+        """Let all replicas end their jobs, and note those that cannot."""
+        deadline = time.monotonic() + _END_TIMEOUT
+        for slot in self.slots:
+            slot.free()
+        for member in self._members:
+            member.leave()
+        for member in self._members:
+            member.end(deadline)
+            if member.process.returncode and not member.killed:
+                self._note(_died(member, self._folder))
+
+    @contextmanager
+    def running(self, replicas: int) -> Iterator[Fleet]:
+        """Have so many slots, without replicas yet."""
+        with ExitStack() as stack:
+            for _ in range(replicas):
+                self.slots.append(Slot(stack.enter_context(proxy_to(self._url))))
+                stack.callback(self.slots[-1].free)
+            stack.callback(self._kill_all)
+            yield self
+
+    def _kill_all(self) -> None:
+        for member in self._members:
+            member.process.kill()
+        for member in self._members:
+            member.end()
+
+
+def _died(member: Member, folder: Path) -> Event:
+    said = (folder / f"{member.name}.log").read_text(errors="replace").strip().splitlines()
+    last = said[-1] if said else "it said nothing"
+    status = member.process.returncode
+    return Event(time.monotonic(), "died", member.name, detail=f"status {status}: {last}")
+
+
+def _skewed_clock(skew: float) -> dict[str, str]:
+    if not skew:
+        return {}
+    # The monotonic clock is left alone, which measures time also on a machine with a wrong date.
+    return {
+        "LD_PRELOAD": str(find_faketime()),
+        "FAKETIME": f"{skew:+.3f}s",
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+def _die_with_parent() -> list[str]:
+    """Return what makes the kernel kill a replica, stopped or not, if this process is killed."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []

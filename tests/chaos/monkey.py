@@ -1,0 +1,149 @@
+"""The monkey: carries the plan out, and notes what it did and when."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+
+import psycopg
+
+from apscheduler_tasklock.demo.server import EmbeddedServer
+from tests.chaos.application import connect
+from tests.chaos.fleet import Fleet, Member, Note, Slot
+from tests.chaos.history import Event
+from tests.chaos.plan import Action, Plan
+
+_TERMINATE = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s
+"""
+
+
+class Monkey:
+    """Does one thing after the other, in the thread that started the processes.
+
+    :ivar done: how often it did what
+    """
+
+    def __init__(self, plan: Plan, fleet: Fleet, server: EmbeddedServer, note: Note) -> None:
+        self.done: Counter[str] = Counter()
+        self._fleet = fleet
+        self._server = server
+        self._note_event = note
+        self._started = time.monotonic()
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._plan = plan
+        self._down = False
+
+    def start(self) -> None:
+        """Start the fleet, and put the plan on the agenda."""
+        for slot, newcomer in zip(self._fleet.slots, self._plan.first, strict=True):
+            self._fleet.start(slot, newcomer)
+        for action in self._plan.actions:
+            self._later(self._started + action.at, lambda action=action: self._do(action))
+
+    def act(self) -> None:
+        """Do what is due."""
+        while self._agenda and self._agenda[0][0] <= time.monotonic():
+            heappop(self._agenda)[2]()
+
+    def _later(self, at: float, what: Callable[[], None]) -> None:
+        heappush(self._agenda, (at, next(self._order), what))
+
+    def _after(self, action: Action, what: Callable[[], None]) -> None:
+        self._later(time.monotonic() + action.lasts, what)
+
+    def _do(self, action: Action) -> None:
+        slot = self._fleet.slots[action.slot]
+        member = slot.member
+        if member is None or not member.alive or (member.stopped and action.kind != "kill"):
+            return  # it is gone already, or as good as
+        if self._act_on(action, slot, member):
+            self.done[action.kind] += 1
+
+    def _act_on(self, action: Action, slot: Slot, member: Member) -> bool:
+        match action.kind:
+            case "kill":
+                self._kill(action, slot, member)
+            case "leave":
+                self._note("leaving", member)
+                member.leave()
+                self._after(action, lambda: self._join(slot, action))
+            case "stop":
+                self._note("stopped", member)
+                member.signal(signal.SIGSTOP)
+                self._after(action, lambda: self._continue(member))
+            case "hang" | "swallow":
+                return self._disturb(action, slot, member)
+            case "cut":
+                self._note("cut", member)
+                slot.proxy.cut_all()
+            case "terminate":
+                self._terminate(member)
+            case _:
+                return self._restart(action)
+        return True
+
+    def _kill(self, action: Action, slot: Slot, member: Member) -> None:
+        # Before: what it still does until it is gone is not held against it.
+        self._note("killed", member, action.kind)
+        member.kill()
+        self._after(action, lambda: self._join(slot, action))
+
+    def _join(self, slot: Slot, action: Action) -> None:
+        member = self._fleet.start(slot, action.newcomer)
+        self.done["join"] += 1
+        if slot.disturbed:
+            self._note("hung", member, slot.disturbed)
+
+    def _continue(self, member: Member) -> None:
+        if member.process.poll() is None:
+            member.signal(signal.SIGCONT)
+            self._note("continued", member)
+
+    def _disturb(self, action: Action, slot: Slot, member: Member) -> bool:
+        if slot.disturbed:
+            return False
+        self._note("hung", member, action.kind)
+        (slot.hang if action.kind == "hang" else slot.swallow)()
+        self._after(action, lambda: self._free(slot))
+        return True
+
+    def _free(self, slot: Slot) -> None:
+        slot.free()
+        # Whoever is there by now: a newcomer was behind the same proxy.
+        assert slot.member is not None
+        self._note("freed", slot.member)
+
+    def _terminate(self, member: Member) -> None:
+        try:
+            with connect(self._server.url) as connection:
+                self._note("terminated", member)
+                connection.execute(_TERMINATE, [f"tasklock {member.name}"])
+        except psycopg.OperationalError:
+            pass
+
+    def _restart(self, action: Action) -> bool:
+        if self._down:
+            return False
+        self._down = True
+        self._event("down", detail=action.kind)
+        how = signal.SIGINT if action.kind.endswith("fast") else signal.SIGQUIT
+        self._server.stop(how)
+        self._after(action, self._start_server)
+        return True
+
+    def _start_server(self) -> None:
+        self._server.start()
+        self._down = False
+        self._event("up")
+
+    def _note(self, kind: str, member: Member, detail: str = "") -> None:
+        self._event(kind, member.name, detail)
+
+    def _event(self, kind: str, replica: str = "", detail: str = "") -> None:
+        self._note_event(Event(time.monotonic(), kind, replica, detail=detail))

@@ -1,0 +1,73 @@
+"""What a run of the chaos prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tests.chaos.finding import Finding
+from tests.chaos.history import Event
+from tests.chaos.records import Records
+from tests.chaos.tasks import TASKS
+
+# Seconds before and after a finding that its surroundings show.
+_BEFORE, _AFTER = 6.0, 2.0
+
+_HEADINGS = ("task", "runs", "windows", "takeovers", "cut short", "lost", "writes")
+
+
+def summary(events: Sequence[Event], done: Counter[str]) -> str:
+    """Return a table of what ran, and a line of what was done to it."""
+    records = Records(events)
+    rows = [_HEADINGS, *(_row(records, events, task.name) for task in TASKS)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    lines = [
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    faults = ", ".join(f"{count} x {kind}" for kind, count in sorted(done.items()))
+    return "\n".join([*lines, f"faults: {faults or 'none'}"])
+
+
+def _row(records: Records, events: Sequence[Event], task: str) -> tuple[str, ...]:
+    runs = records.runs[task]
+    takeovers = sum(run.takeover for run in runs)
+    lost = {(e.replica, e.token) for e in events if e.task == task and e.lost}
+    counts = (
+        len(runs),
+        len({claim.window for claim in records.claims[task].values()}),
+        takeovers,
+        sum(run.ended is None for run in runs),
+        len(lost),
+        len(records.writes[task]),
+    )
+    return (task, *map(str, counts))
+
+
+def surroundings(finding: Finding, events: Sequence[Event]) -> str:
+    """Return what happened around a finding, to its task and to the replicas."""
+    lines = [f"--- {finding}"]
+    for event in sorted(events, key=lambda event: event.at):
+        if not -_BEFORE < event.at - finding.at < _AFTER:
+            continue
+        if event.task in ("", finding.task) and event.kind not in ("holds", "written", "stalled"):
+            lines.append(_line(event, event.at - finding.at))
+    return "\n".join(lines)
+
+
+def _line(event: Event, at: float) -> str:
+    words = [f"{at:+8.3f}", f"{event.replica:4}", event.kind, event.detail]
+    words += [f"token {event.token}"] if event.token else []
+    words += [f"due {event.due:.3f}"] if event.due is not None else []
+    words += [f"until {event.until:.3f}"] if event.until is not None else []
+    words += ["takeover"] * event.takeover + ["lost"] * event.lost + ["opened"] * (not event.kept)
+    return " ".join(word for word in words if word)
+
+
+def describe(findings: Sequence[Finding]) -> str:
+    """Return all findings, a line each, and how many there are of which fault."""
+    if not findings:
+        return "findings: none"
+    counts = Counter(finding.fault for finding in findings)
+    total = ", ".join(f"{count} x {fault}" for fault, count in counts.items())
+    return "\n".join([*map(str, findings), f"findings: {total}"])
