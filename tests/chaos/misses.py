@@ -14,7 +14,7 @@ to notice that this is over.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from tests.chaos.finding import Finding
 from tests.chaos.history import Event
@@ -42,7 +42,7 @@ SETTLING = ATTEMPT + 2.5 + 0.5
 
 def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find windows that were missed, dead runs that were left, and claims without a run."""
-    claims = sorted(records.claims[task.name].values(), key=lambda claim: claim.token)
+    claims = records.claims[task.name]
     yield from _unclaimed(records, task, claims)
     yield from _silent(records, task)
     yield from _unrun(records, task, claims)
@@ -106,8 +106,7 @@ def _unrun(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterat
 
 def _left_dead(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
     """Find dead runs that were not run again."""
-    following = [*claims[1:], None]
-    for claim, after in zip(claims, following, strict=True):
+    for claim, after in zip_longest(claims, claims[1:]):
         over = min(
             [moment for moment in (claim.released, after and after.at) if moment is not None],
             default=float("inf"),

@@ -84,7 +84,8 @@ class Records:
     """A history, sorted.
 
     :ivar runs: by task, in the order in which they began
-    :ivar claims: by task and token
+    :ivar claims: by task, in the order in which they were granted
+    :ivar claim_of: the last claim with a token, by task and token
     :ivar writes: accepted ones, by task, in the order of acceptance
     :ivar fires: of the replicas' schedulers
     :ivar lives: by replica, from the start of its scheduler until it ends or is told to
@@ -94,14 +95,14 @@ class Records:
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.runs: dict[str, list[Run]] = defaultdict(list)
-        self.claims: dict[str, dict[int, Claim]] = defaultdict(dict)
+        self.claims: dict[str, list[Claim]] = defaultdict(list)
+        self.claim_of: dict[str, dict[int, Claim]] = defaultdict(dict)
         self.writes: dict[str, list[Event]] = defaultdict(list)
         self.fires: list[Event] = []
         self.lives: dict[str, Stretch] = {}
         self.doubles: list[Event] = []
         self.died = [event for event in events if event.kind == "died"]
         self._open: dict[tuple[str, str, int], Run] = {}
-        self._claims_by: dict[tuple[str, int], Claim] = {}
         # Stable: of one moment, what was written first happened first.
         ordered = sorted(events, key=lambda event: event.at)
         for event in ordered:
@@ -141,11 +142,13 @@ class Records:
         assert event.until is not None
         if event.kind == "claimed":
             assert event.due is not None
-            self.claims[event.task][event.token] = Claim(
+            claim = Claim(
                 event.task, event.replica, event.token, event.at, event.due, event.at, event.until
             )
+            self.claims[event.task].append(claim)
+            self.claim_of[event.task][event.token] = claim
             return
-        claim = self.claims[event.task][event.token]
+        claim = self.claim_of[event.task][event.token]
         if event.kind == "renewed":
             claim.renewed, claim.until = event.at, event.until
         else:

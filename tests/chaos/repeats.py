@@ -26,7 +26,7 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
     or it takes the window over from a holder that died.
     """
     runs = {run.token: run for run in records.runs[task.name]}
-    claims = records.claims[task.name]
+    claims = records.claim_of[task.name]
     windows: dict[int, float] = {}
     for token in sorted({*runs, *claims}):
         run, claim, before = runs.get(token), claims.get(token), claims.get(token - 1)
@@ -35,8 +35,17 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
             reason = _unfounded(records, task, before, claim)
             if reason:
                 yield Finding(RUN_TWICE, task.name, run.begun, f"{run}, but {reason}")
-        elif token - 1 in windows:
+        elif token - 1 in windows and _in_order(runs, claims, token):
             yield from _too_close(task, windows, before, run or claim)
+
+
+def _in_order(runs: dict[int, Run], claims: dict[int, Claim], token: int) -> bool:
+    """Tell whether a token came after the one before. Else it went back, and was found for that."""
+    moments = [
+        claims[number].at if number in claims else runs[number].begun
+        for number in (token - 1, token)
+    ]
+    return moments[0] < moments[1]
 
 
 def _window(run: Run | None, claim: Claim | None, before: float | None) -> float:

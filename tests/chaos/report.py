@@ -35,7 +35,7 @@ def _row(records: Records, events: Sequence[Event], task: str) -> tuple[str, ...
     lost = {(e.replica, e.token) for e in events if e.task == task and e.lost}
     counts = (
         len(runs),
-        len({claim.window for claim in records.claims[task].values()}),
+        len({claim.window for claim in records.claims[task]}),
         takeovers,
         sum(run.ended is None for run in runs),
         len(lost),

@@ -1,0 +1,500 @@
+"""The checker of the chaos, on histories made by hand: right ones, and each fault put into one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos import history
+from tests.chaos.checker import check
+from tests.chaos.exclusion import OLD_TOKEN_WRITTEN, OVERLAP, TOKEN_WENT_BACK
+from tests.chaos.history import Event
+from tests.chaos.misses import MISSED
+from tests.chaos.repeats import RUN_TWICE
+from tests.chaos.tasks import ChaosTask
+
+PERIOD, LEASE, TAKES = 2.0, 3.0, 0.5
+TASK = ChaosTask("job", PERIOD, (TAKES, TAKES), LEASE)
+AT_MOST_ONCE = ChaosTask("job", PERIOD, (TAKES, TAKES), None)
+
+BASE = 5000.0  # of the machine's clock
+LAST = 40.0  # when all histories end
+
+# Seconds from a run time to its claim, and from there to the begin of the job.
+DELAY = 0.01
+
+
+class Story:
+    """A history that is told by hand. All times are seconds from its start.
+
+    Two replicas, whose run times are 0.7 s apart: ``a`` at 0, 2, 4 .. and ``b`` at 0.7, 2.7, 4.7 ..
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        for replica in "ab":
+            self.tell(-5.0, "ready", replica)
+        self.tell(LAST, "closing")
+
+    def tell(self, at: float, kind: str, replica: str = "", **details: Any) -> None:
+        for name in ("due", "until"):
+            if name in details:
+                details[name] += BASE
+        self.events.append(Event(BASE + at, kind, replica, **details))
+
+    def fires(self, replica: str, begun: float = 0.0, ended: float = LAST) -> None:
+        """Fire at all run times of a replica."""
+        at = 0.7 if replica == "b" else 0.0
+        while at < ended:
+            if at >= begun:
+                self.tell(at, "fire", replica, task="job", due=at)
+            at += PERIOD
+
+    def claims(
+        self,
+        token: int,
+        replica: str,
+        at: float,
+        *,
+        window: float | None = None,
+        lasts: float = LEASE,
+    ) -> None:
+        self.tell(
+            at + DELAY,
+            "claimed",
+            replica,
+            task="job",
+            token=token,
+            due=at if window is None else window,
+            until=at + DELAY + lasts,
+        )
+
+    def renews(self, token: int, replica: str, at: float) -> None:
+        self.tell(at, "renewed", replica, task="job", token=token, until=at + LEASE)
+
+    def begins(
+        self, token: int, replica: str, due: float, *, at: float | None = None, **details: Any
+    ) -> None:
+        begun = due + 2 * DELAY if at is None else at
+        self.tell(begun, "begin", replica, task="job", token=token, due=due, **details)
+        self.tell(begun, "written", replica, task="job", token=token)
+
+    def believes(self, token: int, replica: str, at: float, *, lost: bool = False) -> None:
+        self.tell(at, "holds", replica, task="job", token=token, lost=lost)
+
+    def ends(self, token: int, replica: str, at: float, *, lost: bool = False) -> None:
+        self.tell(at, "end", replica, task="job", token=token, lost=lost)
+
+    def releases(self, token: int, replica: str, at: float, *, kept: bool = True) -> None:
+        self.tell(at, "released", replica, task="job", token=token, until=at, kept=kept)
+
+    def runs(self, token: int, replica: str, due: float, *, kept: bool = True) -> None:
+        """Run from the claim to the release."""
+        self.claims(token, replica, due)
+        self.begins(token, replica, due)
+        self.ends(token, replica, due + TAKES)
+        self.releases(token, replica, due + TAKES + DELAY, kept=kept)
+
+    def takes_over(self, token: int, replica: str, at: float, window: float) -> None:
+        """Run a dead holder's window again, to the end."""
+        self.claims(token, replica, at, window=window)
+        self.begins(token, replica, at, takeover=True)
+        self.ends(token, replica, at + TAKES)
+        self.releases(token, replica, at + TAKES + DELAY)
+
+    def goes_on(self, token: int, replica: str, begun: float, ended: float = LAST) -> None:
+        """Run all of a replica's windows; both replicas fire."""
+        at = begun
+        while at < ended:
+            self.runs(token, replica, at)
+            token, at = token + 1, at + PERIOD
+
+    def without(self, **wanted: Any) -> None:
+        """Leave the first event out that is so."""
+        found = next(
+            event
+            for event in self.events
+            if all(getattr(event, name) == value for name, value in wanted.items())
+        )
+        self.events.remove(found)
+
+
+def peaceful() -> Story:
+    """Nothing happens but runs."""
+    story = Story()
+    story.fires("a")
+    story.fires("b")
+    story.goes_on(1, "a", 0.0)
+    return story
+
+
+def killed() -> Story:
+    """The holder of token 3 is killed in its run, and its window is run again."""
+    story = Story()
+    story.fires("a", ended=4.1)
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.claims(3, "a", 4.0)
+    story.begins(3, "a", 4.0)
+    story.tell(4.3, "killed", "a")
+    story.takes_over(4, "b", 7.4, 4.0)
+    story.goes_on(5, "b", 8.7)
+    return story
+
+
+def stopped() -> Story:
+    """The holder of token 3 is stopped past its lease, and is told so when it goes on."""
+    story = Story()
+    story.fires("a", ended=4.1)
+    story.fires("a", begun=10.0)
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.claims(3, "a", 4.0)
+    story.begins(3, "a", 4.0)
+    story.tell(4.3, "stopped", "a")
+    story.takes_over(4, "b", 7.4, 4.0)
+    story.tell(8.2, "continued", "a")
+    story.believes(3, "a", 8.3, lost=True)
+    story.ends(3, "a", 8.4, lost=True)
+    story.goes_on(5, "b", 8.7)
+    return story
+
+
+def raised() -> Story:
+    """A run raises, which opens its window again, for the other replica's run time in it."""
+    story = Story()
+    story.fires("a")
+    story.fires("b")
+    story.runs(1, "a", 0.0, kept=False)
+    story.runs(2, "b", 0.7)
+    story.goes_on(3, "b", 2.7)
+    return story
+
+
+def outage() -> Story:
+    """The server is down for three run times."""
+    story = Story()
+    story.fires("a")
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.tell(3.9, "down")
+    story.tell(9.0, "up")
+    story.goes_on(3, "a", 10.0)
+    return story
+
+
+def cut_off() -> Story:
+    """The holder of token 3 is cut off, ends its run, and cannot say so in time."""
+    story = Story()
+    story.fires("a")
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.claims(3, "a", 4.0)
+    story.begins(3, "a", 4.0)
+    story.tell(4.2, "hung", "a")
+    story.ends(3, "a", 4.5)
+    story.takes_over(4, "b", 7.4, 4.0)
+    story.tell(9.0, "freed", "a")
+    story.goes_on(5, "b", 8.7)
+    return story
+
+
+def killed_before_it_began() -> Story:
+    """The holder of token 3 is killed between its claim and its run."""
+    story = killed()
+    story.without(kind="begin", token=3)
+    story.without(kind="written", token=3)
+    return story
+
+
+def long() -> Story:
+    """A run takes longer than the period; other run times find it running."""
+    story = Story()
+    story.fires("a")
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.claims(3, "a", 4.0)
+    story.begins(3, "a", 4.0)
+    for at in range(5, 9):
+        story.renews(3, "a", float(at))
+    story.ends(3, "a", 9.0)
+    story.releases(3, "a", 9.01)
+    story.goes_on(4, "a", 10.0)
+    return story
+
+
+RIGHT = [peaceful, killed, stopped, raised, outage, cut_off, killed_before_it_began, long]
+
+
+def faults(story: Story, task: ChaosTask = TASK) -> list[str]:
+    return [finding.fault for finding in check(story.events, [task])]
+
+
+@pytest.mark.parametrize("tell", RIGHT)
+def test_a_right_history_is_right(tell: Callable[[], Story]) -> None:
+    assert check(tell().events, [TASK]) == []
+
+
+def test_a_history_without_failover_is_right() -> None:
+    """A run whose holder was killed stands until the maximum lock ends, and is not run again."""
+    story = Story()
+    story.fires("a", ended=4.1)
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.claims(3, "a", 4.0, lasts=10.0)
+    story.begins(3, "a", 4.0)
+    story.tell(4.3, "killed", "a")
+    story.goes_on(4, "b", 14.7)
+    assert check(story.events, [AT_MOST_ONCE]) == []
+
+
+def test_no_history_has_no_findings() -> None:
+    assert check([], [TASK]) == []
+
+
+def test_two_runs_that_both_believed_overlap() -> None:
+    story = stopped()
+    story.believes(3, "a", 7.5)
+    (finding,) = check(story.events, [TASK])
+    assert (finding.fault, finding.task) == (OVERLAP, "job")
+    assert finding.text == (
+        f"run of token 3 on a, begun {BASE + 4.02:.3f} still held the lock when "
+        f"takeover of token 4 on b, begun {BASE + 7.42:.3f}, for 0.080 s"
+    )
+
+
+def test_a_belief_before_the_other_run_began_is_no_overlap() -> None:
+    story = stopped()
+    story.believes(3, "a", 7.41)
+    assert faults(story) == []
+
+
+def test_a_long_overlap_is_found_with_each_run_that_it_meets() -> None:
+    story = stopped()
+    story.believes(3, "a", 11.0)
+    assert faults(story) == [OVERLAP] * 3
+
+
+def test_a_token_that_went_back() -> None:
+    """As if the table had been put back to an older state."""
+    story = Story()
+    story.fires("a")
+    story.fires("b")
+    story.goes_on(5, "a", 0.0, 4.0)
+    story.events = [event for event in story.events if event.kind != "written"]
+    story.goes_on(5, "b", 4.7)
+    assert faults(story) == [TOKEN_WENT_BACK] * 2
+
+
+def test_a_token_that_one_replica_runs_with_twice() -> None:
+    story = peaceful()
+    story.begins(3, "a", 4.0, at=4.4)
+    assert faults(story)[0] == TOKEN_WENT_BACK
+
+
+def test_a_write_with_an_old_token() -> None:
+    story = stopped()
+    accepted = [event.token for event in story.events].index(5)
+    late = Event(BASE + 8.3, "written", "a", "job", 3)
+    story.events.insert(accepted, late)
+    (finding,) = check(story.events, [TASK])
+    assert finding.fault == OLD_TOKEN_WRITTEN
+    assert finding.text == "a wrote with token 3 after 4 was written"
+
+
+def test_writes_are_judged_in_the_order_of_acceptance_not_by_their_times() -> None:
+    story = peaceful()
+    at = [event for event in story.events if event.kind == "written"]
+    early = replace(at[3], at=at[1].at)
+    story.events[story.events.index(at[3])] = early
+    assert faults(story) == []
+
+
+def test_a_window_that_another_replica_runs_too() -> None:
+    story = Story()
+    story.fires("a")
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.runs(3, "b", 2.7)
+    story.goes_on(4, "a", 4.6)
+    assert faults(story) == [RUN_TWICE]
+
+
+def test_a_window_that_one_replica_runs_late() -> None:
+    """A starved replica finds the lock free, and runs a window again that is long over."""
+    story = peaceful()
+    story.events = [event for event in story.events if event.token < 6]
+    story.claims(6, "b", 9.0, window=4.7)
+    story.begins(6, "b", 4.7, at=9.1)
+    story.ends(6, "b", 9.4)
+    story.releases(6, "b", 9.5)
+    story.goes_on(7, "a", 10.0)
+    assert faults(story) == [RUN_TWICE]
+
+
+def test_a_window_taken_over_from_a_run_that_ended() -> None:
+    story = Story()
+    story.fires("a")
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.takes_over(3, "b", 2.7, 2.0)
+    story.goes_on(4, "a", 4.0)
+    assert faults(story) == [RUN_TWICE]
+
+
+def test_a_window_taken_over_from_a_run_whose_lease_had_not_ended() -> None:
+    story = killed()
+    story.renews(3, "a", 4.6)
+    assert faults(story) == [RUN_TWICE]
+
+
+def test_a_window_taken_over_from_a_replica_that_did_not_renew_for_no_reason() -> None:
+    story = cut_off()
+    story.without(kind="hung")
+    assert faults(story) == [RUN_TWICE]
+
+
+def test_a_short_trouble_is_no_reason() -> None:
+    story = cut_off()
+    story.without(kind="freed")
+    story.tell(4.7, "freed", "a")
+    assert faults(story) == [RUN_TWICE]
+
+
+@pytest.mark.parametrize("kind", ["cut", "terminated"])
+def test_a_broken_connection_is_no_reason(kind: str) -> None:
+    story = cut_off()
+    story.without(kind="hung")
+    story.without(kind="freed")
+    story.tell(4.7, kind, "a")
+    assert faults(story) == [RUN_TWICE]
+
+
+def test_a_stall_is_a_reason() -> None:
+    story = cut_off()
+    story.without(kind="hung")
+    story.without(kind="freed")
+    story.tell(4.7, "stalled", "a", until=7.0)
+    assert faults(story) == []
+
+
+def test_a_window_taken_over_without_failover() -> None:
+    assert RUN_TWICE in faults(killed(), AT_MOST_ONCE)
+
+
+def test_a_run_time_that_nobody_claimed() -> None:
+    story = peaceful()
+    story.events = [event for event in story.events if event.token != 3]
+    # That of `a`, which runs the others; and that of `b`, which did not run it in place of `a`.
+    assert faults(story) == [MISSED] * 2
+
+
+def test_a_run_time_that_nobody_claimed_while_its_replica_was_in_trouble() -> None:
+    story = Story()
+    story.fires("a")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.goes_on(3, "a", 12.0)
+    story.tell(3.9, "stopped", "a")
+    story.tell(8.5, "continued", "a")
+    story.without(kind="ready", replica="b")
+    assert faults(story) == []
+
+
+def test_a_replica_that_lives_while_another_one_is_in_trouble_misses_a_run_time() -> None:
+    story = Story()
+    story.fires("b")
+    story.goes_on(1, "b", 0.7, 4.0)
+    story.goes_on(3, "b", 12.7)
+    story.tell(3.9, "stopped", "a")
+    story.tell(11.5, "continued", "a")
+    story.without(kind="ready", replica="a")
+    assert faults(story) == [MISSED] * 4
+
+
+@pytest.mark.parametrize("kind", ["cut", "terminated"])
+def test_a_broken_connection_costs_no_run_time(kind: str) -> None:
+    story = peaceful()
+    story.events = [event for event in story.events if event.token != 3]
+    story.tell(3.6, kind, "a")
+    story.tell(3.6, kind, "b")
+    assert faults(story) == [MISSED] * 2
+
+
+def test_a_replica_that_stops_firing() -> None:
+    story = peaceful()
+    fires = [e for e in story.events if (e.kind, e.replica) == ("fire", "b")]
+    for fire in fires[5:]:
+        story.events.remove(fire)
+    (finding,) = check(story.events, [TASK])
+    assert finding.fault == MISSED
+    assert finding.text == f"b did not fire from {BASE + 8.7:.3f} to {BASE + LAST:.3f}"
+
+
+def test_a_claim_that_is_released_without_a_run() -> None:
+    story = peaceful()
+    story.without(kind="begin", token=3)
+    story.without(kind="end", token=3)
+    assert faults(story) == [MISSED]
+
+
+def test_a_claim_that_is_given_back_without_a_run() -> None:
+    """Its window is open again, and the next run time in it runs."""
+    story = Story()
+    story.fires("a")
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.claims(3, "a", 4.0)
+    story.releases(3, "a", 4.1, kept=False)
+    story.goes_on(4, "b", 4.7)
+    assert faults(story) == []
+
+
+def test_a_dead_run_that_is_left() -> None:
+    story = killed()
+    story.events = [event for event in story.events if event.token < 4]
+    (finding,) = check(story.events, [TASK])
+    assert finding.fault == MISSED
+    assert finding.text.endswith("and b was well and left it")
+
+
+def test_a_dead_run_that_the_next_window_passes_over() -> None:
+    story = killed()
+    story.events = [event for event in story.events if event.token < 4]
+    story.goes_on(4, "b", 8.7)
+    assert faults(story) == [MISSED]
+
+
+def test_a_dead_run_is_not_left_for_as_long_as_nobody_can_know_that_it_is_dead() -> None:
+    story = killed()
+    story.events = [event for event in story.events if event.token < 4]
+    for at in range(6, int(LAST), 4):
+        story.tell(float(at), "cut", "b")
+    assert faults(story) == []
+
+
+def test_a_replica_that_ends_on_its_own() -> None:
+    story = peaceful()
+    story.tell(LAST - 0.1, "died", "b", detail="status 1: Oops")
+    (finding,) = check(story.events, [TASK])
+    assert str(finding) == f"replica died at {BASE + LAST - 0.1:.3f}: b ended: status 1: Oops"
+
+
+@pytest.mark.parametrize("tell", RIGHT)
+def test_events_may_be_in_any_order(tell: Callable[[], Story], rng: random.Random) -> None:
+    """Each replica tells of its own when it gets to it. Only writes are in order, of acceptance."""
+    events = tell().events
+    writes = [event for event in events if event.kind == "written"]
+    others = [event for event in events if event.kind != "written"]
+    rng.shuffle(others)
+    assert check([*others, *writes], [TASK]) == []
+
+
+def test_a_history_is_the_same_when_it_is_read_again(tmp_path: Path) -> None:
+    events = [event for tell in RIGHT for event in tell().events]
+    history.write(events, tmp_path / "history.jsonl")
+    assert history.read(tmp_path / "history.jsonl") == events
