@@ -6,6 +6,8 @@ A pure function of the history and of what the tasks are; the rules are in the m
   a write with an old token is accepted
 - ``repeats.py``: a window is run twice without a dead holder
 - ``misses.py``: a window is missed while a replica lived
+
+Nor may a replica end on its own, or log an error.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ def check(events: Sequence[Event], tasks: Sequence[ChaosTask]) -> list[Finding]:
 def _all(records: Records, tasks: Sequence[ChaosTask]) -> Iterator[Finding]:
     for event in records.died:
         yield Finding("replica died", "", event.at, f"{event.replica} ended: {event.detail}")
+    for event in records.errors:
+        yield Finding("error logged", "", event.at, f"{event.replica}: {event.detail}")
     for task in tasks:
         yield from exclusion.check(records, task)
         yield from repeats.check(records, task)

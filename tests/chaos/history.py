@@ -17,7 +17,8 @@ class Event:
     """Something that happened.
 
     What a replica tells: ``ready``; ``fire``, APScheduler handed a run time to the executor;
-    ``begin``, ``holds`` and ``end`` of a run, with what ``current_lock().lost`` was; ``stalled``.
+    ``begin``, ``holds`` and ``end`` of a run, with what ``current_lock().lost`` was; ``stalled``;
+    ``erred``, something was logged as an error.
     What the task lock table shows: ``claimed``, ``renewed``, ``released``.
     What the application's table shows: ``written``, an accepted write.
     What the monkey does: ``killed``, ``stopped``, ``continued``, ``hung``, ``freed``, ``cut``,

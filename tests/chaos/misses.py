@@ -7,8 +7,8 @@ A run time of a replica that is well is run, unless
 - the task still runs, and is not run twice at a time;
 - a dead run stands before it, which is run again first.
 
-Of a replica that is stopped, cut off or without a server, nothing is expected until it has had time
-to notice that this is over.
+Of a replica that is stopped, or without a server for long, nothing is expected until it has had
+time to notice that this is over. An outage much shorter than the claim timeout costs nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import pairwise, zip_longest
 
 from tests.chaos.finding import Finding
 from tests.chaos.history import Event
-from tests.chaos.records import Claim, Records
+from tests.chaos.records import ANY, BLIP, PATH, PROCESS, Claim, Records
 from tests.chaos.repeats import UNDER_WAY
 from tests.chaos.tasks import CLAIM_TIMEOUT, ChaosTask
 
@@ -30,6 +30,10 @@ ATTEMPT = CLAIM_TIMEOUT / 3
 
 # Seconds within which a replica that is well claims a run time, on a busy machine.
 REACTION = 1.0
+
+# Seconds after a fire for which the server may be away without that costing anything: until the
+# claim timeout there is time for an attempt that is under way, a pause, and another attempt.
+PATIENCE = CLAIM_TIMEOUT / 2
 
 # Seconds after a trouble until a replica is well: an attempt that still waits for an answer, the
 # next one, and the pause between them.
@@ -53,27 +57,43 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
 def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
     """Find run times that nobody claimed, and that nothing stood against."""
     for fire in records.fires:
-        begun, ended = fire.at - RECOVERY, fire.at + REACTION
-        if fire.task != task.name or not _was_well(records, fire.replica, begun, ended):
+        if fire.task != task.name:
             continue
-        if not any(_stands_against(claim, fire, task) for claim in claims):
-            text = f"nobody claimed the run time {fire.due:.3f} of {fire.replica}, which was well"
+        answered = _answered_by(records, fire)
+        if answered is None:
+            continue
+        if not any(_stands_against(claim, fire, task, answered) for claim in claims):
+            text = (
+                f"nobody claimed the run time {fire.due:.3f} of {fire.replica}, which was able to"
+            )
             yield Finding(MISSED, task.name, fire.at, text)
 
 
-def _was_well(records: Records, replica: str, begun: float, ended: float) -> bool:
-    """Tell whether it was well, as far back as it lives."""
-    life = records.lives.get(replica)
+def _answered_by(records: Records, fire: Event) -> float | None:
+    """Return by when a fire's claim must have been answered; ``None`` if that need not be."""
+    life = records.lives.get(fire.replica)
     if life is None:
-        return False
-    if not records.well(replica, max(begun, life.begun), ended):
-        return False
-    return records.well(replica, ended - REACTION, ended, blips=True)
+        return None
+    since = max(life.begun, fire.at - RECOVERY)
+    by = fire.at + REACTION
+    if records.well(fire.replica, since, by) and records.well(fire.replica, fire.at, by, ANY):
+        return by
+    # It is asked again until the replica reaches the server.
+    paths = [
+        trouble.ended
+        for trouble in records.troubles(fire.replica, PATH + BLIP)
+        if trouble.begun <= by and trouble.ended >= since
+    ]
+    over = max([fire.at, *paths])
+    by = over + RECOVERY
+    if over > fire.at + PATIENCE or not records.well(fire.replica, since, by, PROCESS):
+        return None
+    return by if records.well(fire.replica, over + 1e-6, by, ANY) else None
 
 
-def _stands_against(claim: Claim, fire: Event, task: ChaosTask) -> bool:
+def _stands_against(claim: Claim, fire: Event, task: ChaosTask, answered: float) -> bool:
     assert fire.due is not None
-    if claim.at > fire.at + REACTION:
+    if claim.at > answered:
         return False
     if claim.released is None or claim.released > fire.at:
         # It runs. Or it is dead: then it is run again first, or is over for good.
@@ -126,12 +146,10 @@ def _left_by(records: Records, task: ChaosTask, died: float, over: float) -> str
     """Return a replica that had the time to run a dead run's window again, and did not."""
     takes = SETTLING + task.period + REACTION
     for replica, life in records.lives.items():
-        ends = [stretch.ended for stretch in records.troubles(replica, blips=True)]
+        ends = [stretch.ended for stretch in records.troubles(replica, ANY)]
         for since in [life.begun, died - SETTLING, *ends]:
             start = max(since, died - SETTLING, life.begun)
-            if start + takes >= over or not records.well(
-                replica, start + 1e-6, start + takes, blips=True
-            ):
+            if start + takes >= over or not records.well(replica, start + 1e-6, start + takes, ANY):
                 continue
             if not _is_busy(records, task, replica, start, start + takes):
                 return replica

@@ -13,7 +13,7 @@ import psycopg
 
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.chaos.application import connect
-from tests.chaos.fleet import Fleet, Member, Note, Slot
+from tests.chaos.fleet import Fleet, Member, Slot
 from tests.chaos.history import Event
 from tests.chaos.plan import Action, Plan
 
@@ -21,18 +21,24 @@ _TERMINATE = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s
 """
 
+# So many events back it looks for runs that are going on.
+_RECENT = 1000
+
 
 class Monkey:
     """Does one thing after the other, in the thread that started the processes.
 
+    :param history: what has happened so far; it adds what it does
     :ivar done: how often it did what
     """
 
-    def __init__(self, plan: Plan, fleet: Fleet, server: EmbeddedServer, note: Note) -> None:
+    def __init__(
+        self, plan: Plan, fleet: Fleet, server: EmbeddedServer, history: list[Event]
+    ) -> None:
         self.done: Counter[str] = Counter()
         self._fleet = fleet
         self._server = server
-        self._note_event = note
+        self._history = history
         self._started = time.monotonic()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -58,12 +64,27 @@ class Monkey:
         self._later(time.monotonic() + action.lasts, what)
 
     def _do(self, action: Action) -> None:
-        slot = self._fleet.slots[action.slot]
+        slot = self._holder_of(action.aim) or self._fleet.slots[action.slot]
         member = slot.member
         if member is None or not member.alive or (member.stopped and action.kind != "kill"):
             return  # it is gone already, or as good as
         if self._act_on(action, slot, member):
             self.done[action.kind] += 1
+
+    def _holder_of(self, task: str) -> Slot | None:
+        """Return the slot of the replica that runs a task; ``None`` if no living one does."""
+        ended: set[tuple[str, int]] = set()
+        for event in reversed(self._history[-_RECENT:]):
+            if event.task == task and event.kind == "end":
+                ended.add((event.replica, event.token))
+            if event.task == task and event.kind == "begin":
+                if (event.replica, event.token) in ended:
+                    return None
+                return next(
+                    (s for s in self._fleet.slots if s.member and s.member.name == event.replica),
+                    None,
+                )
+        return None
 
     def _act_on(self, action: Action, slot: Slot, member: Member) -> bool:
         match action.kind:
@@ -146,4 +167,4 @@ class Monkey:
         self._event(kind, member.name, detail)
 
     def _event(self, kind: str, replica: str = "", detail: str = "") -> None:
-        self._note_event(Event(time.monotonic(), kind, replica, detail=detail))
+        self._history.append(Event(time.monotonic(), kind, replica, detail=detail))

@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tests.chaos.tasks import TASKS
+
 # Seconds of peace at the start, for all replicas to be there, and at the end, for all that was
 # begun to be run again.
 PEACE_BEFORE, PEACE_AFTER = 4.0, 9.0
@@ -47,13 +49,15 @@ class Action:
     """A fault.
 
     :ivar at: seconds from the start
-    :ivar slot: whose: the replica's in this place of the fleet; a restart concerns all
+    :ivar aim: whose: the replica that runs this task at that moment
+    :ivar slot: if there is none, the one in this place of the fleet; a restart concerns all
     :ivar lasts: seconds
     :ivar newcomer: who joins in place of a replica that goes
     """
 
     at: float
     kind: str
+    aim: str
     slot: int
     lasts: float
     newcomer: Newcomer
@@ -80,8 +84,8 @@ def draw(seed: int, seconds: float, replicas: int, *, skewed: bool) -> Plan:
         kinds, weights = list(FAULTS), [weight for weight, _ in FAULTS.values()]
         kind = dice.choices(kinds, weights)[0]
         lasts = min(dice.uniform(*FAULTS[kind][1]), seconds - PEACE_AFTER - at)
-        slot = dice.randrange(replicas)
-        actions.append(Action(at, kind, slot, lasts, _newcomer(dice, skewed)))
+        aim, slot = dice.choice(TASKS).name, dice.randrange(replicas)
+        actions.append(Action(at, kind, aim, slot, lasts, _newcomer(dice, skewed)))
     return Plan(first, actions)
 
 

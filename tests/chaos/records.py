@@ -80,6 +80,22 @@ class Stretch:
         return max(0.0, min(self.ended, ended) - max(self.begun, begun))
 
 
+# A replica that is stopped or dead; that does not reach the server; whose connections broke at a
+# moment, which it should survive.
+PROCESS, PATH, BLIP = "P", "N", "B"
+UNABLE, ANY = PROCESS + PATH, PROCESS + PATH + BLIP
+
+
+@dataclass(frozen=True)
+class Trouble(Stretch):
+    """When a replica could not do as usual.
+
+    :ivar kind: one of the letters above
+    """
+
+    kind: str
+
+
 class Records:
     """A history, sorted.
 
@@ -91,6 +107,7 @@ class Records:
     :ivar lives: by replica, from the start of its scheduler until it ends or is told to
     :ivar doubles: runs that had a token which the same replica had run with before
     :ivar died: replicas that ended on their own
+    :ivar errors: what they logged as errors
     """
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -102,6 +119,7 @@ class Records:
         self.lives: dict[str, Stretch] = {}
         self.doubles: list[Event] = []
         self.died = [event for event in events if event.kind == "died"]
+        self.errors = [event for event in events if event.kind == "erred"]
         self._open: dict[tuple[str, str, int], Run] = {}
         # Stable: of one moment, what was written first happened first.
         ordered = sorted(events, key=lambda event: event.at)
@@ -113,22 +131,21 @@ class Records:
         self._live(ordered)
         self._troubles = _troubles(ordered, self.lives)
 
-    def troubles(self, replica: str, *, blips: bool = False) -> Iterator[Stretch]:
-        """Yield when a replica was not able to do as usual.
+    def troubles(self, replica: str, kinds: str = UNABLE) -> Iterator[Trouble]:
+        """Yield when a replica was not able to do as usual."""
+        for trouble in self._troubles[replica]:
+            if trouble.kind in kinds:
+                yield trouble
 
-        :param blips: whether also moments at which its connections broke, which it should survive
-        """
-        for stretch, is_blip in self._troubles[replica]:
-            if blips or not is_blip:
-                yield stretch
-
-    def well(self, replica: str, begun: float, ended: float, *, blips: bool = False) -> bool:
-        """Tell whether a replica lived, and had no trouble, in a stretch of time."""
+    def well(self, replica: str, begun: float, ended: float, kinds: str = UNABLE) -> bool:
+        """Tell whether a replica lived, and had no such trouble, in a stretch of time."""
         life = self.lives.get(replica)
         if life is None or begun < life.begun or ended > life.ended:
             return False
-        troubles = self.troubles(replica, blips=blips)
-        return not any(stretch.begun <= ended and begun <= stretch.ended for stretch in troubles)
+        return not any(
+            trouble.begun <= ended and begun <= trouble.ended
+            for trouble in self.troubles(replica, kinds)
+        )
 
     def _take_in(self, event: Event) -> None:
         if event.kind == "fire":
@@ -183,36 +200,34 @@ class Records:
             self.lives[replica] = Stretch(begun, ended)
 
 
-_BEGINS = {"stopped": "continued", "hung": "freed", "down": "up", "killed": ""}
+_LASTING = {
+    "killed": ("", PROCESS),
+    "stopped": ("continued", PROCESS),
+    "hung": ("freed", PATH),
+    "down": ("up", PATH),
+}
 
 
-def _troubles(
-    ordered: Sequence[Event], lives: dict[str, Stretch]
-) -> dict[str, list[tuple[Stretch, bool]]]:
-    """Return each replica's troubles, and of each whether it was but a blip."""
-    found: dict[str, list[tuple[Stretch, bool]]] = defaultdict(list)
+def _troubles(ordered: Sequence[Event], lives: dict[str, Stretch]) -> dict[str, list[Trouble]]:
+    found: dict[str, list[Trouble]] = defaultdict(list)
     for number, event in enumerate(ordered):
         if event.kind == "stalled":
             assert event.until is not None
-            stretch, is_blip = Stretch(event.at, event.until), False
-        elif event.kind in _BEGINS:
-            stretch, is_blip = Stretch(event.at, _end(ordered, number)), False
+            trouble = Trouble(event.at, event.until, PROCESS)
+        elif event.kind in _LASTING:
+            end, kind = _LASTING[event.kind]
+            trouble = Trouble(event.at, _end(ordered[number:], end), kind)
         elif event.kind in ("cut", "terminated"):
-            stretch, is_blip = Stretch(event.at, event.at), True
+            trouble = Trouble(event.at, event.at, BLIP)
         else:
             continue
         for replica in [event.replica] if event.replica else list(lives):
-            found[replica].append((stretch, is_blip))
+            found[replica].append(trouble)
     return found
 
 
-def _end(ordered: Sequence[Event], number: int) -> float:
-    begun = ordered[number]
-    return next(
-        (
-            event.at
-            for event in ordered[number + 1 :]
-            if event.kind == _BEGINS[begun.kind] and event.replica == begun.replica
-        ),
-        inf,
-    )
+def _end(events: Sequence[Event], kind: str) -> float:
+    """Return when what the first event began was over."""
+    replica = events[0].replica
+    ends = (event.at for event in events if (event.kind, event.replica) == (kind, replica))
+    return next(ends, inf)

@@ -14,6 +14,7 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -30,9 +31,31 @@ LOCKS_VARIABLE, APPLICATION_VARIABLE = "CHAOS_LOCKS", "CHAOS_APPLICATION"
 # Seconds from one sign of life of the main thread to the next, and by how much one may be late.
 _BEAT, _STALL = 0.1, 0.3
 
+# A line longer than what a pipe takes at once could be mixed with another thread's.
+_LONGEST_DETAIL = 500
+
 
 class ExpectedError(Exception):
     """What a job raises now and then."""
+
+
+class Errors(logging.Handler):
+    """Tells of lines that are logged as errors. No fault here should lead to one."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        super().__init__(logging.ERROR)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = f"{record.name}: {record.getMessage()}"
+        if record.exc_info:
+            text += f": {record.exc_info[1]!r}"
+        self._tell("erred", detail=text[:_LONGEST_DETAIL])
+
+
+def unexpected(record: logging.LogRecord) -> bool:
+    """Tell whether a line in the log is about something else than a job that raised on purpose."""
+    return not (record.exc_info and isinstance(record.exc_info[1], ExpectedError))
 
 
 class Replica:
@@ -56,6 +79,7 @@ class Replica:
             timezone="UTC",
         )
         scheduler.add_listener(self._tell_fire, EVENT_JOB_SUBMITTED)
+        logging.getLogger().addHandler(Errors(self._tell))
         _pause(offset)
         for task in TASKS:
             self._add(scheduler, task)
@@ -127,6 +151,6 @@ def _pause(seconds: float) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("apscheduler.executors").setLevel(logging.CRITICAL)  # jobs raise on purpose
-    logging.getLogger("apscheduler.scheduler").setLevel(logging.ERROR)
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+    logging.getLogger("apscheduler.executors.default").addFilter(unexpected)
     Replica(sys.argv[1]).live(float(sys.argv[2]))

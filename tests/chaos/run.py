@@ -66,7 +66,7 @@ def unleash(plan: Plan, seconds: float, folder: Path) -> Outcome:
         fleet = stack.enter_context(
             Fleet(server.url, folder, events.append).running(len(plan.first))
         )
-        monkey = Monkey(plan, fleet, server, events.append)
+        monkey = Monkey(plan, fleet, server, events)
         started = time.monotonic()
         monkey.start()
         status = _Status(seconds)

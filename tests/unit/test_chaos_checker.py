@@ -498,3 +498,26 @@ def test_a_history_is_the_same_when_it_is_read_again(tmp_path: Path) -> None:
     events = [event for tell in RIGHT for event in tell().events]
     history.write(events, tmp_path / "history.jsonl")
     assert history.read(tmp_path / "history.jsonl") == events
+
+
+def test_a_replica_that_logs_an_error() -> None:
+    story = peaceful()
+    story.tell(3.0, "erred", "b", detail="Oops")
+    (finding,) = check(story.events, [TASK])
+    assert str(finding) == f"error logged at {BASE + 3:.3f}: b: Oops"
+
+
+@pytest.mark.parametrize(
+    ("lasts", "found"), [pytest.param(1.0, [MISSED], id="short"), pytest.param(2.9, [], id="long")]
+)
+def test_an_outage_costs_a_run_time_only_if_it_lasts(lasts: float, found: list[str]) -> None:
+    """Within the claim timeout, a claim is asked again. Of a task whose run times are far apart."""
+    story = Story()
+    story.without(kind="ready", replica="b")
+    for token, at in enumerate([0.0, 20.0], 1):
+        story.tell(at, "fire", "a", task="job", due=at)
+        story.runs(token, "a", at)
+    story.tell(10.0, "fire", "a", task="job", due=10.0)
+    story.tell(9.9, "down")
+    story.tell(9.9 + lasts, "up")
+    assert faults(story, replace(TASK, period=10.0)) == found
