@@ -17,6 +17,7 @@ class Event:
     """Something that happened.
 
     What a replica tells: ``ready``; ``fire``, APScheduler handed a run time to the executor;
+    ``skipped``, which then could not claim it;
     ``begin``, ``holds`` and ``end`` of a run, with what ``current_lock().lost`` was; ``stalled``;
     ``erred``, something was logged as an error.
     What the task lock table shows: ``claimed``, ``renewed``, ``released``.

@@ -43,6 +43,9 @@ RECOVERY = 2 * ATTEMPT + 1.0
 # and 2.5 s, for releases that are owed to arrive.
 SETTLING = ATTEMPT + 2.5 + 0.5
 
+# Seconds. What one reckons a run time to be at two moments differs by less.
+_SAME = 0.05
+
 
 def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find windows that were missed, dead runs that were left, and claims without a run."""
@@ -55,18 +58,28 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
 
 
 def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Find run times that nobody claimed, and that nothing stood against."""
+    """Find run times that were given up, or nobody claimed while nothing stood against them."""
     for fire in records.fires:
         if fire.task != task.name:
             continue
         answered = _answered_by(records, fire)
         if answered is None:
             continue
-        if not any(_stands_against(claim, fire, task, answered) for claim in claims):
+        if any(_is_of(skip, fire) for skip in records.skips):
+            text = f"{fire.replica} was able to claim its run time {fire.due:.3f}, and skipped it"
+            yield Finding(MISSED, task.name, fire.at, text)
+        elif not any(_stands_against(claim, fire, task, answered) for claim in claims):
             text = (
                 f"nobody claimed the run time {fire.due:.3f} of {fire.replica}, which was able to"
             )
             yield Finding(MISSED, task.name, fire.at, text)
+
+
+def _is_of(skip: Event, fire: Event) -> bool:
+    assert skip.due is not None
+    assert fire.due is not None
+    same = (skip.replica, skip.task) == (fire.replica, fire.task)
+    return same and abs(skip.due - fire.due) < _SAME
 
 
 def _answered_by(records: Records, fire: Event) -> float | None:
@@ -131,8 +144,6 @@ def _left_dead(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
             [moment for moment in (claim.released, after and after.at) if moment is not None],
             default=float("inf"),
         )
-        if not claim.is_dead(claim.until):
-            continue
         if after is not None and over == after.at and after.window != claim.window:
             text = f"{claim}, died, and {after}, was of another window"
             yield Finding(MISSED, task.name, after.at, text)

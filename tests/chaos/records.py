@@ -105,7 +105,7 @@ class Records:
     :ivar writes: accepted ones, by task, in the order of acceptance
     :ivar fires: of the replicas' schedulers
     :ivar lives: by replica, from the start of its scheduler until it ends or is told to
-    :ivar doubles: runs that had a token which the same replica had run with before
+    :ivar skips: fires whose claims were given up, because the database was away
     :ivar died: replicas that ended on their own
     :ivar errors: what they logged as errors
     """
@@ -117,7 +117,7 @@ class Records:
         self.writes: dict[str, list[Event]] = defaultdict(list)
         self.fires: list[Event] = []
         self.lives: dict[str, Stretch] = {}
-        self.doubles: list[Event] = []
+        self.skips: list[Event] = []
         self.died = [event for event in events if event.kind == "died"]
         self.errors = [event for event in events if event.kind == "erred"]
         self._open: dict[tuple[str, str, int], Run] = {}
@@ -150,6 +150,8 @@ class Records:
     def _take_in(self, event: Event) -> None:
         if event.kind == "fire":
             self.fires.append(event)
+        elif event.kind == "skipped":
+            self.skips.append(event)
         elif event.kind in ("claimed", "renewed", "released"):
             self._take_in_claim(event)
         elif event.kind in ("begin", "holds", "end"):
@@ -174,8 +176,6 @@ class Records:
     def _take_in_run(self, event: Event) -> None:
         key = (event.task, event.replica, event.token)
         if event.kind == "begin":
-            if key in self._open:
-                self.doubles.append(event)
             due = event.at if event.due is None else event.due
             run = Run(event.task, event.replica, event.token, due, event.takeover, event.at)
             self._open[key] = run

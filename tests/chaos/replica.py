@@ -21,7 +21,14 @@ from typing import Any
 from apscheduler.events import EVENT_JOB_SUBMITTED
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from apscheduler_tasklock import HeldLock, TaskLockExecutor, current_lock, task_lock
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
+    HeldLock,
+    TaskLockEvent,
+    TaskLockExecutor,
+    current_lock,
+    task_lock,
+)
 from tests.chaos.application import Application
 from tests.chaos.tasks import CLAIM_TIMEOUT, TASKS, ChaosTask
 
@@ -79,6 +86,7 @@ class Replica:
             timezone="UTC",
         )
         scheduler.add_listener(self._tell_fire, EVENT_JOB_SUBMITTED)
+        scheduler.add_listener(self._tell_skip, EVENT_TASK_LOCK_ERROR)
         logging.getLogger().addHandler(Errors(self._tell))
         _pause(offset)
         for task in TASKS:
@@ -103,8 +111,7 @@ class Replica:
         lock = current_lock()
         assert lock is not None
         assert lock.run_time is not None
-        # Both by the replica's own clock, so that its skew cancels out.
-        due = lock.run_time.timestamp() - time.time() + time.monotonic()
+        due = _on_monotonic_clock(lock.run_time)
         dice = random.Random(f"{task.name} {lock.token}")  # noqa: S311  # repeatable, not secret
         end = time.monotonic() + dice.uniform(*task.takes)
         self._tell_belief("begin", task, lock, due=due, takeover=lock.is_takeover)
@@ -126,9 +133,12 @@ class Replica:
 
     def _tell_fire(self, event: Any) -> None:
         if len(event.scheduled_run_times) == 1:  # of a backlog, most are rightly refused
-            run_time = event.scheduled_run_times[0].timestamp()
-            due = run_time - time.time() + time.monotonic()
+            due = _on_monotonic_clock(event.scheduled_run_times[0])
             self._tell("fire", task=event.job_id, due=due)
+
+    def _tell_skip(self, event: TaskLockEvent) -> None:
+        due = _on_monotonic_clock(event.scheduled_run_time)
+        self._tell("skipped", task=event.job_id, due=due, detail=str(event.exception)[:100])
 
     def _tell(self, kind: str, at: float | None = None, **details: Any) -> None:
         at = time.monotonic() if at is None else at
@@ -142,6 +152,11 @@ class Replica:
             if now - before > _BEAT + _STALL:
                 self._tell("stalled", before, until=now)
             before = now
+
+
+def _on_monotonic_clock(run_time: datetime) -> float:
+    # Both by the replica's own clock, so that its skew cancels out.
+    return run_time.timestamp() - time.time() + time.monotonic()
 
 
 def _pause(seconds: float) -> None:

@@ -228,7 +228,61 @@ def long() -> Story:
     return story
 
 
-RIGHT = [peaceful, killed, stopped, raised, outage, cut_off, killed_before_it_began, long]
+def stopped_before_it_began() -> Story:
+    """The holder of token 3 is stopped between its claim and its run, which is told at its begin."""
+    story = stopped()
+    story.without(kind="begin", token=3)
+    story.without(kind="written", token=3)
+    story.begins(3, "a", 4.0, at=8.25, lost=True)
+    story.without(kind="written", token=3)
+    return story
+
+
+def stopped_for_long() -> Story:
+    """A replica is stopped for many run times, while the other one runs them."""
+    story = Story()
+    story.fires("a", ended=3.9)
+    story.fires("a", begun=20.0)
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.tell(3.9, "stopped", "a")
+    story.tell(19.9, "continued", "a")
+    story.goes_on(3, "b", 4.7)
+    return story
+
+
+def killed_and_killed_again() -> Story:
+    """Who takes the window of token 3 over is killed, too, before its run begins."""
+    story = Story()
+    for at in range(1, int(LAST), 2):
+        story.tell(at, "fire", "c", task="job", due=float(at))
+    story.tell(-5.0, "ready", "c")
+    story.fires("a", ended=4.1)
+    story.fires("b", ended=7.0)
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.claims(3, "a", 4.0)
+    story.begins(3, "a", 4.0)
+    story.tell(4.3, "killed", "a")
+    story.claims(4, "b", 7.4, window=4.0)
+    story.tell(7.41, "killed", "b")
+    story.takes_over(5, "c", 10.8, 4.0)
+    story.goes_on(6, "c", 11.4 + 1.6)
+    return story
+
+
+RIGHT = [
+    peaceful,
+    killed,
+    stopped,
+    raised,
+    outage,
+    cut_off,
+    killed_before_it_began,
+    long,
+    stopped_before_it_began,
+    stopped_for_long,
+    killed_and_killed_again,
+]
 
 
 def faults(story: Story, task: ChaosTask = TASK) -> list[str]:
@@ -286,15 +340,17 @@ def test_a_token_that_went_back() -> None:
     story.fires("a")
     story.fires("b")
     story.goes_on(5, "a", 0.0, 4.0)
+    story.runs(5, "b", 4.7)
+    story.goes_on(7, "b", 6.7)
     story.events = [event for event in story.events if event.kind != "written"]
-    story.goes_on(5, "b", 4.7)
-    assert faults(story) == [TOKEN_WENT_BACK] * 2
+    assert faults(story) == [TOKEN_WENT_BACK]
 
 
 def test_a_token_that_one_replica_runs_with_twice() -> None:
     story = peaceful()
-    story.begins(3, "a", 4.0, at=4.4)
-    assert faults(story)[0] == TOKEN_WENT_BACK
+    story.begins(3, "a", 4.0, at=4.55)
+    story.events.pop()  # its write
+    assert faults(story) == [TOKEN_WENT_BACK]
 
 
 def test_a_write_with_an_old_token() -> None:
@@ -383,6 +439,22 @@ def test_a_stall_is_a_reason() -> None:
     assert faults(story) == []
 
 
+def test_a_window_taken_over_from_a_run_that_was_released_late() -> None:
+    """Its replica had been in trouble, and its lease had ended; but it could still be released."""
+    story = cut_off()
+    story.releases(3, "a", 7.39)
+    assert faults(story) == [RUN_TWICE]
+
+
+def test_a_takeover_of_nothing() -> None:
+    story = Story()
+    story.fires("a")
+    story.fires("b")
+    story.takes_over(1, "a", 0.0, 0.0)
+    story.goes_on(2, "a", 2.0)
+    assert faults(story) == [RUN_TWICE]
+
+
 def test_a_window_taken_over_without_failover() -> None:
     assert RUN_TWICE in faults(killed(), AT_MOST_ONCE)
 
@@ -433,6 +505,38 @@ def test_a_replica_that_stops_firing() -> None:
     (finding,) = check(story.events, [TASK])
     assert finding.fault == MISSED
     assert finding.text == f"b did not fire from {BASE + 8.7:.3f} to {BASE + LAST:.3f}"
+
+
+def test_a_run_time_that_was_skipped_by_a_replica_that_was_able_to_claim_it() -> None:
+    story = peaceful()
+    story.tell(4.2, "skipped", "b", task="job", due=4.7)
+    (finding,) = check(story.events, [TASK])
+    assert finding.text == f"b was able to claim its run time {BASE + 4.7:.3f}, and skipped it"
+
+
+def test_a_run_time_that_was_skipped_in_an_outage() -> None:
+    story = outage()
+    story.tell(7.2, "skipped", "a", task="job", due=4.0)
+    assert faults(story) == []
+
+
+def test_an_opened_window_that_nobody_runs() -> None:
+    story = raised()
+    story.events = [event for event in story.events if event.token < 2]
+    story.goes_on(2, "b", 2.7)
+    assert faults(story) == [MISSED]
+
+
+def test_a_dead_run_without_failover_stands_no_longer_than_its_maximum_lock() -> None:
+    story = Story()
+    story.fires("a", ended=4.1)
+    story.fires("b", ended=15.0)
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.claims(3, "a", 4.0, lasts=10.0)
+    story.begins(3, "a", 4.0)
+    story.tell(4.3, "killed", "a")
+    story.tell(16.0, "leaving", "b")
+    assert faults(story, AT_MOST_ONCE) == [MISSED]
 
 
 def test_a_claim_that_is_released_without_a_run() -> None:
@@ -508,9 +612,17 @@ def test_a_replica_that_logs_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lasts", "found"), [pytest.param(1.0, [MISSED], id="short"), pytest.param(2.9, [], id="long")]
+    ("lasts", "then", "found"),
+    [
+        pytest.param(1.0, [], [MISSED], id="short"),
+        pytest.param(2.9, [], [], id="long"),
+        pytest.param(1.0, ["cut"], [], id="short, but there is another trouble"),
+        pytest.param(1.0, ["stopped", "continued"], [], id="short, but the replica is stopped"),
+    ],
 )
-def test_an_outage_costs_a_run_time_only_if_it_lasts(lasts: float, found: list[str]) -> None:
+def test_an_outage_costs_a_run_time_only_if_it_lasts(
+    lasts: float, then: list[str], found: list[str]
+) -> None:
     """Within the claim timeout, a claim is asked again. Of a task whose run times are far apart."""
     story = Story()
     story.without(kind="ready", replica="b")
@@ -520,4 +632,14 @@ def test_an_outage_costs_a_run_time_only_if_it_lasts(lasts: float, found: list[s
     story.tell(10.0, "fire", "a", task="job", due=10.0)
     story.tell(9.9, "down")
     story.tell(9.9 + lasts, "up")
+    for number, kind in enumerate(then):
+        story.tell(11.5 + number, kind, "a")
     assert faults(story, replace(TASK, period=10.0)) == found
+
+
+def test_a_dead_run_is_not_left_by_a_replica_that_is_busy_with_the_task() -> None:
+    """A run that has lost its lock goes on, and may be the one instance that is allowed."""
+    story = stopped()
+    story.events = [e for e in story.events if e.token < 4 and (e.kind, e.token) != ("end", 3)]
+    story.tell(9.0, "killed", "b")
+    assert faults(story) == []
