@@ -229,7 +229,7 @@ def long() -> Story:
 
 
 def stopped_before_it_began() -> Story:
-    """The holder of token 3 is stopped between its claim and its run, which is told at its begin."""
+    """The holder of token 3 is stopped between its claim and its run, told at its begin."""
     story = stopped()
     story.without(kind="begin", token=3)
     story.without(kind="written", token=3)
