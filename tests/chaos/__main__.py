@@ -61,7 +61,7 @@ def _unleash(options: argparse.Namespace, seed: int, folder: Path) -> int:
     except ClockSetError:
         print("The machine's clock was set meanwhile: there is no verdict.", file=sys.stderr)
         return NO_CHAOS
-    history.write(sorted(outcome.events, key=lambda event: event.at), folder / "history.jsonl")
+    history.write(outcome.events, folder / "history.jsonl")
     print(summary(outcome.events, outcome.done))
     return _judge(outcome.events)
 

@@ -43,6 +43,9 @@ RECOVERY = 2 * ATTEMPT + 1.0
 # and 2.5 s, for releases that are owed to arrive.
 SETTLING = ATTEMPT + 2.5 + 0.5
 
+# Seconds after the end of a lease at which a replica that was refused looks whether it was renewed.
+WATCHING = 0.3
+
 # Seconds. What one reckons a run time to be at two moments differs by less.
 _SAME = 0.05
 
@@ -65,7 +68,7 @@ def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
         answered = _answered_by(records, fire)
         if answered is None:
             continue
-        if any(_is_of(skip, fire) for skip in records.skips):
+        if _gave_up(records, fire, answered):
             text = f"{fire.replica} was able to claim its run time {fire.due:.3f}, and skipped it"
             yield Finding(MISSED, task.name, fire.at, text)
         elif not any(_stands_against(claim, fire, task, answered) for claim in claims):
@@ -75,11 +78,18 @@ def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
             yield Finding(MISSED, task.name, fire.at, text)
 
 
-def _is_of(skip: Event, fire: Event) -> bool:
-    assert skip.due is not None
-    assert fire.due is not None
-    same = (skip.replica, skip.task) == (fire.replica, fire.task)
-    return same and abs(skip.due - fire.due) < _SAME
+def _gave_up(records: Records, fire: Event, answered: float) -> bool:
+    """Tell whether a replica gave a fire up, and not because of what came later.
+
+    A run time that was refused is claimed again if the holder dies, and that may fail in its turn.
+    """
+    for skip in records.skips:
+        assert skip.due is not None
+        assert fire.due is not None
+        same = (skip.replica, skip.task) == (fire.replica, fire.task)
+        if same and abs(skip.due - fire.due) < _SAME:
+            return skip.at <= answered or records.well(fire.replica, answered, skip.at, ANY)
+    return False
 
 
 def _answered_by(records: Records, fire: Event) -> float | None:
@@ -115,16 +125,18 @@ def _stands_against(claim: Claim, fire: Event, task: ChaosTask, answered: float)
 
 
 def _silent(records: Records, task: ChaosTask) -> Iterator[Finding]:
-    """Find replicas whose scheduler stopped firing."""
-    longest = 2 * task.period + max(task.takes) + RECOVERY
+    """Find replicas whose scheduler stopped firing, except while an instance of the job ran."""
+    longest = 2 * task.period + RECOVERY
     for replica, life in records.lives.items():
         fires = [e.at for e in records.fires if (e.replica, e.task) == (replica, task.name)]
         marks = [life.begun, *sorted(fires), life.ended]
+        runs = [run for run in records.runs[task.name] if run.replica == replica]
         for before, after in pairwise(marks):
-            troubles = [s.ended for s in records.troubles(replica) if s.begun < after]
-            silent_since = max([before, *(end for end in troubles if end > before)])
-            if after - silent_since > longest:
-                text = f"{replica} did not fire from {silent_since:.3f} to {after:.3f}"
+            busy = [run.ended or after for run in runs if run.begun < after]
+            troubles = [trouble.ended for trouble in records.troubles(replica)]
+            since = max([before, *(end for end in [*busy, *troubles] if before < end)])
+            if after - since > longest:
+                text = f"{replica} did not fire from {since:.3f} to {after:.3f}"
                 yield Finding(MISSED, task.name, after, text)
 
 
@@ -147,7 +159,7 @@ def _left_dead(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
         if after is not None and over == after.at and after.window != claim.window:
             text = f"{claim}, died, and {after}, was of another window"
             yield Finding(MISSED, task.name, after.at, text)
-        left = _left_by(records, task, claim.until, over)
+        left = _left_by(records, task, claim.until, over) or _unwatched_by(records, claim, over)
         if left:
             text = f"{claim}, died {claim.until:.3f}, and {left} was well and left it"
             yield Finding(MISSED, task.name, claim.until, text)
@@ -162,14 +174,29 @@ def _left_by(records: Records, task: ChaosTask, died: float, over: float) -> str
             start = max(since, died - SETTLING, life.begun)
             if start + takes >= over or not records.well(replica, start + 1e-6, start + takes, ANY):
                 continue
-            if not _is_busy(records, task, replica, start, start + takes):
+            if not _is_busy(records, task.name, replica, start, start + takes):
                 return replica
     return None
 
 
-def _is_busy(records: Records, task: ChaosTask, replica: str, begun: float, ended: float) -> bool:
+def _unwatched_by(records: Records, claim: Claim, over: float) -> str | None:
+    """Return a replica that was refused because of a run that died, and did not watch it."""
+    by = claim.until + WATCHING + REACTION
+    if over <= by:
+        return None
+    for fire in records.fires:
+        if fire.task != claim.task or not claim.at < fire.at < claim.until - REACTION:
+            continue
+        if _is_busy(records, claim.task, fire.replica, fire.at, by):
+            continue
+        if records.well(fire.replica, fire.at - SETTLING, by, ANY):
+            return fire.replica
+    return None
+
+
+def _is_busy(records: Records, task: str, replica: str, begun: float, ended: float) -> bool:
     """Tell whether it ran the task: an instance that is running may be all that is allowed."""
     return any(
         run.replica == replica and run.begun < ended and (run.ended or ended) > begun
-        for run in records.runs[task.name]
+        for run in records.runs[task]
     )

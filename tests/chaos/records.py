@@ -99,6 +99,7 @@ class Trouble(Stretch):
 class Records:
     """A history, sorted.
 
+    :param events: in any order, but for the rows of tables, which are in the order of the tables
     :ivar runs: by task, in the order in which they began
     :ivar claims: by task, in the order in which they were granted
     :ivar claim_of: the last claim with a token, by task and token
@@ -128,6 +129,8 @@ class Records:
         for event in events:  # not by time: a row's time is from before it waited for its turn
             if event.kind == "written":
                 self.writes[event.task].append(event)
+            elif event.kind in ("claimed", "renewed", "released"):
+                self._take_in_claim(event)
         self._live(ordered)
         self._troubles = _troubles(ordered, self.lives)
 
@@ -152,8 +155,6 @@ class Records:
             self.fires.append(event)
         elif event.kind == "skipped":
             self.skips.append(event)
-        elif event.kind in ("claimed", "renewed", "released"):
-            self._take_in_claim(event)
         elif event.kind in ("begin", "holds", "end"):
             self._take_in_run(event)
 

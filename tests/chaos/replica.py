@@ -137,6 +137,8 @@ class Replica:
             self._tell("fire", task=event.job_id, due=due)
 
     def _tell_skip(self, event: TaskLockEvent) -> None:
+        if event.token is not None:  # a release that failed, and is owed
+            return
         due = _on_monotonic_clock(event.scheduled_run_time)
         self._tell("skipped", task=event.job_id, due=due, detail=str(event.exception)[:100])
 
