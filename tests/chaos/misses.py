@@ -118,9 +118,11 @@ def _stands_against(claim: Claim, fire: Event, task: ChaosTask, answered: float)
     assert fire.due is not None
     if claim.at > answered:
         return False
-    if claim.released is None or claim.released > fire.at:
+    # A fire is told of when a worker has it already.
+    asked = max(fire.due, fire.at - REACTION)
+    if claim.released is None or claim.released > asked:
         # It runs. Or it is dead: then it is run again first, or is over for good.
-        return task.failover is not None or claim.until > fire.at
+        return task.failover is not None or claim.until > asked
     return claim.kept and claim.window > fire.due - task.window - UNDER_WAY
 
 

@@ -65,7 +65,7 @@ def _too_close(
     opened = before is not None and before.released is not None and not before.kept
     owned = -task.window / 2 if opened else task.window
     apart = windows[run.token] - windows[run.token - 1]
-    if isinstance(run, Claim) and apart == 0:
+    if isinstance(run, Claim) and before is not None and run.window == before.window:
         return  # a takeover whose job never began
     if apart < owned - UNDER_WAY:
         at = run.begun if isinstance(run, Run) else run.at

@@ -15,7 +15,7 @@ from tests.chaos.checker import check
 from tests.chaos.exclusion import OLD_TOKEN_WRITTEN, OVERLAP, TOKEN_WENT_BACK
 from tests.chaos.history import Event
 from tests.chaos.misses import MISSED
-from tests.chaos.repeats import RUN_TWICE
+from tests.chaos.repeats import RUN_TWICE, UNDER_WAY
 from tests.chaos.tasks import ChaosTask
 
 PERIOD, LEASE, TAKES = 2.0, 3.0, 0.5
@@ -70,7 +70,7 @@ class Story:
             replica,
             task="job",
             token=token,
-            due=at if window is None else window,
+            due=(at if window is None else window) + UNDER_WAY / 10,
             until=at + DELAY + lasts,
         )
 
@@ -540,6 +540,18 @@ def test_an_opened_window_that_nobody_runs() -> None:
     story.events = [event for event in story.events if event.token < 2]
     story.goes_on(2, "b", 2.7)
     assert faults(story) == [MISSED]
+
+
+def test_a_run_time_that_is_told_of_after_its_claim_was_refused() -> None:
+    """A busy scheduler tells late, when what stood against it has opened its window."""
+    story = raised()
+    story.events = [event for event in story.events if event.token < 2]
+    story.without(kind="fire", replica="b")
+    story.without(kind="released", token=1)
+    story.releases(1, "a", 0.75, kept=False)
+    story.tell(0.8, "fire", "b", task="job", due=0.7)
+    story.goes_on(2, "b", 2.7)
+    assert faults(story) == []
 
 
 def test_a_dead_run_without_failover_stands_no_longer_than_its_maximum_lock() -> None:
