@@ -63,6 +63,7 @@ def _unleash(options: argparse.Namespace, seed: int, folder: Path) -> int:
         return NO_CHAOS
     history.write(outcome.events, folder / "history.jsonl")
     print(summary(outcome.events, outcome.done))
+    print(f"times are the machine's monotonic clock's; the plan began at {outcome.started:.3f}")
     return _judge(outcome.events)
 
 

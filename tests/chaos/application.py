@@ -85,7 +85,7 @@ def connect(url: str) -> psycopg.Connection[Any]:
 def create_tables(url: str) -> None:
     """Create the application's tables beside the task lock's."""
     with connect(url) as connection:
-        connection.execute(_TABLES)  # type: ignore[arg-type]  # a constant of this module
+        connection.execute(_TABLES)
 
 
 def monotonic_offset() -> float:

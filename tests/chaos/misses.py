@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
+from math import inf
 
 from tests.chaos.finding import Finding
 from tests.chaos.history import Event
@@ -154,10 +155,9 @@ def _unrun(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterat
 def _left_dead(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
     """Find dead runs that were not run again."""
     for claim, after in zip_longest(claims, claims[1:]):
-        over = min(
-            [moment for moment in (claim.released, after and after.at) if moment is not None],
-            default=float("inf"),
-        )
+        over = inf if claim.released is None else claim.released
+        if after is not None:
+            over = min(over, after.at)
         if after is not None and over == after.at and after.window != claim.window:
             text = f"{claim}, died, and {after}, was of another window"
             yield Finding(MISSED, task.name, after.at, text)
@@ -191,7 +191,9 @@ def _unwatched_by(records: Records, claim: Claim, over: float) -> str | None:
             continue
         if _is_busy(records, claim.task, fire.replica, fire.at, by):
             continue
-        if records.well(fire.replica, fire.at - SETTLING, by, ANY):
+        settled = min(fire.at, claim.until - SETTLING)
+        answered = records.well(fire.replica, fire.at - RECOVERY, by)
+        if answered and records.well(fire.replica, settled, by, ANY):
             return fire.replica
     return None
 

@@ -6,6 +6,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
@@ -50,7 +51,7 @@ class Monkey:
         for slot, newcomer in zip(self._fleet.slots, self._plan.first, strict=True):
             self._fleet.start(slot, newcomer)
         for action in self._plan.actions:
-            self._later(self._started + action.at, lambda action=action: self._do(action))
+            self._later(self._started + action.at, partial(self._do, action))
 
     def act(self) -> None:
         """Do what is due."""
