@@ -20,14 +20,10 @@ from math import inf
 from tests.chaos.finding import Finding
 from tests.chaos.history import Event
 from tests.chaos.records import ANY, BLIP, PATH, PROCESS, Claim, Records
-from tests.chaos.repeats import UNDER_WAY
+from tests.chaos.repeats import ATTEMPT, RECOVERY, UNDER_WAY
 from tests.chaos.tasks import CLAIM_TIMEOUT, ChaosTask
 
 MISSED = "window missed"
-
-# Seconds that a statement waits for an answer that does not come: the library's share of the claim
-# timeout.
-ATTEMPT = CLAIM_TIMEOUT / 3
 
 # Seconds within which a replica that is well claims a run time, on a busy machine.
 REACTION = 1.0
@@ -35,10 +31,6 @@ REACTION = 1.0
 # Seconds after a fire for which the server may be away without that costing anything: until the
 # claim timeout there is time for an attempt that is under way, a pause, and another attempt.
 PATIENCE = CLAIM_TIMEOUT / 2
-
-# Seconds after a trouble until a replica is well: an attempt that still waits for an answer, the
-# next one, and the pause between them.
-RECOVERY = 2 * ATTEMPT + 1.0
 
 # Seconds after a trouble, however short, until a replica believes that a holder is dead: an attempt
 # and 2.5 s, for releases that are owed to arrive.

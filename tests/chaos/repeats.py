@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.chaos.finding import Finding
-from tests.chaos.records import Claim, Records, Run
-from tests.chaos.tasks import ChaosTask
+from tests.chaos.records import ANY, Claim, Records, Run
+from tests.chaos.tasks import CLAIM_TIMEOUT, ChaosTask
 
 RUN_TWICE = "window run twice"
 
@@ -17,6 +17,14 @@ UNDER_WAY = 0.05
 # A lease is renewed when a third of it has passed. A holder that loses it was in trouble for most
 # of the other two; this share of the lease leaves some for the ways to and fro.
 TROUBLE_SHARE = 0.3
+
+# Seconds that a statement waits for an answer that does not come: the library's share of the claim
+# timeout.
+ATTEMPT = CLAIM_TIMEOUT / 3
+
+# Seconds after a trouble until a replica is well: an attempt that still waits for an answer, the
+# next one, and the pause between them.
+RECOVERY = 2 * ATTEMPT + 1.0
 
 
 def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
@@ -85,10 +93,19 @@ def _unfounded(
         return f"{before}, was released {before.released:.3f}"
     if before.until > claim.at:
         return f"{before}, stood until {before.until:.3f}"
+    return _alive(records, task, before, claim.at)
+
+
+def _alive(records: Records, task: ChaosTask, before: Claim, at: float) -> str | None:
+    """Return why a claim that has ended should not count as dead, or ``None``."""
     troubled = sum(
         stretch.shared_with(before.renewed, before.until)
         for stretch in records.troubles(before.replica)
     )
     if troubled < TROUBLE_SHARE * (before.until - before.renewed):
         return f"{before}, was not renewed after {before.renewed:.3f} by a replica without trouble"
+    ended = [run.ended for run in records.runs[task.name] if run.token == before.token]
+    able = records.well(before.replica, at - RECOVERY, at, ANY)
+    if able and any(end is not None and end < at - RECOVERY for end in ended):
+        return f"{before}, had ended, and its replica was able to release it"
     return None

@@ -446,6 +446,26 @@ def test_a_window_taken_over_from_a_run_that_was_released_late() -> None:
     assert faults(story) == [RUN_TWICE]
 
 
+@pytest.mark.parametrize(
+    ("freed", "found"), [pytest.param(5.2, [RUN_TWICE], id="able"), pytest.param(5.3, [], id="not")]
+)
+def test_a_window_taken_over_from_a_run_that_ended_on_a_replica_that_could_have_said_so(
+    freed: float, found: list[str]
+) -> None:
+    story = Story()
+    story.fires("a")
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.claims(3, "a", 4.0)
+    story.begins(3, "a", 4.0)
+    story.tell(4.2, "hung", "a")
+    story.ends(3, "a", 4.5)
+    story.tell(freed, "freed", "a")
+    story.takes_over(4, "b", 8.25, 4.0)
+    story.goes_on(5, "b", 8.8)
+    assert faults(story) == found
+
+
 def test_a_takeover_of_nothing() -> None:
     story = Story()
     story.fires("a")
