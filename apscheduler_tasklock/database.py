@@ -1,8 +1,7 @@
-"""The way to the database: an engine of few connections, and cursors that are lent one by one."""
+"""The way to the database: cursors in autocommit mode, and what their errors mean."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -12,16 +11,12 @@ import psycopg
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import Pool, StaticPool
+from sqlalchemy.pool import NullPool, StaticPool
 
 from apscheduler_tasklock.connection import attempt_limit, connector
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.failures import LOST_STATEMENT_STATES, explain_away
-from apscheduler_tasklock.forking import begins_anew_in_a_fork
-
-# What an engine of ours may hold open (see README, "What it costs").
-IDLE_CONNECTIONS = 1
-MOST_CONNECTIONS = 5
+from apscheduler_tasklock.lending import GuestConnections, KeptConnections, Lender, Lent
 
 DRIVER = "postgresql+psycopg"
 
@@ -38,17 +33,17 @@ class Database:
     def __init__(
         self, database: str | URL | Engine, *, timeout: float, application_name: str
     ) -> None:
+        self._timeout = timeout
+        self._prepares = True
         self._own = not isinstance(database, Engine)
+        self._lender: Lender
         if isinstance(database, Engine):
             _check_engine(database)
             self._engine = database
+            self._lender = GuestConnections(database)
         else:
             self._engine = _make_engine(parse_url(database), timeout, application_name)
-        self._prepares = True
-        self._closed = False
-        self._separate: Pool | None = None
-        self._parents: list[Pool] = []
-        begins_anew_in_a_fork(self)
+            self._lender = KeptConnections(self._engine.raw_connection, timeout)
 
     @property
     def url(self) -> URL:
@@ -71,31 +66,31 @@ class Database:
         :raises TaskLockDatabaseError: the database is away; another attempt may succeed
         :raises psycopg.Error: the statement failed, and would fail again
         """
-        borrowed = self._borrow()
-        connection = borrowed.driver_connection
-        opened_at = borrowed.info.setdefault("tasklock_opened_at", time.monotonic())
+        lent = self._borrow()
+        whole = False
         try:
-            with self._manners(connection):
-                yield connection.cursor()
+            with self._manners(lent.connection):
+                yield lent.connection.cursor()
+            whole = True
+        except TaskLockDatabaseError as error:
+            error._opened_at = lent.opened_at
+            raise
         except BaseException as error:
-            # Whatever interrupted it may have left an answer unread.
-            borrowed.invalidate()
             away = self._away(error)
             if away is None:
                 raise
-            away._opened_at = opened_at
-            raise away from (error.__cause__ if away is error else error)
-        else:
-            if self._closed and (self._own or self._separate is not None):
-                borrowed.invalidate()
+            away._opened_at = lent.opened_at
+            raise away from error
         finally:
-            borrowed.close()
+            # Whatever interrupted it may have left an answer unread.
+            self._lender.give_back(lent, whole=whole)
 
-    def _borrow(self) -> Any:
-        """Check a connection out. Whatever keeps it from coming may be over at the next attempt."""
-        pool = self._separate
+    def _borrow(self) -> Lent:
+        """Take a connection. Whatever keeps it from coming may be over at the next attempt."""
         try:
-            borrowed = self._engine.raw_connection() if pool is None else pool.connect()
+            lent = self._lender.borrow()
+        except TaskLockDatabaseError:
+            raise
         except Exception as error:
             original = getattr(error, "orig", error)
             away = self._away(error)
@@ -103,15 +98,14 @@ class Database:
                 raise original from None
             # Else it is as from an application's own hook that fetches a password.
             raise away or TaskLockDatabaseError(f"no connection: {error!r}") from error
-        connection: Any = borrowed.driver_connection
         idle = psycopg.pq.TransactionStatus.IDLE
-        if not self._own and connection.info.transaction_status != idle:
-            borrowed.close()
+        if not self._own and lent.connection.info.transaction_status != idle:
+            self._lender.give_back(lent, whole=True)
             raise TaskLockOptionError(
                 "the engine lends a connection whose transaction is open (by a listener that runs "
                 "SQL and does not end it); give the URL instead of the engine"
             )
-        return borrowed
+        return lent
 
     def _manners(self, connection: psycopg.Connection[Any]) -> AbstractContextManager[None]:
         """Prepare nothing where others use the connection, and where a pooler loses statements.
@@ -125,40 +119,26 @@ class Database:
         """Return the error that says that the database is away, if this one means that."""
         if getattr(error, "sqlstate", None) in LOST_STATEMENT_STATES:
             self._prepares = False  # it is a pooler that was not recognized as one
-        return error if isinstance(error, TaskLockDatabaseError) else explain_away(error)
+        return explain_away(error)
 
     def separate(self) -> Database:
         """Return the same database by connections that nobody else can use up."""
         separate = copy(self)
-        separate._separate = self._engine.pool.recreate()
-        begins_anew_in_a_fork(separate)
+        pool = self._engine.pool.recreate()
+        separate._lender = KeptConnections(pool.connect, self._timeout)
         return separate
 
     def open(self) -> None:
         """Keep a connection for the next statement again."""
-        self._closed = False
+        self._lender.open()
 
     def close(self) -> None:
-        """Keep no connection of an engine made here from now on: each is closed after its use."""
-        self._closed = True
-        self.rest()
+        """Keep no connection of our own from now on: each is closed after its use."""
+        self._lender.close()
 
     def rest(self) -> None:
         """Close the idle connection, unless it is an application's own."""
-        if self._separate is not None:
-            self._separate.dispose()
-            self._separate = self._separate.recreate()
-        elif self._own:
-            self._engine.dispose()
-
-    def begin_anew(self) -> None:
-        """Leave the parent's connections alone in a forked child: closed here, they end there."""
-        # Not collected either, of which psycopg would warn.
-        self._parents.append(self._separate or self._engine.pool)
-        if self._separate is not None:
-            self._separate = self._separate.recreate()
-        else:
-            self._engine.dispose(close=False)
+        self._lender.rest()
 
 
 def parse_url(database: str | URL) -> URL:
@@ -221,11 +201,7 @@ def _make_engine(url: URL, timeout: float, application_name: str) -> Engine:
     engine = create_engine(
         url,
         isolation_level="AUTOCOMMIT",
-        pool_size=IDLE_CONNECTIONS,
-        max_overflow=MOST_CONNECTIONS - IDLE_CONNECTIONS,
-        pool_timeout=timeout,
-        # In autocommit mode there is nothing to roll back between two statements.
-        pool_reset_on_return=None,
+        poolclass=NullPool,  # they are kept by KeptConnections
     )
     event.listen(engine, "do_connect", connector(attempt, application_name))
     return engine

@@ -10,8 +10,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from apscheduler_tasklock.database import MOST_CONNECTIONS
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
+from apscheduler_tasklock.lending import MOST_CONNECTIONS
 
 Result = TypeVar("Result")
 

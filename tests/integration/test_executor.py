@@ -573,9 +573,11 @@ class TestDatabaseAway:
         make_replica: MakeReplica,
         proxy: Proxy,
         connection: psycopg.Connection[Any],
+        known_task: Callable[[str], None],
         on_database_error: str,
         told_by_the_other: list[int],
     ) -> None:
+        known_task("job")
         replica = make_replica(proxy.url, claim_timeout=0.5, on_database_error=on_database_error)
         proxy.to_client = lambda _data: None  # the claim is granted, and its answer lost
         replica.run_once(lambda: None)
@@ -583,6 +585,7 @@ class TestDatabaseAway:
         replica.idle()
         assert (EVENT_JOB_EXECUTED in replica.codes()) is (on_database_error == "run")
         proxy.to_client = pass_on
+        eventually(lambda: rows(connection)["job"]["token"] == 1)
         eventually(lambda: rows(connection)["job"]["finished_at"])
 
         other = make_replica()

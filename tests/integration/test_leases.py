@@ -264,8 +264,8 @@ def test_it_is_renewed_while_every_worker_and_connection_is_busy(
         lent = [database._borrow() for _ in range(5)]
         until = locked_until(connection) + timedelta(seconds=2)
         eventually(lambda: locked_until(connection) > until)
-        for borrowed in lent:
-            borrowed.close()
+        for connection_in_use in lent:
+            database._lender.give_back(connection_in_use, whole=True)
         lock = current_lock()
         assert lock is not None
         return lock.lost

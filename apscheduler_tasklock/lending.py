@@ -1,0 +1,178 @@
+"""Lending connections: those of an application's engine, or few that are kept here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import psycopg
+from sqlalchemy import Engine
+from sqlalchemy.pool import PoolProxiedConnection
+
+from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.forking import begins_anew_in_a_fork
+
+# How many are open at most, and while nothing is asked (see README, "What it costs").
+MOST_CONNECTIONS = 5
+IDLE_CONNECTIONS = 1
+
+
+@dataclass(eq=False)
+class Lent:
+    """A connection in use.
+
+    :ivar connection: psycopg's
+    :ivar opened_at: when it was opened, or lent for the first time, on the monotonic clock
+    :ivar proxy: by which an application's pool takes it back
+    """
+
+    connection: psycopg.Connection[Any]
+    opened_at: float = field(default_factory=time.monotonic)
+    proxy: PoolProxiedConnection | None = None
+
+
+class Lender(Protocol):
+    """Lends connections, each for a short statement."""
+
+    def borrow(self) -> Lent:
+        """Return a connection. Raises what psycopg, SQLAlchemy, and an engine's hooks raise."""
+
+    def give_back(self, lent: Lent, *, whole: bool) -> None:
+        """Take a connection back. One that is not whole is never lent again."""
+
+    def open(self) -> None:
+        """Keep a connection for the next statement again."""
+
+    def close(self) -> None:
+        """Keep none from now on: each is closed after its use."""
+
+    def rest(self) -> None:
+        """Close what is idle."""
+
+
+class KeptConnections:
+    """Connections that nobody else uses: few, and only one while nothing is asked.
+
+    Those that a burst has opened are kept until none is in use any more: to open one costs a
+    server as much as to decide dozens of claims.
+
+    :param connect: opens one
+    :param patience: seconds that a borrower waits while all are in use
+    """
+
+    def __init__(self, connect: Callable[[], PoolProxiedConnection], patience: float) -> None:
+        self._connect = connect
+        self._patience = patience
+        self._closed = False
+        self._idle: list[Lent] = []
+        self._parents: list[Lent] = []
+        self.begin_anew()
+        begins_anew_in_a_fork(self)
+
+    def begin_anew(self) -> None:
+        """Leave the parent's connections alone in a forked child: closed here, they end there."""
+        # Not collected either, of which psycopg would warn.
+        self._parents += self._idle
+        self._idle = []
+        self._in_use = 0
+        self._changed = threading.Condition()
+
+    def borrow(self) -> Lent:
+        """Return an idle connection, or a new one."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._in_use < MOST_CONNECTIONS, self._patience):
+                raise TaskLockDatabaseError("no connection became free in time: all are in use")
+            self._in_use += 1
+            if self._idle:
+                return self._idle.pop()
+        try:
+            return Lent(_detached(self._connect()))
+        except BaseException:
+            with self._changed:
+                self._in_use -= 1
+                self._changed.notify()
+            raise
+
+    def give_back(self, lent: Lent, *, whole: bool) -> None:
+        """Take a connection back, and close those that were only opened for a burst."""
+        if not whole:
+            lent.connection.close()
+        with self._changed:
+            self._in_use -= 1
+            self._changed.notify()
+            if whole:
+                self._idle.append(lent)
+            surplus = [] if self._in_use else self._idle[:-IDLE_CONNECTIONS]
+            if self._closed:
+                surplus = self._idle
+            self._idle = [idle for idle in self._idle if idle not in surplus]
+        _close(surplus)
+
+    def open(self) -> None:
+        """Keep a connection for the next statement again."""
+        self._closed = False
+
+    def close(self) -> None:
+        """Keep none from now on."""
+        self._closed = True
+        self.rest()
+
+    def rest(self) -> None:
+        """Close what is idle."""
+        with self._changed:
+            surplus, self._idle = self._idle, []
+        _close(surplus)
+
+
+class GuestConnections:
+    """The connections of an application's engine, which keeps them as it likes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        begins_anew_in_a_fork(self)
+
+    def begin_anew(self) -> None:
+        """Leave the parent's connections alone in a forked child."""
+        self._engine.dispose(close=False)
+
+    def borrow(self) -> Lent:
+        """Check a connection out."""
+        proxy = self._engine.raw_connection()
+        opened_at = proxy.info.setdefault("tasklock_opened_at", time.monotonic())
+        return Lent(_driver_connection(proxy), opened_at, proxy)
+
+    def give_back(self, lent: Lent, *, whole: bool) -> None:
+        """Check a connection in."""
+        assert lent.proxy is not None
+        if not whole:
+            lent.proxy.invalidate()
+        lent.proxy.close()
+
+    def open(self) -> None:
+        """Do nothing: what is idle is the application's."""
+
+    def close(self) -> None:
+        """Do nothing: what is idle is the application's."""
+
+    def rest(self) -> None:
+        """Do nothing: what is idle is the application's."""
+
+
+def _detached(proxy: PoolProxiedConnection) -> psycopg.Connection[Any]:
+    """Return the connection itself, of which its pool shall know no more."""
+    connection = _driver_connection(proxy)
+    proxy.detach()
+    return connection
+
+
+def _driver_connection(proxy: PoolProxiedConnection) -> psycopg.Connection[Any]:
+    connection: Any = proxy.driver_connection
+    return connection  # type: ignore[no-any-return]  # psycopg's, as the engine was checked for
+
+
+def _close(surplus: Sequence[Lent]) -> None:
+    for lent in surplus:
+        lent.connection.close()
