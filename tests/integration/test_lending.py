@@ -78,11 +78,11 @@ def test_what_a_burst_opened_is_kept_until_it_is_over(
 ) -> None:
     database = make_database()
     with database.cursor() as first:
-        with database.cursor() as second:
-            opened = {pid_of(first), pid_of(second)}
-        with database.cursor() as again:
-            assert pid_of(again) in opened
+        with database.cursor() as second, database.cursor() as third:
+            opened = {pid_of(first), pid_of(second), pid_of(third)}
         assert pids(connection) == opened
+        with database.cursor() as second, database.cursor() as third:
+            assert {pid_of(first), pid_of(second), pid_of(third)} == opened
     eventually(lambda: len(pids(connection)) == 1)
     assert pids(connection) < opened
 
