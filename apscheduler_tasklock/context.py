@@ -65,7 +65,7 @@ class HeldLock:
         self._extender = extender
         self._ended = False
         self._pid = os.getpid()
-        self._lost = threading.Event()
+        self._lost = False
         self._when_lost: Callable[[], None] | None = None
 
     @property
@@ -90,13 +90,13 @@ class HeldLock:
         By this replica's own monotonic clock, if the database cannot be asked. It stays so.
         """
         if self.seconds_left == 0:
-            self._lost.set()
-        return self._ended or self._lost.is_set()
+            self._lost = True
+        return self._ended or self._lost
 
     def when_lost(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` in a thread when a lock with a lease is lost while it is held."""
         self._when_lost = tell
-        if self._lost.is_set():
+        if self._lost:
             self.lose()
 
     @property
@@ -106,7 +106,7 @@ class HeldLock:
 
     def lose(self) -> None:
         """Note that the claim does not stand any more, and tell who wants to know."""
-        self._lost.set()
+        self._lost = True
         tell, self._when_lost = self._when_lost, None
         if tell is not None and not self._ended:
             # Whoever is told may take long, and other claims have to be renewed meanwhile.
