@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,9 +167,24 @@ def connection(direct_url: str) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
-    """Fail a test that leaves a thread of the library running."""
+    """Fail a test that leaves a thread of the library running, and tell where it is."""
+    before = set(threading.enumerate())
     yield
-    eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("tasklock")])
+
+    def left() -> list[threading.Thread]:
+        """Return the threads of this test alone: each fails for its own."""
+        later = set(threading.enumerate()) - before
+        return [thread for thread in later if thread.name.startswith("tasklock")]
+
+    try:
+        eventually(lambda: not left())
+    except AssertionError:
+        pytest.fail("\n".join(map(_where_it_is, left())), pytrace=False)
+
+
+def _where_it_is(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return f"{thread.name} was left running:\n{''.join(traceback.format_stack(frame))}"
 
 
 @pytest.fixture(scope="session")
