@@ -64,7 +64,10 @@ def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
         if _gave_up(records, fire, answered):
             text = f"{fire.replica} was able to claim its run time {fire.due:.3f}, and skipped it"
             yield Finding(MISSED, task.name, fire.at, text)
-        elif not any(_stands_against(claim, fire, task, answered) for claim in claims):
+        elif not any(
+            _stands_against(claim, after, fire, task, answered)
+            for claim, after in zip_longest(claims, claims[1:])
+        ):
             text = (
                 f"nobody claimed the run time {fire.due:.3f} of {fire.replica}, which was able to"
             )
@@ -107,13 +110,16 @@ def _answered_by(records: Records, fire: Event) -> float | None:
     return by if records.well(fire.replica, over + 1e-6, by, ANY) else None
 
 
-def _stands_against(claim: Claim, fire: Event, task: ChaosTask, answered: float) -> bool:
+def _stands_against(
+    claim: Claim, after: Claim | None, fire: Event, task: ChaosTask, answered: float
+) -> bool:
     assert fire.due is not None
     if claim.at > answered:
         return False
     # A fire is told of when a worker has it already.
     asked = max(fire.due, fire.at - REACTION)
-    if claim.released is None or claim.released > asked:
+    ends = [claim.released, None if after is None else after.at]
+    if all(end is None or end > asked for end in ends):
         # It runs. Or it is dead: then it is run again first, or is over for good.
         return task.failover is not None or claim.until > asked
     return claim.kept and claim.window > fire.due - task.window - UNDER_WAY

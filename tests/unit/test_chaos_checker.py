@@ -508,6 +508,15 @@ def test_a_replica_that_lives_while_another_one_is_in_trouble_misses_a_run_time(
     assert faults(story) == [MISSED] * 4
 
 
+@pytest.mark.parametrize("tell", [killed, stopped])
+def test_a_run_time_that_nobody_claimed_long_after_a_dead_run_was_run_again(
+    tell: Callable[[], Story],
+) -> None:
+    story = tell()
+    story.events = [event for event in story.events if event.token != 8]
+    assert MISSED in faults(story)
+
+
 @pytest.mark.parametrize("kind", ["cut", "terminated"])
 def test_a_broken_connection_costs_no_run_time(kind: str) -> None:
     story = peaceful()
