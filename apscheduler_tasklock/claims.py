@@ -158,7 +158,7 @@ class Claims:
         if held.lease is not None:
             held.max_lock += by
             try:
-                return held.claim_id in self._renew([held])
+                return self._renew([held], waits=True).get(held.claim_id, False)
             except BaseException:
                 held.max_lock -= by  # asked again, it is to be extended once
                 raise
@@ -170,20 +170,23 @@ class Claims:
         held.renewed(until, time.monotonic() + held.seconds_left + by)
         return True
 
-    def _renew(self, held: Sequence[HeldLock]) -> set[UUID]:
-        """Renew claims with one statement; return the ids of those that stand."""
+    def _renew(self, held: Sequence[HeldLock], *, waits: bool = False) -> dict[UUID, bool]:
+        """Renew claims with one statement; return which stand, and whether each was renewed.
 
-        def statement(cursor: Any) -> dict[UUID, tuple[datetime, datetime]]:
+        :param waits: whether it waits for rows that somebody has locked, rather than passing over
+        """
+
+        def statement(cursor: Any) -> dict[UUID, tuple[datetime | None, datetime]]:
             wait_at_most(cursor.connection, min(c.lease or inf for c in held) / RENEWALS_PER_LEASE)
-            return self._protocol.renew(cursor, [_renewal(claim) for claim in held])
+            return self._protocol.renew(cursor, [_renewal(c) for c in held], waits=waits)
 
         sent = time.monotonic()
         ends = self._renewing.once(statement)
         for claim in held:
-            if claim.claim_id in ends:
-                locked_until, now = ends[claim.claim_id]
+            locked_until, now = ends.get(claim.claim_id, (None, None))
+            if locked_until is not None and now is not None:
                 claim.renewed(locked_until, sent + (locked_until - now).total_seconds())
-        return set(ends)
+        return {claim_id: until is not None for claim_id, (until, _) in ends.items()}
 
 
 def _renewal(held: HeldLock) -> Renewal:

@@ -20,7 +20,7 @@ RENEWALS_PER_LEASE = 3
 # Seconds after which a renewal that failed is tried again, or sooner if the lease is short.
 RETRY_INTERVAL = 0.5
 
-Renew = Callable[[Sequence[HeldLock]], "set[UUID]"]
+Renew = Callable[[Sequence[HeldLock]], "dict[UUID, bool]"]
 
 
 @dataclass(eq=False)
@@ -36,8 +36,8 @@ class Leases:
     with the workers and event loops that the jobs run on, so that these may be as busy as they
     like.
 
-    :param renew: renews claims, notes their new ends, and returns the ids of those that stand;
-        raises ``TaskLockDatabaseError`` if the database is away
+    :param renew: renews claims, notes their new ends, and returns which stand, by id, and whether
+        each was renewed; raises ``TaskLockDatabaseError`` if the database is away
     :param rest: called when there is nothing to renew any more
     """
 
@@ -113,6 +113,8 @@ class Leases:
             lease.due = _due(lease.held, now)
             if lease.held.claim_id not in renewed:
                 self._lose(lease)
+        # Somebody has their rows locked, maybe for a moment only.
+        _put_off([lease for lease in standing if renewed.get(lease.held.claim_id) is False])
 
     def _tell_refusal(self, error: TaskLockError) -> None:
         """Warn once, until a renewal succeeds. That the database is away is logged as an outage."""

@@ -34,7 +34,7 @@ class TaskLockProtocol:
         self._look = statements.look(name)
         self._release = statements.release(name)
         self._extend = statements.extend(name)
-        self._renew = statements.renew(name)
+        self._renew = {waits: statements.renew(name, waits=waits) for waits in (False, True)}
         self._read = statements.read(name)
 
     def claim(self, cursor: Any, request: ClaimRequest) -> ClaimAnswer:
@@ -70,15 +70,17 @@ class TaskLockProtocol:
         return None if row is None else row[0]
 
     def renew(
-        self, cursor: Any, renewals: Sequence[Renewal]
-    ) -> dict[UUID, tuple[datetime, datetime]]:
+        self, cursor: Any, renewals: Sequence[Renewal], *, waits: bool = False
+    ) -> dict[UUID, tuple[datetime | None, datetime]]:
         """Let claims stand for another lease each.
 
+        :param waits: whether it waits for rows that somebody has locked
         :return: when each of them ends now, and the database's time, by claim id. One that is
-            missing stands no more; one whose row somebody has locked stands as it was.
+            missing stands no more; one whose row somebody has locked stands, and has ``None`` in
+            place of its end, since it could not be renewed.
         """
         rows = cursor.execute(
-            self._renew,
+            self._renew[waits],
             {
                 "task_names": [renewal.task_name for renewal in renewals],
                 "claim_ids": [renewal.claim_id for renewal in renewals],

@@ -136,12 +136,14 @@ def extend(table: str) -> str:
     """
 
 
-def renew(table: str) -> str:
+def renew(table: str, *, waits: bool) -> str:
     """Return the statement that renews all that a replica holds, and tells what of it stands.
 
     A claim whose lease has ended stays so, even if nobody has taken it over: its holder has been
-    told that it is lost. A row that somebody has locked is passed over, and told as it is: else
-    one of them would keep all the others waiting until their leases end.
+    told that it is lost. A row that somebody has locked is passed over, and told without an end:
+    else one of them would keep all the others waiting until their leases end.
+
+    :param waits: whether it is waited for all the same, as for a single claim
     """
     return f"""
         WITH wanted AS (
@@ -152,7 +154,7 @@ def renew(table: str) -> str:
             SELECT claim.task_name, lease, max_lock
             FROM {table} AS claim JOIN wanted USING (task_name, claim_id)
             WHERE NOT {NOT_RUNNING}
-            FOR NO KEY UPDATE OF claim SKIP LOCKED
+            FOR NO KEY UPDATE OF claim {"" if waits else "SKIP LOCKED"}
         ), renewed AS (
             UPDATE {table} AS claim SET
                 locked_until = GREATEST(locked_until, LEAST(
@@ -162,7 +164,7 @@ def renew(table: str) -> str:
             FROM free WHERE claim.task_name = free.task_name
             RETURNING claim.claim_id, locked_until AS renewed_until
         )
-        SELECT claim_id, COALESCE(renewed_until, locked_until), now()
+        SELECT claim_id, renewed_until, now()
         FROM {table} JOIN wanted USING (task_name, claim_id) LEFT JOIN renewed USING (claim_id)
         WHERE NOT {NOT_RUNNING}
     """

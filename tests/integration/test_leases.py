@@ -165,8 +165,8 @@ def test_a_row_that_is_locked_for_a_moment_costs_no_lease(
     with psycopg.connect(database_url) as session:
         first = locked_until(connection)
         session.execute("SELECT FROM task_lock FOR UPDATE")
-        eventually(lambda: held.seconds_left < 1.5)
-    eventually(lambda: locked_until(connection) > first)
+        eventually(lambda: held.seconds_left < 0.8)  # two renewals passed it over
+    eventually(lambda: held.lost or locked_until(connection) > first)
     assert not held.lost
     locks.release(held)
 
