@@ -43,7 +43,7 @@ class Database:
             self._lender = GuestConnections(database)
         else:
             self._engine = _make_engine(parse_url(database), timeout, application_name)
-            self._lender = KeptConnections(self._engine.raw_connection, timeout)
+            self._lender = KeptConnections(self._engine.pool, timeout)
 
     @property
     def url(self) -> URL:
@@ -124,8 +124,7 @@ class Database:
     def separate(self) -> Database:
         """Return the same database by connections that nobody else can use up."""
         separate = copy(self)
-        pool = self._engine.pool.recreate()
-        separate._lender = KeptConnections(pool.connect, self._timeout)
+        separate._lender = KeptConnections(self._engine.pool, self._timeout)
         return separate
 
     def open(self) -> None:

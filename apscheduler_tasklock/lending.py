@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import psycopg
 from sqlalchemy import Engine
-from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.pool import Pool, PoolProxiedConnection
 
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
@@ -59,12 +59,12 @@ class KeptConnections:
     Those that a burst has opened are kept until none is in use any more: to open one costs a
     server as much as to decide dozens of claims.
 
-    :param connect: opens one
+    :param pool: opens them, and knows no more of each from then on
     :param patience: seconds that a borrower waits while all are in use
     """
 
-    def __init__(self, connect: Callable[[], PoolProxiedConnection], patience: float) -> None:
-        self._connect = connect
+    def __init__(self, pool: Pool, patience: float) -> None:
+        self._pool = pool
         self._patience = patience
         self._closed = False
         self._idle: list[Lent] = []
@@ -78,6 +78,8 @@ class KeptConnections:
         self._parents += self._idle
         self._idle = []
         self._in_use = 0
+        # The pool has locks and places as well, which a thread of the parent may have taken.
+        self._pool = self._pool.recreate()
         self._changed = threading.Condition()
 
     def borrow(self) -> Lent:
@@ -89,7 +91,7 @@ class KeptConnections:
             if self._idle:
                 return self._idle.pop()
         try:
-            return Lent(_detached(self._connect()))
+            return Lent(_detached(self._pool.connect()))
         except BaseException:
             with self._changed:
                 self._in_use -= 1
@@ -98,6 +100,7 @@ class KeptConnections:
 
     def give_back(self, lent: Lent, *, whole: bool) -> None:
         """Take a connection back, and close those that were only opened for a burst."""
+        broken = lent.connection.broken
         if not whole:
             lent.connection.close()
         with self._changed:
@@ -106,7 +109,7 @@ class KeptConnections:
             if whole:
                 self._idle.append(lent)
             surplus = [] if self._in_use else self._idle[:-IDLE_CONNECTIONS]
-            if self._closed:
+            if self._closed or broken:  # what broke one may have broken those that are idle, too
                 surplus = self._idle
             self._idle = [idle for idle in self._idle if idle not in surplus]
         _close(surplus)

@@ -105,16 +105,16 @@ def test_one_whose_statement_failed_is_not_lent_again(make_database: MakeDatabas
 def test_what_could_not_be_opened_leaves_its_place_to_others(make_database: MakeDatabase) -> None:
     database = make_database(timeout=0.1)
     lender: Any = database._lender
-    connect = lender._connect
+    connect = lender._pool.connect
 
     def fail() -> Any:
         raise psycopg.OperationalError("no connection today")
 
-    lender._connect = fail
+    lender._pool.connect = fail
     for _ in range(MOST_CONNECTIONS + 1):
         with pytest.raises(TaskLockDatabaseError, match="today"), database.cursor():
             pass
-    lender._connect = connect
+    lender._pool.connect = connect
     with database.cursor() as cursor:
         assert cursor.execute("SELECT 1").fetchone() == (1,)
 
