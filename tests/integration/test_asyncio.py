@@ -267,7 +267,12 @@ def test_a_loop_that_ends_without_another_turn_leaves_no_lock(
     released = "SELECT FROM task_lock WHERE finished_at IS NOT NULL"
     eventually(lambda: connection.execute(released).rowcount == 1)
     del event_loop
-    gc.collect()  # nothing else ends the coroutine
+
+    def ended() -> bool:
+        gc.collect()  # nothing else ends the coroutine, once the claiming thread has let it go
+        return not [t for t in threading.enumerate() if t.name.startswith("tasklock")]
+
+    eventually(ended)
     assert locks.closed
 
 
