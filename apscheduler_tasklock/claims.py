@@ -106,7 +106,7 @@ class Claims:
         """End a claim. See :meth:`TaskLocks.release`."""
         self._leases.remove(held)
         try:
-            # Twice at least: the idle connection may have died while the job ran.
+            # Twice at least: an idle connection may have died while the job ran.
             return self._attempts.until(
                 RELEASE_PATIENCE,
                 lambda cursor: self._protocol.release(

@@ -16,9 +16,13 @@ class BoundedConnection(psycopg.Connection[Any]):
     TCP's own limits notice a dead path, but not a server that is stopped, waits for a lock, or
     a middleman that swallows the answer. A ``statement_timeout`` would be session state, which
     pgbouncer in transaction mode gives to somebody else.
+
+    :ivar attempt_timeout: seconds that it waits for an answer at most
+    :ivar answer_timeout: seconds that it waits for the next one
     """
 
-    answer_timeout: float = 10.0
+    attempt_timeout: float = 10.0
+    answer_timeout: float = attempt_timeout
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
         """Wait as psycopg does, at most ``answer_timeout`` seconds."""
@@ -34,9 +38,9 @@ class BoundedConnection(psycopg.Connection[Any]):
 
 
 def wait_at_most(connection: psycopg.Connection[Any], seconds: float) -> None:
-    """Let a connection of ours wait no longer for an answer, so that there is time for another."""
+    """Let a connection of ours wait no longer for the next answers, so that there is time for more."""
     if isinstance(connection, BoundedConnection):
-        connection.answer_timeout = min(connection.answer_timeout, seconds)
+        connection.answer_timeout = min(connection.attempt_timeout, seconds)
 
 
 class _NoAnswerError(psycopg.OperationalError):
@@ -79,7 +83,7 @@ def connector(attempt: float, application_name: str) -> Callable[..., BoundedCon
         connection: BoundedConnection = BoundedConnection.connect(
             *arguments, **{**defaults, **parameters}
         )
-        connection.answer_timeout = attempt
+        connection.attempt_timeout = connection.answer_timeout = attempt
         try:
             connection.autocommit = True
             if not _is_direct(connection):

@@ -136,7 +136,7 @@ class Database:
         self._lender.close()
 
     def rest(self) -> None:
-        """Close the idle connection, unless it is an application's own."""
+        """Close the idle connections, unless they are an application's own."""
         self._lender.rest()
 
 

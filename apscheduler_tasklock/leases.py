@@ -37,7 +37,8 @@ class Leases:
     like.
 
     :param renew: renews claims, notes their new ends, and returns which stand, by id, and whether
-        each was renewed; raises ``TaskLockDatabaseError`` if the database is away
+        each was renewed; raises ``TaskLockDatabaseError`` if the database is away, and
+        ``TaskLockError`` if it refuses
     :param rest: called when there is nothing to renew any more
     """
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Table
 
 from apscheduler_tasklock import statements
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.messages import (
     ClaimAnswer,
     ClaimRequest,
@@ -20,6 +20,9 @@ from apscheduler_tasklock.messages import (
     takeover_id,
 )
 from apscheduler_tasklock.table import quoted_name
+
+# How often a claim looks for its row, which others may insert and delete meanwhile.
+ROUNDS = 10
 
 
 class TaskLockProtocol:
@@ -38,10 +41,12 @@ class TaskLockProtocol:
         self._read = statements.read(name)
 
     def claim(self, cursor: Any, request: ClaimRequest) -> ClaimAnswer:
-        """Try to take the task for one run time. A refused claim writes nothing."""
+        """Try to take the task for one run time. A refused claim writes nothing.
+
+        :raises TaskLockError: the task's row can be neither read nor inserted
+        """
         parameters = {**vars(request), "takeover_id": takeover_id(request.claim_id)}
-        row = None
-        while row is None:
+        for _ in range(ROUNDS):
             row = cursor.execute(self._claim, parameters).fetchone()
             if row is None:
                 # There is no row yet; or there is one since, and the claim goes on with that.
@@ -50,7 +55,12 @@ class TaskLockProtocol:
                 # Another claim won while this statement waited for it, and the row in this
                 # statement's snapshot is the one from before. Look at what that claim made of it.
                 row = cursor.execute(self._look, parameters).fetchone()
-        return ClaimAnswer(*row)
+            if row is not None:
+                return ClaimAnswer(*row)
+        raise TaskLockError(
+            f"task {request.task_name!r}: its row can be neither read nor inserted, although "
+            "PostgreSQL reports no error; is there a policy or a trigger on the task lock table?"
+        )
 
     def release(
         self, cursor: Any, task_name: str, claim_id: UUID, *, keep_window: bool
@@ -84,8 +94,9 @@ class TaskLockProtocol:
             {
                 "task_names": [renewal.task_name for renewal in renewals],
                 "claim_ids": [renewal.claim_id for renewal in renewals],
-                "leases": [renewal.lease for renewal in renewals],
-                "max_locks": [renewal.max_lock for renewal in renewals],
+                # psycopg refuses a list of integers and floats.
+                "leases": [float(renewal.lease) for renewal in renewals],
+                "max_locks": [float(renewal.max_lock) for renewal in renewals],
             },
         ).fetchall()
         return {claim_id: (locked_until, now) for claim_id, locked_until, now in rows}

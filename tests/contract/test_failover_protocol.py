@@ -58,6 +58,13 @@ class TestLease:
         ((until, _),) = renew(one, Renewal("task", claim_id, 5, 300)).values()
         assert until == answer.locked_until
 
+    def test_times_may_be_integers_and_fractions(self, one: Replica) -> None:
+        leases = {f"task {lease}": lease for lease in (5, 5.5)}
+        renewals = [
+            Renewal(task, one.claim(task, lease=5)[0], lease, 60) for task, lease in leases.items()
+        ]
+        assert len(renew(one, *renewals)) == 2
+
     def test_what_has_ended_is_not_renewed(
         self, one: Replica, other: Replica, travel: Travel, connection: Connection
     ) -> None:

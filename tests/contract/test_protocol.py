@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from apscheduler_tasklock import upgrade
+from apscheduler_tasklock import TaskLockError, upgrade
 from apscheduler_tasklock.protocol import TaskLockProtocol
 from apscheduler_tasklock.table import task_lock_table
 from tests.contract.conftest import Replica
@@ -376,3 +376,15 @@ def test_any_schema_and_table_name_will_do(empty_database_url: str, name: str) -
         assert answer.granted
         assert not replica.granted()
         assert replica.release(claim_id) is not None
+
+
+def test_a_row_that_can_be_neither_read_nor_inserted_is_told(
+    one: Replica, connection: psycopg.Connection[Any]
+) -> None:
+    connection.execute(
+        "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+        "CREATE TRIGGER swallow BEFORE INSERT ON task_lock"
+        " FOR EACH ROW EXECUTE FUNCTION nothing()"
+    )
+    with pytest.raises(TaskLockError, match="'task': its row can be neither read nor inserted"):
+        one.claim()

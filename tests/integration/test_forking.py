@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_RELEASED, HeldLock, TaskLocks, current_lock
 from tests.polling import eventually
@@ -123,6 +124,34 @@ def test_a_watch_that_a_thread_was_changing_at_the_fork_does_not_stop_the_child(
     watcher = Replica(database_url).executor._watcher
     with taken(watcher._changed):
         assert status_of_child(watcher.close) == 0
+
+
+def test_a_first_connection_that_a_thread_was_making_at_the_fork_does_not_stop_the_child(
+    make_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = make_locks()
+    initialize = PGDialect_psycopg.initialize
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold_up(dialect: Any, connection: Any) -> None:
+        """Take long, as with a slow server."""
+        begun.set()
+        assert go_on.wait(60)
+        initialize(dialect, connection)
+
+    def use() -> None:
+        go_on.set()
+        hold(locks)
+
+    monkeypatch.setattr(PGDialect_psycopg, "initialize", hold_up)
+    thread = threading.Thread(target=hold, args=(locks, "parents"))
+    thread.start()
+    assert begun.wait(60)
+    try:
+        assert status_of_child(use) == 0
+    finally:
+        go_on.set()
+        thread.join()
 
 
 def test_a_child_has_threads_of_its_own_for_coroutines(make_locks: MakeLocks) -> None:

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -209,6 +210,28 @@ def test_extend_that_failed_in_an_outage_and_is_asked_again_extends_once(
     extended = held.max_lock
     locks.release(held)
     assert extended == 630
+
+
+def test_extend_waits_for_a_locked_row_and_says_if_that_takes_too_long(
+    make_locks: MakeLocks, connection: Connection, database_url: str
+) -> None:
+    locks = make_locks()
+    held = hold(locks, failover=60, max_lock=600)
+    with psycopg.connect(database_url) as session, ThreadPoolExecutor() as pool:
+        session.execute("SELECT FROM task_lock FOR UPDATE")
+        extending = pool.submit(held.extend, 30)
+        waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        eventually(lambda: connection.execute(waiting).rowcount)
+        session.rollback()
+        extending.result(60)
+    assert held.max_lock == 630
+    held.lease = 1.5
+    with psycopg.connect(database_url) as session:
+        session.execute("SELECT FROM task_lock FOR UPDATE")
+        with pytest.raises(TaskLockDatabaseError, match="no answer"):
+            held.extend(30)
+    assert held.max_lock == 630
+    locks.release(held)
 
 
 def test_a_lease_outlives_an_outage_that_is_shorter(

@@ -102,6 +102,28 @@ def test_one_whose_statement_failed_is_not_lent_again(make_database: MakeDatabas
         assert pid_of(cursor) not in failed
 
 
+def test_what_broke_one_closes_those_that_are_idle(
+    make_database: MakeDatabase, connection: Connection
+) -> None:
+    """Each of them would cost an attempt, of which a release has few."""
+    database = make_database()
+
+    def fail() -> None:
+        with database.cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+    with database.cursor():
+        with database.cursor() as second, database.cursor() as third:
+            idle = {pid_of(second), pid_of(third)}
+        for pid in idle:
+            connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+        eventually(lambda: not idle & pids(connection))
+        with pytest.raises(TaskLockDatabaseError):
+            fail()
+        with database.cursor() as cursor:
+            assert pid_of(cursor) not in idle
+
+
 def test_what_could_not_be_opened_leaves_its_place_to_others(make_database: MakeDatabase) -> None:
     database = make_database(timeout=0.1)
     lender: Any = database._lender
