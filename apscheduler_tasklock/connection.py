@@ -38,7 +38,7 @@ class BoundedConnection(psycopg.Connection[Any]):
 
 
 def wait_at_most(connection: psycopg.Connection[Any], seconds: float) -> None:
-    """Let a connection of ours wait no longer for the next answers, so that there is time for more."""
+    """Let a connection of ours wait no longer for its next answers, so that there is time again."""
     if isinstance(connection, BoundedConnection):
         connection.answer_timeout = min(connection.attempt_timeout, seconds)
 
