@@ -32,7 +32,7 @@ def measure(
 
 
 def main() -> int:
-    """Print the figures; fail if this library with failover doubled or missed a window."""
+    """Print the figures; fail if this library with failover did anything wrong."""
     options = _parser().parse_args()
     results: Results = {}
     with travelling_database() as database, Progress(console=Console(stderr=True)) as progress:

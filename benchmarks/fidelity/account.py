@@ -25,6 +25,7 @@ class Account:
     """How a rule did in a trace.
 
     :ivar windows: how many there were
+    :ivar runs: those that came to their end
     :ivar doubled: runs of a window that another run had served, whose holder did not die
     :ivar missed: windows that nobody ran to an end, although a worker asked for them before the
         next one was due, while no run was going on
@@ -36,6 +37,7 @@ class Account:
     """
 
     windows: int
+    runs: int
     doubled: int
     missed: int
     skipped: int
@@ -50,6 +52,7 @@ def account(trace: Trace, history: History) -> Account:
     fates = Counter(_fates(trace, history, ended))
     return Account(
         windows=trace.windows,
+        runs=len(ended),
         doubled=sum(_serve_one_window(*pair) for pair in pairwise(ended)),
         missed=fates["missed"],
         skipped=fates["skipped"],

@@ -99,7 +99,7 @@ def _goals(counts: dict[str, Count], per_held: int) -> list[Goal]:
     refused = counts[IN_A_ROW]
     goals.append(
         Goal(
-            "refused",
+            IN_A_ROW,
             "0 bytes of WAL, 0 transaction ids",
             f"{refused.wal:.3g} bytes, {refused.transactions:g}",
             refused.wal == refused.transactions == 0,

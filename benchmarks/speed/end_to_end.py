@@ -35,8 +35,9 @@ def run(effort: Effort) -> Section:
     section = Section(
         "From due to begun",
         f"One replica, a pool of 10 threads: {LONE} jobs due {APART} s apart, and {AT_ONCE} due at "
-        f"once; {rounds} rounds in a shuffled order. Jobs a second are those of the {AT_ONCE}, "
-        "from when they were due until the last one began, in the median round. APScheduler 4 is "
+        f"once, each a task's first claim; {rounds} rounds in a shuffled order. Jobs a second are "
+        f"those of the {AT_ONCE}, from when they were due until the last one began, in the median "
+        "round. APScheduler 4 is "
         "an alpha that its authors advise against in production; its jobs run in its default "
         "executor, and its store and event broker use asyncpg.",
     )

@@ -29,8 +29,9 @@ def run(effort: Effort) -> Section:
         "Claim and release",
         f"Each round claims, is refused and releases once with each of them, in a shuffled order; "
         f"each has a connection of its own, of the same kind. {effort.rounds:,} rounds in one "
-        f"thread, {effort.rounds // 4:,} in each of {THREADS}. The ratios are taken within rounds "
-        "and their median given. *Our statements* are those that ship, on a plain psycopg "
+        f"thread, {effort.rounds // 4:,} in each of {THREADS}, which are in step: all are at the "
+        "same contender. The ratios are taken within rounds and their median given. "
+        "*Our statements* are those that ship, on a plain psycopg "
         "connection; *apscheduler-tasklock* is all of the library, with its pool, clock bound and "
         "error handling. ShedLock sends its INSERT for a name that is new to a process, and the "
         "UPDATE from then on.",

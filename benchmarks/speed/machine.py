@@ -25,7 +25,7 @@ def describe() -> str:
     packages = ", ".join(f"{name} {version(name)}" for name in ("APScheduler", "SQLAlchemy"))
     return (
         f"{os.cpu_count()} cores ({_processor()}), {_memory()} of memory, "
-        f"{platform.system()} {platform.release()}; Python {platform.python_version()}, "
+        f"{platform.system()} {_kernel()}; Python {platform.python_version()}, "
         f"psycopg {psycopg.__version__} ({psycopg.pq.__impl__}), {packages}; "
         f"PostgreSQL {postgres} on the same machine over TCP on loopback, fsync {fsync}, "
         f"synchronous_commit {commit}, data on {disk}."
@@ -42,6 +42,11 @@ def _processor() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def _kernel() -> str:
+    """Return the kernel's version without the name of its build."""
+    return platform.release().partition("-")[0]
 
 
 def _memory() -> str:

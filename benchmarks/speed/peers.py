@@ -105,20 +105,28 @@ class DislockSchedule(Dislock):
 
 
 class PGLease(Contender):
-    """pglease with its standard backend, which keeps one connection."""
+    """pglease with its standard backend, which keeps one connection.
+
+    What it holds it is granted again. So there is another replica, once one is asked for.
+    """
 
     name = "pglease"
 
     def __init__(self, url: str) -> None:
         import pglease
 
+        self._url = url
         self._first = pglease.PGLease(url, owner_id="first")
-        self._second = pglease.PGLease(url, owner_id="second")
+        self._second: Any = None
 
     def claim(self, task: str) -> Any:
         return task if self._first.try_acquire(task, ttl=60) else None
 
     def claim_second(self, task: str) -> Any:
+        if self._second is None:
+            import pglease
+
+            self._second = pglease.PGLease(self._url, owner_id="second")
         return task if self._second.try_acquire(task, ttl=60) else None
 
     def release(self, held: str) -> None:
@@ -126,7 +134,8 @@ class PGLease(Contender):
 
     def close(self) -> None:
         self._first.close()
-        self._second.close()
+        if self._second is not None:
+            self._second.close()
 
 
 class DistributedPGLock(Contender):

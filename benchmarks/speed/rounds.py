@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 from benchmarks.speed.contenders import Bare, Contender
@@ -20,13 +21,23 @@ OPERATIONS = ("granted", "refused", "release")
 Samples = dict[tuple[str, str], list[float]]
 
 
-def measure(contenders: Sequence[Contender], task: str, rounds: int, rng: random.Random) -> Samples:
-    """Claim, be refused and release with each contender, once a round."""
+def measure(
+    contenders: Sequence[Contender],
+    task: str,
+    rounds: int,
+    rng: random.Random,
+    in_step: Callable[[], object] = lambda: None,
+) -> Samples:
+    """Claim, be refused and release with each contender, once a round.
+
+    :param in_step: called before each contender's turn
+    """
     samples: Samples = {}
     warm_up = max(10, rounds // 20)
     for number in range(-warm_up, rounds):
         keep = samples if number >= 0 else {}
         for contender in rng.sample(contenders, len(contenders)):
+            in_step()
             _round(contender, task, keep)
     return samples
 
@@ -53,13 +64,26 @@ def _round(contender: Contender, task: str, samples: Samples) -> None:
 def measure_threads(
     kinds: Sequence[type[Contender]], url: str, threads: int, rounds: int, rng: random.Random
 ) -> Samples:
-    """Measure in several threads at once, each with contenders and a task of its own."""
+    """Measure in several threads at once, each with contenders and a task of its own.
+
+    They are in step, so that each contender meets no other: it would be as fast as they let it.
+    """
     opened = [[kind(url) for kind in kinds] for _ in range(threads)]
-    seeds = [random.Random(rng.random()) for _ in range(threads)]  # noqa: S311  # an order
-    names = [f"task {number}" for number in range(threads)]
+    seed, together = rng.random(), Barrier(threads, timeout=60)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            parts = list(pool.map(measure, opened, names, [rounds] * threads, seeds))
+            measured = [
+                pool.submit(
+                    measure,
+                    contenders,
+                    f"task {number}",
+                    rounds,
+                    random.Random(seed),  # noqa: S311  # an order
+                    together.wait,
+                )
+                for number, contenders in enumerate(opened)
+            ]
+            parts = [part.result() for part in measured]
     finally:
         for contender in (one for several in opened for one in several):
             contender.close()

@@ -36,6 +36,7 @@ def counted(*changed: Run, without: tuple[float, ...] = (), late: float = 0.5) -
 
 RIGHT = Account(
     windows=WINDOWS,
+    runs=WINDOWS,
     doubled=0,
     missed=0,
     skipped=0,
