@@ -142,7 +142,7 @@ def run(submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> JobEven
     events = JobEvents()
     for fire in _fires(submission, locks, dispatch, events):
         job = fire.begin()
-        if job is None:
+        if job is None or not fire.may_start():
             continue
         told = None
         try:
@@ -161,7 +161,7 @@ async def run_coroutine(submission: Submission, locks: TaskLocks, dispatch: Disp
         for fire in _fires(submission, locks, dispatch, events):
             try:
                 job = await _begun(fire, locks)
-                if job is None:
+                if job is None or not fire.may_start():
                     continue
                 told, whole = await _run_to_its_end(fire, job, submission, locks)
             except CancelledError:

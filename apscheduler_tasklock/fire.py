@@ -72,6 +72,17 @@ class Fire:
             return None
         return JobView(self._submission.job, ALWAYS_MISSED if self._missed else None)
 
+    def may_start(self) -> bool:
+        """Tell whether the job may run; not if its lock was lost on the way to its start.
+
+        It may be running elsewhere by then. Such a claim is left to who takes it over.
+        """
+        if self._held is None or self._held.inherited or not self._held.lost:
+            return True
+        self._reports.lost(self._held)
+        self._locks.abandon(self._held)
+        return False
+
     @property
     def again(self) -> bool:
         """Whether the window asked for is still to be claimed, after that of a dead holder."""

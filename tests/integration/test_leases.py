@@ -27,7 +27,7 @@ from apscheduler_tasklock import (
     leases,
 )
 from tests import pool_jobs
-from tests.executors.hosts import AsyncIO
+from tests.executors.hosts import AsyncIO, Host
 from tests.polling import eventually
 from tests.proxy import Proxy
 from tests.schedulers import Replica
@@ -331,6 +331,42 @@ def test_a_lost_lock_is_told_once_and_its_release_touches_nothing(
     assert replica.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_LOST, EVENT_JOB_EXECUTED]
     assert connection.execute("SELECT * FROM task_lock").fetchall() == rows
     assert caplog.text.count("the lock of the run scheduled at") == 1
+
+
+@pytest.mark.parametrize("kind", [Host, AsyncIO])
+def test_a_job_whose_lock_is_lost_before_it_begins_does_not_run(
+    proxy: Proxy, kind: type[Host]
+) -> None:
+    """As in a process that was stopped in between: another replica may be running the window."""
+    host = kind()
+    replica = Replica(proxy.url, host=host, failover=1)
+    ran: list[str] = []
+
+    def work() -> None:
+        ran.append("a function")
+
+    async def work_on_the_loop() -> None:
+        ran.append("a coroutine")
+
+    def lose(_granted: object) -> None:
+        """Keep the worker, or the loop, from going on until it cannot be renewed any more."""
+        (lease,) = replica.executor.locks._claims._leases._leases
+        proxy.accepting = False
+        proxy.cut_all()
+        eventually(lambda: lease.held.lost)
+
+    try:
+        replica.scheduler.add_listener(lose, EVENT_TASK_LOCK_GRANTED)
+        replica.start()
+        replica.run_once(work_on_the_loop if host.coroutines else work)
+        replica.one(EVENT_TASK_LOCK_LOST)
+        replica.idle()
+        assert replica.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_LOST]
+        assert ran == []
+    finally:
+        proxy.accepting = True
+        replica.shutdown()
+        host.close()
 
 
 def test_it_is_lost_by_the_holders_own_clock_when_it_cannot_be_renewed(
