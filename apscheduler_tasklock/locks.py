@@ -240,8 +240,9 @@ class TaskLocks:
         self._closed.set()
 
     def close(self) -> None:
-        """Claim nothing more, try owed releases a last time, and close idle connections.
+        """Claim nothing more, send what releases are owed, and close idle connections.
 
+        While the database is away, they are tried for another third of ``claim_timeout``.
         What is held can still be released, on a connection that is closed after it.
         """
         self._closed.set()

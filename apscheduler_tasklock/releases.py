@@ -16,7 +16,9 @@ from apscheduler_tasklock.protocol import TaskLockProtocol
 
 logger = logging.getLogger(__name__)
 
+# Seconds after which what could not be sent is sent again; sooner if somebody waits for it.
 RETRY_INTERVAL = 1.0
+CLOSING_INTERVAL = 0.2
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,15 @@ class OwedReleases:
 
     :param attempts: runs the statements
     :param protocol: has them
+    :param patience: seconds for which :meth:`close` sends them again while the database is away, as
+        when a server restarts under a deployment
     """
 
-    def __init__(self, attempts: Attempts, protocol: TaskLockProtocol) -> None:
+    def __init__(self, attempts: Attempts, protocol: TaskLockProtocol, patience: float) -> None:
         self._attempts = attempts
         self._protocol = protocol
+        self._patience = patience
+        self._give_up_at = 0.0  # on the monotonic clock, once somebody closes
         self.begin_anew()
         begins_anew_in_a_fork(self)
 
@@ -76,9 +82,10 @@ class OwedReleases:
             self._forget(owed)
 
     def close(self) -> None:
-        """Send what is owed a last time and end the thread."""
+        """Send what is owed, again for a little while if need be, and end the thread."""
         with self._changed:
             self._closers += 1
+            self._give_up_at = time.monotonic() + self._patience
             self._changed.notify_all()
         # More than one, if a release comes to be owed while the first is at its end.
         while (thread := self._thread) is not None and thread.is_alive():
@@ -87,10 +94,16 @@ class OwedReleases:
             self._closers -= 1
 
     def _work(self) -> None:
+        closing = False
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closers, RETRY_INTERVAL)
-                last, batch = self._closers > 0, list(self._owed)
+                if closing:
+                    self._changed.wait(CLOSING_INTERVAL)
+                else:
+                    self._changed.wait_for(lambda: self._closers, RETRY_INTERVAL)
+                closing = self._closers > 0
+                last = closing and time.monotonic() > self._give_up_at
+                batch = list(self._owed)
             # When one fails, the others would fail alike, one by one.
             arrived = all(self._sent(owed) for owed in batch)
             with self._changed:

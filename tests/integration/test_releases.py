@@ -96,13 +96,29 @@ def test_one_that_a_claim_has_sent_is_not_sent_again(make_locks: MakeLocks, prox
 
 
 @pytest.mark.usefixtures("_no_retries")
-def test_close_sends_them_a_last_time(
+def test_close_sends_them(
     make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
     locks = make_locks(proxy.url)
     owe(locks, proxy, held(locks))
     assert released(connection) == []
     locks.close()
+    assert released(connection) == ["task"]
+
+
+@pytest.mark.usefixtures("_no_retries")
+def test_close_sends_them_again_while_the_database_restarts(
+    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    """A deployment that shuts replicas down may meet a restart of the server."""
+    locks = make_locks(proxy.url, claim_timeout=180)
+    owe(locks, proxy, held(locks))
+    proxy.accepting, refused = False, proxy.refused
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(locks.close)
+        eventually(lambda: proxy.refused > refused + 1)
+        proxy.accepting = True
+        closing.result(60)
     assert released(connection) == ["task"]
 
 
@@ -115,7 +131,7 @@ def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
     caplog: pytest.LogCaptureFixture,
     arrives: bool,
 ) -> None:
-    locks = make_locks(proxy.url, claim_timeout=60)
+    locks = make_locks(proxy.url, claim_timeout=9)
     first, second = held(locks, "first"), held(locks, "second")
     owe(locks, proxy, first)
     caplog.clear()
