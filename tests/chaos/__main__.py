@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     repeat = f"--seed {seed} --seconds {options.seconds:g} --replicas {options.replicas}"
     repeat += " --no-faketime" if options.no_faketime else ""
     print(f"Chaos: {repeat}", flush=True)
+    # Else SIGTERM would leave the folder, outside of `unleash`, which has handlers of its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
     with tempfile.TemporaryDirectory(prefix="tasklock-chaos-") as scratch:
         folder = Path(options.keep or scratch)
         folder.mkdir(parents=True, exist_ok=True)

@@ -78,6 +78,7 @@ def unleash(plan: Plan, seconds: float, folder: Path) -> Outcome:
         status.clear()
         events.append(Event(time.monotonic(), "closing"))
         fleet.close()
+        check_interrupt()
         if abs(monotonic_offset() - offset) > _CLOCK_TOLERANCE:
             raise ClockSetError
         events += read_events(server.url, offset)

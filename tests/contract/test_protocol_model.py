@@ -323,6 +323,7 @@ def in_seconds(answer: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.timeout(1800)  # a busy machine, or the thorough profile
+@pytest.mark.timeout(600)  # when it fails, Hypothesis takes up to 300 s to find a short history
 def test_every_history_of_claims_goes_as_the_model_says(
     connection: psycopg.Connection[Any],
     replicas_connection: psycopg.Connection[Any],
