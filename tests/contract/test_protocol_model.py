@@ -114,7 +114,7 @@ class ClaimHistory(RuleBasedStateMachine):
         self.tokens: dict[str, int] = {}
         # Whether the last statement must have left every row as it was, down to its version.
         self.nothing_written = False
-        self.numbers = count(1)
+        self.numbers = count(2, 2)  # even: the next number is the id of a takeover
 
     @initialize()
     def begin(self) -> None:
