@@ -13,7 +13,7 @@ from uuid import UUID
 from apscheduler_tasklock.asking import Asking
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.clock import DatabaseClock
-from apscheduler_tasklock.connection import attempt_limit, wait_at_most
+from apscheduler_tasklock.connection import wait_at_most
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.leases import RENEWALS_PER_LEASE, Leases
@@ -56,7 +56,7 @@ class Claims:
         self._replica_id = replica_id
         self._timeout = timeout
         self._stop = stop
-        self._owed = OwedReleases(attempts, protocol, attempt_limit(timeout))
+        self._owed = OwedReleases(attempts, protocol)
         self._leases = Leases(self._renew, rest=renewing.rest)
 
     def claim(

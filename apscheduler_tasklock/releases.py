@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 # Seconds after which what could not be sent is sent again; sooner if somebody waits for it.
 RETRY_INTERVAL = 1.0
 CLOSING_INTERVAL = 0.2
+# Seconds for which :meth:`OwedReleases.close` sends them while the database is away, as when a
+# server restarts under a deployment.
+CLOSING_PATIENCE = 3.0
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,11 @@ class OwedReleases:
 
     :param attempts: runs the statements
     :param protocol: has them
-    :param patience: seconds for which :meth:`close` sends them again while the database is away, as
-        when a server restarts under a deployment
     """
 
-    def __init__(self, attempts: Attempts, protocol: TaskLockProtocol, patience: float) -> None:
+    def __init__(self, attempts: Attempts, protocol: TaskLockProtocol) -> None:
         self._attempts = attempts
         self._protocol = protocol
-        self._patience = patience
         self._give_up_at = 0.0  # on the monotonic clock, once somebody closes
         self.begin_anew()
         begins_anew_in_a_fork(self)
@@ -85,7 +85,7 @@ class OwedReleases:
         """Send what is owed, again for a little while if need be, and end the thread."""
         with self._changed:
             self._closers += 1
-            self._give_up_at = time.monotonic() + self._patience
+            self._give_up_at = time.monotonic() + CLOSING_PATIENCE
             self._changed.notify_all()
         # More than one, if a release comes to be owed while the first is at its end.
         while (thread := self._thread) is not None and thread.is_alive():
@@ -113,7 +113,7 @@ class OwedReleases:
                     break
         for owed in given_up:
             logger.warning(
-                "The lock of task %r was not released: it stands until its maximum lock ends",
+                "The lock of task %r was not released: it may stand until its maximum lock ends",
                 owed.task_name,
             )
 
@@ -122,6 +122,11 @@ class OwedReleases:
         try:
             if time.monotonic() < owed.until:
                 self._attempts.once(lambda cursor: self._send(cursor, owed))
+            else:
+                logger.warning(
+                    "The lock of task %r was not released before its maximum lock ended",
+                    owed.task_name,
+                )
         except TaskLockDatabaseError:
             return False
         except Exception:  # nothing may end this thread unseen

@@ -108,10 +108,14 @@ def test_close_sends_them(
 
 @pytest.mark.usefixtures("_no_retries")
 def test_close_sends_them_again_while_the_database_restarts(
-    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+    make_locks: MakeLocks,
+    proxy: Proxy,
+    connection: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A deployment that shuts replicas down may meet a restart of the server."""
-    locks = make_locks(proxy.url, claim_timeout=180)
+    monkeypatch.setattr(releases, "CLOSING_PATIENCE", 60.0)
+    locks = make_locks(proxy.url)
     owe(locks, proxy, held(locks))
     proxy.accepting, refused = False, proxy.refused
     with ThreadPoolExecutor(1) as pool:
@@ -131,7 +135,7 @@ def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
     caplog: pytest.LogCaptureFixture,
     arrives: bool,
 ) -> None:
-    locks = make_locks(proxy.url, claim_timeout=9)
+    locks = make_locks(proxy.url, claim_timeout=60)
     first, second = held(locks, "first"), held(locks, "second")
     owe(locks, proxy, first)
     caplog.clear()
@@ -163,6 +167,17 @@ def test_one_that_comes_after_close_is_sent_in_the_background(
     owe(locks, proxy, lock)
     eventually(lambda: released(connection) == ["task"])
     eventually(lambda: not is_sending())
+
+
+def test_one_whose_maximum_lock_has_ended_is_given_up_and_told(
+    make_locks: MakeLocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    locks = make_locks()
+    lock = held(locks)
+    locks._claims._owed.add("task", lock.claim_id, keep_window=True, seconds=0)
+    eventually(lambda: not is_sending())
+    assert "'task' was not released before its maximum lock ended" in caplog.text
+    locks.release(lock)
 
 
 def _names(data: bytes, lock: HeldLock) -> bool:
