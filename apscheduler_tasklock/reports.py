@@ -49,7 +49,8 @@ class Reports:
         self._tell_of(held, EVENT_TASK_LOCK_GRANTED, locked_until=held.locked_until, reason=reason)
         if held.is_takeover:
             logger.info(
-                "Task %r: runs the window of %s again, since its holder %s died (token %s)",
+                "Task %r: runs the window of %s again, since its holder %s neither "
+                "renewed nor released its lock (token %s)",
                 held.name,
                 self.run_time,
                 held.dead_holder,

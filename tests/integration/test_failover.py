@@ -94,7 +94,7 @@ def test_a_replica_that_was_refused_runs_the_window_of_a_dead_holder_again(
     assert granted.locked_until > died.locked_until
     assert connection.execute(window).fetchone() == before
     assert "Task 'job': runs the window of" in caplog.text
-    assert "since its holder dead died (token 2)" in caplog.text
+    assert "since its holder dead neither renewed nor released its lock (token 2)" in caplog.text
 
 
 def test_a_holder_that_ends_late_is_not_taken_over(
