@@ -35,7 +35,7 @@ def test_the_first_example_runs(
     assert "postgresql://app@db/app" in example
     example = example.replace("postgresql://app@db/app", database_url)
     example = example.replace("minutes=5", "seconds=1")
-    names: dict[str, Any] = {"sync_prices": current_lock, "clean_up": lambda **_: None}
+    names: dict[str, Any] = {"sync_prices": current_lock}
     exec(example, names)  # noqa: S102  # the README's own code
     try:
         eventually(lambda: connection.execute("SELECT FROM task_lock").rowcount == 1)
