@@ -142,7 +142,10 @@ def run(submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> JobEven
     events = JobEvents()
     for fire in _fires(submission, locks, dispatch, events):
         job = fire.begin()
-        if job is None or not fire.may_start():
+        if job is None:
+            continue
+        if fire.lost:
+            fire.forgo()
             continue
         told = None
         try:
@@ -161,7 +164,10 @@ async def run_coroutine(submission: Submission, locks: TaskLocks, dispatch: Disp
         for fire in _fires(submission, locks, dispatch, events):
             try:
                 job = await _begun(fire, locks)
-                if job is None or not fire.may_start():
+                if job is None:
+                    continue
+                if fire.lost:
+                    await locks.offload.release(fire.forgo)()
                     continue
                 told, whole = await _run_to_its_end(fire, job, submission, locks)
             except CancelledError:

@@ -90,6 +90,7 @@ class Claims:
             token=answer.token,
             claim_id=answer.claim_id,
             run_time=_dead_run_time(answer) if answer.new_window else run_time,
+            window_start=answer.window_start,
             window_left=answer.new_window,
             locked_until=answer.locked_until,
             ends_at=ends_at,

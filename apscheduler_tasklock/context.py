@@ -28,6 +28,7 @@ class HeldLock:
         Of a window that was taken over before this replica's own one: when it began.
     :ivar is_takeover: whether this runs a window again whose holder died
     :ivar dead_holder: that holder, or ``None``
+    :ivar window_start: start of its window, in database time
     :ivar window_left: whether the window that was asked for is still to be claimed, since that of
         a dead holder was granted in its place
     :ivar claim_id: what releases match on
@@ -43,6 +44,7 @@ class HeldLock:
         token: int,
         claim_id: UUID,
         run_time: datetime | None,
+        window_start: datetime,
         window_left: bool = False,
         locked_until: datetime,
         ends_at: float,
@@ -55,6 +57,7 @@ class HeldLock:
         self.token = token
         self.claim_id = claim_id
         self.run_time = run_time
+        self.window_start = window_start
         self.window_left = window_left
         self.is_takeover = dead_holder is not None
         self.dead_holder = dead_holder

@@ -72,16 +72,24 @@ class Fire:
             return None
         return JobView(self._submission.job, ALWAYS_MISSED if self._missed else None)
 
-    def may_start(self) -> bool:
-        """Tell whether the job may run; not if its lock was lost on the way to its start.
+    @property
+    def lost(self) -> bool:
+        """Whether its lock was lost on the way to the job's start: it may be running elsewhere."""
+        return self._held is not None and not self._held.inherited and self._held.lost
 
-        It may be running elsewhere by then. Such a claim is left to who takes it over.
+    def forgo(self) -> None:
+        """Give up a lock that was lost before its job began. Waits for the database.
+
+        With a lease, the window is run again, here if nowhere else. Without, it is open again.
         """
-        if self._held is None or self._held.inherited or not self._held.lost:
-            return True
-        self._reports.lost(self._held)
-        self._locks.abandon(self._held)
-        return False
+        held = self._held
+        assert held is not None
+        self._reports.lost(held)
+        if held.lease is None:
+            self.give_back()
+        else:
+            self._locks.abandon(held)
+            self.watch = self._watch(held.window_start, 0.0)
 
     @property
     def again(self) -> bool:

@@ -242,7 +242,7 @@ class TaskLocks:
     def close(self) -> None:
         """Claim nothing more, send what releases are owed, and close idle connections.
 
-        While the database is away, they are tried for another 3 seconds.
+        While the database is away, these are tried for 3 seconds and what the last attempt takes.
         What is held can still be released, on a connection that is closed after it.
         """
         self._closed.set()

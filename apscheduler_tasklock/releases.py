@@ -84,14 +84,17 @@ class OwedReleases:
     def close(self) -> None:
         """Send what is owed, again for a little while if need be, and end the thread."""
         with self._changed:
+            if not self._closers:  # a further one does not make the first wait longer
+                self._give_up_at = time.monotonic() + CLOSING_PATIENCE
             self._closers += 1
-            self._give_up_at = time.monotonic() + CLOSING_PATIENCE
             self._changed.notify_all()
-        # More than one, if a release comes to be owed while the first is at its end.
-        while (thread := self._thread) is not None and thread.is_alive():
-            thread.join()
-        with self._changed:
-            self._closers -= 1
+        try:
+            # More than one, if a release comes to be owed while the first is at its end.
+            while (thread := self._thread) is not None and thread.is_alive():
+                thread.join()
+        finally:
+            with self._changed:
+                self._closers -= 1
 
     def _work(self) -> None:
         closing = False
@@ -101,12 +104,11 @@ class OwedReleases:
                     self._changed.wait(CLOSING_INTERVAL)
                 else:
                     self._changed.wait_for(lambda: self._closers, RETRY_INTERVAL)
-                closing = self._closers > 0
-                last = closing and time.monotonic() > self._give_up_at
-                batch = list(self._owed)
+                closing, batch = self._closers > 0, list(self._owed)
             # When one fails, the others would fail alike, one by one.
             arrived = all(self._sent(owed) for owed in batch)
             with self._changed:
+                last = closing and time.monotonic() > self._give_up_at
                 # What came to be owed during a last batch that arrived gets a batch of its own.
                 if not self._owed or (last and not arrived):
                     given_up, self._owed, self._thread = self._owed, [], None

@@ -322,8 +322,8 @@ def in_seconds(answer: Any) -> tuple[Any, ...]:
     return tuple(map(as_seconds, astuple(answer)))
 
 
-@pytest.mark.timeout(1800)  # a busy machine, or the thorough profile
-@pytest.mark.timeout(600)  # when it fails, Hypothesis takes up to 300 s to find a short history
+# A busy machine, or the thorough profile; and when it fails, up to 300 s to find a short history.
+@pytest.mark.timeout(1800)
 def test_every_history_of_claims_goes_as_the_model_says(
     connection: psycopg.Connection[Any],
     replicas_connection: psycopg.Connection[Any],

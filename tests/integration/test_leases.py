@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
@@ -162,11 +162,11 @@ def test_a_row_that_is_locked_for_a_moment_costs_no_lease(
     make_locks: MakeLocks, connection: Connection, database_url: str
 ) -> None:
     locks = make_locks()
-    held = hold(locks, failover=3)
+    held = hold(locks, failover=6)
     with psycopg.connect(database_url) as session:
         first = locked_until(connection)
         session.execute("SELECT FROM task_lock FOR UPDATE")
-        eventually(lambda: held.seconds_left < 0.8)  # two renewals passed it over
+        eventually(lambda: held.seconds_left < 1.6)  # two renewals passed it over
     eventually(lambda: held.lost or locked_until(connection) > first)
     assert not held.lost
     locks.release(held)
@@ -215,12 +215,15 @@ def test_extend_that_failed_in_an_outage_and_is_asked_again_extends_once(
 def test_extend_waits_for_a_locked_row_and_says_if_that_takes_too_long(
     make_locks: MakeLocks, connection: Connection, database_url: str
 ) -> None:
-    locks = make_locks()
-    held = hold(locks, failover=60, max_lock=600)
+    locks = make_locks(claim_timeout=180)
+    held = hold(locks, failover=180, max_lock=600)
     with psycopg.connect(database_url) as session, ThreadPoolExecutor() as pool:
         session.execute("SELECT FROM task_lock FOR UPDATE")
         extending = pool.submit(held.extend, 30)
-        waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        waiting = (
+            "SELECT FROM pg_stat_activity"
+            " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
         eventually(lambda: connection.execute(waiting).rowcount)
         session.rollback()
         extending.result(60)
@@ -333,40 +336,86 @@ def test_a_lost_lock_is_told_once_and_its_release_touches_nothing(
     assert caplog.text.count("the lock of the run scheduled at") == 1
 
 
-@pytest.mark.parametrize("kind", [Host, AsyncIO])
-def test_a_job_whose_lock_is_lost_before_it_begins_does_not_run(
-    proxy: Proxy, kind: type[Host]
+class LostAtTheStart:
+    """A replica whose worker, or loop, goes on after its first grant only when that is over."""
+
+    def __init__(self, url: str, connection: Connection, host: Host, **options: Any) -> None:
+        self.replica = Replica(url, host=host, claim_timeout=3, **options)
+        self.replica.scheduler.add_listener(self._wait, EVENT_TASK_LOCK_GRANTED)
+        self.wait: Callable[[], object] = lambda: None
+        self.connection = connection
+        self.ran: list[str] = []
+        self._coroutine = host.coroutines
+
+    def _wait(self, granted: Any) -> None:
+        if granted.token == 1:
+            self.wait()
+            over = "SELECT FROM task_lock WHERE locked_until <= now()"
+            eventually(lambda: self.connection.execute(over).rowcount)
+
+    def fire(self, **options: Any) -> Replica:
+        def work(**_: Any) -> None:
+            self.ran.append("a function")
+
+        async def work_on_the_loop(**_: Any) -> None:
+            self.ran.append("a coroutine")
+
+        self.replica.start()
+        job = work_on_the_loop if self._coroutine else work
+        self.replica.run_once(job, kwargs={"task_lock": options})
+        return self.replica
+
+
+@pytest.fixture(params=[Host, AsyncIO])
+def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    host = request.param()
+    yield host
+    host.close()
+
+
+def test_a_job_whose_lease_is_lost_before_it_begins_runs_when_that_is_taken_over(
+    proxy: Proxy, connection: Connection, host: Host
 ) -> None:
     """As in a process that was stopped in between: another replica may be running the window."""
-    host = kind()
-    replica = Replica(proxy.url, host=host, failover=1)
-    ran: list[str] = []
+    lost = LostAtTheStart(proxy.url, connection, host, failover=1)
 
-    def work() -> None:
-        ran.append("a function")
-
-    async def work_on_the_loop() -> None:
-        ran.append("a coroutine")
-
-    def lose(_granted: object) -> None:
-        """Keep the worker, or the loop, from going on until it cannot be renewed any more."""
-        (lease,) = replica.executor.locks._claims._leases._leases
+    def go_away() -> None:
         proxy.accepting = False
         proxy.cut_all()
-        eventually(lambda: lease.held.lost)
 
+    lost.wait = go_away
     try:
-        replica.scheduler.add_listener(lose, EVENT_TASK_LOCK_GRANTED)
-        replica.start()
-        replica.run_once(work_on_the_loop if host.coroutines else work)
+        replica = lost.fire()
         replica.one(EVENT_TASK_LOCK_LOST)
-        replica.idle()
-        assert replica.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_LOST]
-        assert ran == []
+        assert lost.ran == []
+        proxy.accepting = True
+        replica.one(EVENT_JOB_EXECUTED)
+        assert replica.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_LOST, *RUN]
+        assert replica.of()[2].reason == "takeover"
+        assert len(lost.ran) == 1
     finally:
         proxy.accepting = True
-        replica.shutdown()
-        host.close()
+        lost.replica.shutdown()
+
+
+def test_a_job_whose_maximum_lock_ends_before_it_begins_does_not_run(
+    database_url: str, connection: Connection, host: Host
+) -> None:
+    lost = LostAtTheStart(database_url, connection, host)
+    try:
+        replica = lost.fire(max_lock=1)
+        replica.one(EVENT_TASK_LOCK_RELEASED)
+        replica.idle()
+        assert replica.codes() == [
+            EVENT_TASK_LOCK_GRANTED,
+            EVENT_TASK_LOCK_LOST,
+            EVENT_TASK_LOCK_RELEASED,
+        ]
+        assert lost.ran == []
+        opened = "SELECT FROM task_lock WHERE finished_at IS NOT NULL AND window_until <= now()"
+        assert connection.execute(opened).rowcount == 1
+    finally:
+        lost.replica.shutdown()
 
 
 def test_it_is_lost_by_the_holders_own_clock_when_it_cannot_be_renewed(

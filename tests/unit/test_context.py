@@ -42,6 +42,7 @@ class Extender:
 
 def held_lock(*, seconds_left: float = 1000.0, extender: Extender | None = None) -> HeldLock:
     return HeldLock(
+        window_start=datetime(2026, 1, 1, tzinfo=timezone.utc),
         name="sync",
         token=7,
         claim_id=uuid4(),
