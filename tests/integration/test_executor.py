@@ -661,7 +661,7 @@ class TestScheduler:
 
         assert rows(connection)["job"]["finished_at"] is not None
         assert "queued" not in rows(connection)  # nothing new is claimed
-        assert _connections(connection) == 0
+        eventually(lambda: _connections(connection) == 0)
 
     @pytest.mark.direct("it counts the library's connections in the server")
     def test_shutdown_without_waiting_still_releases_and_leaves_no_connection(
