@@ -377,7 +377,7 @@ def test_a_job_whose_lease_is_lost_before_it_begins_runs_when_that_is_taken_over
     proxy: Proxy, connection: Connection, host: Host
 ) -> None:
     """As in a process that was stopped in between: another replica may be running the window."""
-    lost = LostAtTheStart(proxy.url, connection, host, failover=1)
+    lost = LostAtTheStart(proxy.url, connection, host, failover=2)
 
     def go_away() -> None:
         proxy.accepting = False
