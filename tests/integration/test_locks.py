@@ -475,6 +475,7 @@ class TestAway:
 
 
 class TestEngine:
+    @pytest.mark.direct("it counts the library's connections in the server")
     def test_nobody_is_connected_to_before_there_is_something_to_ask(
         self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
     ) -> None:
