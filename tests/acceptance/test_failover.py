@@ -127,7 +127,8 @@ def test_one_other_replica_runs_the_window_of_a_killed_holder_again(replicas: Re
     told = replicas.said("since its holder")
     assert len(told) == 1
     assert told[0].startswith("INFO Task 'job': runs the window of")
-    assert f"since its holder {died['locked_by']} neither renewed nor" in told[0]
+    reason = f"since its holder {died['locked_by']} neither renewed nor released its lock (token 2)"
+    assert reason in told[0]
     assert len(replicas.said("granted job takeover")) == 1
 
 
