@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock.attempts import Attempts
+from apscheduler_tasklock.blockers import Blockers
 from apscheduler_tasklock.check import check_table
 from apscheduler_tasklock.claims import Claims
 from apscheduler_tasklock.clock import DatabaseClock
@@ -40,6 +41,7 @@ class TaskLocks:
     :param replica_id: who claims, for people; by default host, process and a random part
     :param claim_timeout: seconds for which an unreachable database is tried again
     :raises TaskLockOptionError: ``database`` is not one that the task lock can use
+    :ivar blockers: knows which blocking runs were told of
     :ivar offload: makes claims and releases for coroutines
     :ivar in_use: counts who still needs the threads after :meth:`close`
     """
@@ -64,7 +66,7 @@ class TaskLocks:
         self._clock = DatabaseClock()
         self._protocol = TaskLockProtocol(self.table)
         self._closed = threading.Event()
-        self._blockers: dict[str, int] = {}
+        self.blockers = Blockers()
         outage = Outage(self._database.where, attempt_limit(claim_timeout))
         self._attempts = Attempts(self._database, self.table, outage)
         self._claims = Claims(
@@ -222,11 +224,6 @@ class TaskLocks:
         least, most = options.lock_times(period=0)
         times = {"min_lock": least, "max_lock": most, "failover": options.failover or None}
         return Hold(self, check_name(name, where), times)
-
-    def is_news(self, task_name: str, token: int) -> bool:
-        """Tell whether a run that blocks its task is met here for the first time."""
-        known, self._blockers[task_name] = self._blockers.get(task_name), token
-        return known != token
 
     def open(self) -> None:
         """Let claims through again after :meth:`close`."""

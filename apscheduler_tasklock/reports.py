@@ -77,7 +77,7 @@ class Reports:
         )
         if self._submission.failover is not None or not refusal.blocked:
             return  # what blocks it is watched, or nothing does
-        if self._locks.is_news(task_name, refusal.token):
+        if self._locks.blockers.is_news(task_name, refusal.token):
             logger.warning(
                 "Task %r: the run time %s is skipped, because %s still runs the task (token %s), "
                 "locked until %s. If that process is gone, the task is stuck until then; the "
