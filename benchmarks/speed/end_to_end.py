@@ -37,9 +37,8 @@ def run(effort: Effort) -> Section:
         f"One replica, a pool of 10 threads: {LONE} jobs due {APART} s apart, and {AT_ONCE} due at "
         f"once, each a task's first claim; {rounds} rounds in a shuffled order. Jobs a second are "
         f"those of the {AT_ONCE}, from when they were due until the last one began, in the median "
-        "round. APScheduler 4 is "
-        "an alpha that its authors advise against in production; its jobs run in its default "
-        "executor, and its store and event broker use asyncpg.",
+        "round. APScheduler 4 is an alpha that its authors advise against in production; its jobs "
+        "run in its default executor, and its store and event broker use asyncpg.",
     )
     with EmbeddedServer({"max_connections": "100"}) as server:
         upgrade(server.url)
