@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from apscheduler.events import EVENT_JOB_ADDED
+from apscheduler.events import EVENT_JOB_ADDED, EVENT_JOB_MODIFIED
 from apscheduler.executors.base import BaseExecutor, MaxInstancesReachedError
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
@@ -129,7 +129,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         super().start(scheduler, alias)
         for job, jobstore, _ in scheduler._pending_jobs:
             if job.executor == alias:
-                self._tasks.of(job, jobstore, self._scheduler._jobstores)
+                self._tasks.resolve(job, jobstore, self._scheduler._jobstores)
         self._inner = make_inner(self._executor, self._executor_options, scheduler)
         if isinstance(self._inner, TaskLockExecutor):
             raise TaskLockOptionError(
@@ -142,7 +142,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._inner.start(scheduler, alias)
         self._instances = self._inner._instances
         report_jobs(self._inner, self._watcher.add)
-        scheduler.add_listener(self._check_added_job, EVENT_JOB_ADDED)
+        scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
 
     def shutdown(self, wait: bool = True) -> None:
         """Shut the wrapped executor down. From now on nothing is claimed.
@@ -154,7 +154,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if self._inner is not None:
             self._inner.shutdown(wait)
         if self._scheduler is not None:
-            self._scheduler.remove_listener(self._check_added_job)
+            self._scheduler.remove_listener(self._check_job)
         self.locks.close()
 
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
@@ -165,7 +165,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """
         jobstore = job._jobstore_alias
         try:
-            task_name, options = self._tasks.of(job, jobstore, self._scheduler._jobstores)
+            task = self._tasks.resolve(job, jobstore, self._scheduler._jobstores)
         except TaskLockError as error:
             for run_time in run_times:
                 self._scheduler._dispatch_event(
@@ -179,8 +179,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             jobstore=jobstore,
             trigger=job.trigger,
             run_times=tuple(run_times),
-            task_name=task_name,
-            options=options,
+            task_name=task.name,
+            options=task.options,
             run_unlocked=self._run_unlocked,
             logger_name=self._logger.name,
         )
@@ -234,12 +234,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
         raise NotImplementedError("the wrapped executor does this")
 
-    def _check_added_job(self, event: Any) -> None:
-        """Say at once what is wrong with a job that was added while the scheduler runs."""
+    def _check_job(self, event: Any) -> None:
+        """Say at once what is wrong with a job that was added or modified."""
         job = self._scheduler.get_job(event.job_id, event.jobstore)
         if job is None or self._scheduler._executors.get(job.executor) is not self:
             return
         try:
-            self._tasks.of(job, event.jobstore, self._scheduler._jobstores)
+            self._tasks.resolve(job, event.jobstore, self._scheduler._jobstores)
         except TaskLockError as error:
             logger.error("Job %r will not run: %s", job.id, error)
