@@ -16,7 +16,7 @@ from apscheduler.schedulers.base import STATE_PAUSED, STATE_RUNNING, STATE_STOPP
 from apscheduler.triggers.interval import IntervalTrigger
 from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock import TaskLocks
+from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED, TaskLocks
 from apscheduler_tasklock.failover import MOST_HANDOVERS, Failover, JobKey
 from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, RunState
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
@@ -24,6 +24,7 @@ from apscheduler_tasklock.protocol import TaskLockProtocol
 from apscheduler_tasklock.submission import Blocked, Submission
 from apscheduler_tasklock.table import task_lock_table
 from tests.polling import eventually
+from tests.schedulers import Replica
 
 Connection = psycopg.Connection[Any]
 
@@ -55,6 +56,7 @@ class FakeJobs:
     :ivar names: the tasks
     :ivar options: of all of them
     :ivar runs: what they run
+    :ivar lease: of all of them
     :ivar submitted: what was submitted
     :ivar busy: how often nothing can be submitted
     """
@@ -62,11 +64,12 @@ class FakeJobs:
     names: list[str] = field(default_factory=list)
     options: LockOptions = FAILOVER
     runs: str = "function"
+    lease: float | None = None
     submitted: list[Submission] = field(default_factory=list)
     busy: int = 0
 
-    def list_tasks(self) -> Sequence[tuple[str, JobKey]]:
-        return [(name, (name, "default")) for name in self.names]
+    def list_tasks(self) -> Sequence[tuple[str, JobKey, float | None]]:
+        return [(name, (name, "default"), self.lease) for name in self.names]
 
     def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
         if key[0] not in self.names or dead.runs != self.runs:
@@ -145,13 +148,13 @@ class Rows:
 class Found:
     """A failover, its jobs, and what came of them."""
 
-    def __init__(self, locks: TaskLocks, rows: Rows) -> None:
+    def __init__(self, locks: TaskLocks, rows: Rows, interval: float = 0.2) -> None:
         self._rows = rows
         self.state = STATE_RUNNING
         self.asked = 0
         self.jobs = FakeJobs()
         self.given_up: list[tuple[str, JobKey, str]] = []
-        self.failover = Failover(locks, self.jobs, self._state, 0.2, self._give_up)
+        self.failover = Failover(locks, self.jobs, self._state, interval, self._give_up)
         self._markers = 0
 
     def _state(self) -> int:
@@ -239,6 +242,39 @@ def test_a_dead_run_is_found_at_a_later_look(found: Found, rows: Rows) -> None:
     assert not found.jobs.of("task")
     rows.die("task")
     eventually(lambda: found.jobs.of("task"))
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_it_looks_several_times_in_the_shortest_lease(
+    locks: TaskLocks, rows: Rows, listed: bool
+) -> None:
+    found = Found(locks, rows, interval=3600)
+    found.jobs.lease = 1.0 if listed else None
+    found.open("task")
+    with closing(found.failover):
+        if not listed:
+            found.failover.know("task", ("task", "default"), 1.0)
+        found.look()
+        rows.dead("task")
+        eventually(lambda: found.jobs.of("task"))
+
+
+def test_the_executor_tells_the_leases_of_its_jobs_before_they_fire(
+    database_url: str, rows: Rows
+) -> None:
+    replica = Replica(database_url, lease=1, failover=True, poll_interval=3600)
+    replica.scheduler.add_job(print, "interval", days=1, id="first")
+    replica.start()
+    try:
+        replica.executor.locks.check()
+        replica.executor.locks.believe()
+        for job_id in ("first", "later"):
+            if job_id == "later":
+                replica.scheduler.add_job(print, "interval", days=1, id=job_id)
+            rows.dead(job_id, runs="builtins:print")
+            replica.one(EVENT_TASK_LOCK_GRANTED, job_id)
+    finally:
+        replica.shutdown()
 
 
 def test_a_job_that_is_known_later_is_looked_at(found: Found, rows: Rows) -> None:
