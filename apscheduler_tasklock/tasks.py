@@ -112,7 +112,7 @@ class _UnnamedJob:
 
         # A job that its store has dropped, and its arguments, are not kept alive here.
         self._job = weakref.ref(job, drop)
-        self._parts = _parts(job)
+        self._parts: tuple[Any, ...] = _parts(job)
         self._is_warned = False
         self.identity = id(job)
         self.task = UnnamedTask.of(job)
