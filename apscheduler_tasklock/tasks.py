@@ -104,6 +104,8 @@ class _UnnamedJob:
     :ivar rejection: why it never runs; only of a one-off job
     """
 
+    _parts: tuple[Any, ...]
+
     def __init__(self, job: Any, jobstore: str, on_dropped: Callable[[_UnnamedJob], None]) -> None:
 
         def drop(_: Any) -> None:
@@ -112,7 +114,7 @@ class _UnnamedJob:
 
         # A job that its store has dropped, and its arguments, are not kept alive here.
         self._job = weakref.ref(job, drop)
-        self._parts: tuple[Any, ...] = _parts(job)
+        self._parts = _parts(job)
         self._is_warned = False
         self.identity = id(job)
         self.task = UnnamedTask.of(job)

@@ -462,6 +462,7 @@ def test_of_two_replicas_that_give_a_run_up_one_tells(
     dead = rows.state("task")
     assert locks.give_up(dead)  # another one, after this one has read the row
     found.jobs.names.append("task")
+    found.failover.know("task", ("task", "default"), None)
     found.failover._act_on(dead)
     assert not found.given_up
     assert not found.jobs.of("task")

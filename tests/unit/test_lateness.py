@@ -116,6 +116,13 @@ def test_a_worker_that_was_idle_is_not_early() -> None:
     ]
 
 
+def test_no_fire_is_later_than_it_really_is() -> None:
+    # The third was reckoned as the first worker's, which was waiting for a claim, and the first
+    # worker has taken as long as both.
+    fires = [Fire(claim=1, job=10), Fire(job=0.5), Fire(job=10), Fire(at=12, job=1), Fire(at=12)]
+    assert begun(fires, workers=2).reckoned == [0.0, 0.0, 0.0, 12.0, 12.0]
+
+
 takes = st.sampled_from([0.0, 0.5, 1.0, 2.0, 10.0])
 
 
@@ -138,10 +145,13 @@ def test_a_fire_is_as_late_as_without_a_lock(fires: list[Fire], workers: int) ->
 
 
 def test_a_fork_knows_of_no_worker() -> None:
-    queue = WorkerQueue(lambda: HOUR)
+    now = [0.0]
+    queue = WorkerQueue(lambda: now[0])
     turn = queue.begin(0.0)
     with turn.job():
-        queue.begin_anew()
+        now[0] = HOUR
+    turn.end()
+    queue.begin_anew()
     assert queue.begin(5.0).at == 5.0
 
 
