@@ -119,8 +119,8 @@ def test_a_worker_that_was_idle_is_not_early() -> None:
 def test_no_fire_is_later_than_it_really_is() -> None:
     # The third was reckoned as the first worker's, which was waiting for a claim, and the first
     # worker has taken as long as both.
-    fires = [Fire(claim=1, job=10), Fire(job=0.5), Fire(job=10), Fire(at=12, job=1), Fire(at=12)]
-    assert begun(fires, workers=2).reckoned == [0.0, 0.0, 0.0, 12.0, 12.0]
+    fires = [Fire(claim=1, job=10), Fire(job=0.5), Fire(job=10), Fire(at=12, job=2), Fire(at=13)]
+    assert begun(fires, workers=2).reckoned == [0.0, 0.0, 0.0, 12.0, 13.0]
 
 
 takes = st.sampled_from([0.0, 0.5, 1.0, 2.0, 10.0])
