@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -13,6 +12,7 @@ from uuid import UUID
 from apscheduler_tasklock.asking import Asking
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.clock import DatabaseClock
+from apscheduler_tasklock.closing import Closing
 from apscheduler_tasklock.connection import wait_at_most
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.errors import TaskLockDatabaseError
@@ -35,7 +35,7 @@ class Claims:
     :param clock: the database's clock
     :param replica_id: who claims, for people
     :param timeout: seconds for which a claim is tried while the database is away
-    :param stop: ends these attempts when it is set
+    :param stop: ends these attempts when claiming is stopped
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Claims:
         *,
         replica_id: str,
         timeout: float,
-        stop: threading.Event,
+        stop: Closing,
     ) -> None:
         self._attempts = attempts
         self._renewing = renewing

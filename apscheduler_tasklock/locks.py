@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -16,6 +15,7 @@ from apscheduler_tasklock.blockers import Blockers
 from apscheduler_tasklock.check import check_table
 from apscheduler_tasklock.claims import Claims
 from apscheduler_tasklock.clock import DatabaseClock
+from apscheduler_tasklock.closing import Closing
 from apscheduler_tasklock.connection import attempt_limit
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.database import Database
@@ -60,12 +60,15 @@ class TaskLocks:
         self.replica_id = replica_id
         self.claim_timeout = claim_timeout
         self.table = task_lock_table(table, schema)
+        self._closing = Closing()
         self._database = Database(
-            database, timeout=claim_timeout, application_name=f"tasklock {replica_id}"[:63]
+            database,
+            timeout=claim_timeout,
+            application_name=f"tasklock {replica_id}"[:63],
+            closing=self._closing,
         )
         self._clock = DatabaseClock()
         self._protocol = TaskLockProtocol(self.table)
-        self._closed = threading.Event()
         self.blockers = Blockers()
         outage = Outage(self._database.where, attempt_limit(claim_timeout))
         self._attempts = Attempts(self._database, self.table, outage)
@@ -76,7 +79,7 @@ class TaskLocks:
             self._clock,
             replica_id=replica_id,
             timeout=claim_timeout,
-            stop=self._closed,
+            stop=self._closing,
         )
         self.offload = Offload()
         self.in_use = Lifetime(self.offload.close)
@@ -89,7 +92,7 @@ class TaskLocks:
     @property
     def closed(self) -> bool:
         """Whether nothing new is claimed any more."""
-        return self._closed.is_set()
+        return self._closing.stopped
 
     def check(self) -> None:
         """Make sure that the table is there, new enough, and permitted.
@@ -230,19 +233,22 @@ class TaskLocks:
         self._database.open()
         self.in_use.open()
         self.offload.open()
-        self._closed.clear()
+        self._closing.reopen()
 
     def stop_claiming(self) -> None:
-        """End the retries of claims under way. Releases still go through."""
-        self._closed.set()
+        """End what claims under way wait for. Releases still go through.
+
+        From now on each attempt at a statement ends within 1.5 seconds.
+        """
+        self._closing.stop()
 
     def close(self) -> None:
         """Claim nothing more, send what releases are owed, and close idle connections.
 
-        While the database is away, these are tried for 3 seconds and what the last attempt takes.
+        While the database is away, these are tried for 3 seconds.
         What is held can still be released, on a connection that is closed after it.
         """
-        self._closed.set()
+        self._closing.stop()
         off_the_loop(self._claims.close)
         self._database.close()
         self.in_use.close()

@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock.attempts import Attempts
+from apscheduler_tasklock.closing import CANCEL_LIMIT
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 from apscheduler_tasklock.protocol import TaskLockProtocol
@@ -20,7 +22,7 @@ logger = logging.getLogger(__name__)
 RETRY_INTERVAL = 1.0
 CLOSING_INTERVAL = 0.2
 # Seconds for which :meth:`OwedReleases.close` sends them while the database is away, as when a
-# server restarts under a deployment.
+# server restarts under a deployment. All attempts are over by then.
 CLOSING_PATIENCE = 3.0
 
 
@@ -105,10 +107,11 @@ class OwedReleases:
                 else:
                     self._changed.wait_for(lambda: self._closers, RETRY_INTERVAL)
                 closing, batch = self._closers > 0, list(self._owed)
+                until = self._give_up_at if closing else inf
             # When one fails, the others would fail alike, one by one.
-            arrived = all(self._sent(owed) for owed in batch)
+            arrived = all(self._sent(owed, until) for owed in batch)
             with self._changed:
-                last = closing and time.monotonic() > self._give_up_at
+                last = _is_too_late(until)
                 # What came to be owed during a last batch that arrived gets a batch of its own.
                 if not self._owed or (last and not arrived):
                     given_up, self._owed, self._thread = self._owed, [], None
@@ -119,11 +122,13 @@ class OwedReleases:
                 owed.task_name,
             )
 
-    def _sent(self, owed: OwedRelease) -> bool:
+    def _sent(self, owed: OwedRelease, until: float) -> bool:
         """Send one release. False if it has to be sent again; else it is owed no longer."""
+        if _is_too_late(until):
+            return False
         try:
             if time.monotonic() < owed.until:
-                self._attempts.once(lambda cursor: self._send(cursor, owed))
+                self._attempts.once(lambda cursor: self._send(cursor, owed), until)
             else:
                 logger.warning(
                     "The lock of task %r was not released before its maximum lock ended",
@@ -142,3 +147,8 @@ class OwedReleases:
     def _forget(self, owed: OwedRelease) -> None:
         with self._changed:
             self._owed = [other for other in self._owed if other is not owed]
+
+
+def _is_too_late(until: float) -> bool:
+    """Tell whether an attempt that has to be over by then would have no time to wait."""
+    return time.monotonic() > until - CANCEL_LIMIT
