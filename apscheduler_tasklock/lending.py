@@ -98,7 +98,7 @@ class KeptConnections:
             if self._idle:
                 return self._idle.pop()
         try:
-            return Lent(deadline.call(self._open_one, psycopg.Connection.close))
+            return Lent(deadline.call(self._open_one, lambda late: late.close()))
         except BaseException:
             with self._changed:
                 self._in_use -= 1
@@ -153,7 +153,7 @@ class GuestConnections:
 
     def borrow(self, deadline: Deadline) -> Lent:
         """Check a connection out."""
-        proxy = deadline.call(self._engine.raw_connection, PoolProxiedConnection.close)
+        proxy = deadline.call(self._engine.raw_connection, lambda late: late.close())
         opened_at = proxy.info.setdefault("tasklock_opened_at", time.monotonic())
         return Lent(_driver_connection(proxy), opened_at, proxy)
 
