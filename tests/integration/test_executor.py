@@ -38,6 +38,7 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
+from apscheduler_tasklock.names import UnnamedTask
 from tests.polling import eventually
 from tests.proxy import Proxy, pass_on
 from tests.schedulers import Replica
@@ -646,17 +647,33 @@ class TestJobsWithoutAnId:
         replica.one(EVENT_JOB_EXECUTED)
         assert list(rows(connection)) == ["tidy"]
 
-    def test_a_removed_one_is_kept_nowhere(self, make_replica: MakeReplica) -> None:
+    def test_a_removed_or_modified_one_is_not_kept(self, make_replica: MakeReplica) -> None:
+        class Argument:
+            pass
+
         replica = make_replica()
         replica.scheduler.pause()
-        job = weakref.ref(replica.scheduler.add_job(_takes, "interval", hours=1))
-        replica.scheduler.remove_all_jobs()
+        argument = Argument()
+        modified = replica.scheduler.add_job(_takes, "interval", hours=1, args=[argument])
+        kept = [weakref.ref(argument)]
+        del argument
+        modified.modify(args=[1])
+        for _ in range(10):
+            kept.append(weakref.ref(replica.scheduler.add_job(_takes, args=[Argument()], **now())))
+        for job in replica.scheduler.get_jobs():
+            if job is not modified:
+                job.remove()
+        del job
 
-        def is_gone() -> bool:
+        def are_gone() -> bool:
             gc.collect()
-            return job() is None
+            return all(each() is None for each in kept)
 
-        eventually(is_gone)
+        eventually(are_gone)
+        modified.modify(args=[2])  # the names of those that are gone are forgotten by now
+        gc.collect()
+        tasks = [found for found in gc.get_objects() if type(found) is UnnamedTask]
+        assert len(tasks) == 1
 
 
 class TestCurrentLock:
