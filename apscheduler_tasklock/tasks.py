@@ -104,6 +104,7 @@ class _UnnamedJob:
     """
 
     def __init__(self, job: Any, on_dropped: Callable[[_UnnamedJob], None]) -> None:
+        self._parts = _parts(job)
 
         def drop(_: Any) -> None:
             self._parts = ()
@@ -111,7 +112,6 @@ class _UnnamedJob:
 
         # A job that its store has dropped, and its arguments, are not kept alive here.
         self._job = weakref.ref(job, drop)
-        self._parts = _parts(job)
         self._is_warned = False
         self.identity = id(job)
         self.task = UnnamedTask.of(job)

@@ -658,12 +658,11 @@ class TestJobsWithoutAnId:
         kept = [weakref.ref(argument)]
         del argument
         modified.modify(args=[1])
-        for _ in range(10):
-            kept.append(weakref.ref(replica.scheduler.add_job(_takes, args=[Argument()], **now())))
-        for job in replica.scheduler.get_jobs():
-            if job is not modified:
-                job.remove()
-        del job
+        for hours in range(2, 12):
+            removed = replica.scheduler.add_job(_takes, "interval", hours=hours, args=[Argument()])
+            kept += [weakref.ref(removed), weakref.ref(removed.args[0])]
+            removed.remove()
+            del removed
 
         def are_gone() -> bool:
             gc.collect()
