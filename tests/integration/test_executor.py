@@ -539,15 +539,25 @@ class TestJobsWithoutAnId:
             assert all(part.id in error for part in jobs)
         assert rows(connection) == {}
 
-    def test_one_of_two_that_nothing_tells_apart_runs_once_the_other_is_removed(
-        self, make_replica: MakeReplica
+    @pytest.mark.parametrize(
+        "settle",
+        [
+            pytest.param(lambda other: other.remove(), id="removed"),
+            pytest.param(lambda other: other.modify(args=[1]), id="modified"),
+            pytest.param(lambda other: other.modify(kwargs={"task_lock": False}), id="unlocked"),
+            pytest.param(lambda other: other.modify(executor="plain"), id="of-another-executor"),
+        ],
+    )
+    def test_one_of_two_that_nothing_tells_apart_runs_once_the_other_is_settled(
+        self, make_replica: MakeReplica, settle: Callable[[Any], None]
     ) -> None:
         replica = make_replica()
         replica.scheduler.pause()
         job, other = (
-            replica.scheduler.add_job(_named, "interval", hours=1, **now()) for _ in range(2)
+            replica.scheduler.add_job(_takes, "interval", hours=1, **now()) for _ in range(2)
         )
-        other.remove()
+        replica.scheduler.add_executor("threadpool", "plain")
+        settle(other)
         replica.scheduler.resume()
         replica.one(EVENT_JOB_EXECUTED, job.id)
 
