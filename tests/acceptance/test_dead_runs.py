@@ -1,0 +1,202 @@
+"""Whose windows are run again, and whose are not, after a holder was killed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.conftest import ReplicaProcess, Rows
+from tests.polling import eventually
+from tests.proxy import proxy_to
+
+StartReplica = Callable[..., ReplicaProcess]
+
+LEASE = 2
+OPTIONS = {"lease": LEASE, "failover": True, "poll_interval": 1}
+SOON = 25.0
+
+
+def moment(**later: float) -> str:
+    return f"{datetime.now(timezone.utc) + timedelta(**later):%Y-%m-%d %H:%M:%S}"
+
+
+def daily(function: str = "hang", task: str = "job", **job: Any) -> dict[str, Any]:
+    """Return a job that a replica fires when it starts, if not said otherwise, and then daily."""
+    label = {} if function in ("work", "kill_own_process") else {"kwargs": {"label": "first"}}
+    fires = {"trigger": "interval", "days": 1, "next_run_time": moment()}
+    return {"id": task, "function": function, **label, **fires, **job}
+
+
+def one_off(task: str = "job", **job: Any) -> dict[str, Any]:
+    return {**daily(task=task), "trigger": "date", "run_date": moment(), **job}
+
+
+def without(key: str, job: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in job.items() if name != key}
+
+
+def long_dead(rows: Rows, task: str = "job") -> bool:
+    """Tell whether a lease has ended some polls ago."""
+    row = rows[task]
+    return bool(row["now"] > row["locked_until"] + timedelta(seconds=2))
+
+
+def test_a_replica_that_came_with_a_deployment_runs_a_killed_holders_window(
+    start_replica: StartReplica, rows: Rows
+) -> None:
+    """The replica that was refused it is gone, and the new one fires tomorrow."""
+    holder = start_replica(options=OPTIONS, **daily())
+    holder.says("runs")
+    refused = start_replica(options=OPTIONS, **daily())
+    refused.says("refused job running")
+    new = start_replica(options=OPTIONS, **daily(next_run_time=moment(hours=12)))
+    refused.stop()
+    assert refused.exit_code == 0
+    died = rows["job"]
+    holder.signal(signal.SIGKILL)
+    new.says("runs", SOON)
+    assert [run.how for run in new.runs] == ["again"]
+    for column in ("window_start", "window_until"):
+        assert rows["job"][column] == died[column]
+    assert refused.runs == []
+
+
+def test_a_replica_that_starts_after_the_holder_was_killed_runs_its_window(
+    start_replica: StartReplica,
+) -> None:
+    holder = start_replica(options=OPTIONS, **daily())
+    holder.says("runs")
+    holder.signal(signal.SIGKILL)
+    new = start_replica(options=OPTIONS, **daily(next_run_time=moment(hours=12)))
+    new.says("runs", SOON)
+    assert [run.how for run in new.runs] == ["again"]
+
+
+def test_a_replica_whose_own_run_is_hours_away_runs_a_killed_holders_window(
+    start_replica: StartReplica,
+) -> None:
+    other = start_replica(
+        options=OPTIONS,
+        **{**without("next_run_time", daily()), "start_date": moment(hours=7)},
+    )
+    holder = start_replica(options=OPTIONS, **daily())
+    holder.says("runs")
+    holder.signal(signal.SIGKILL)
+    other.says("runs", SOON)
+    assert [run.how for run in other.runs] == ["again"]
+
+
+@pytest.mark.parametrize(
+    ("held", "added"),
+    [
+        pytest.param(
+            daily, {"function": "hang_too", "run_date": moment(days=30)}, id="another-function"
+        ),
+        pytest.param(
+            daily, {"function": "hang", "run_date": moment(days=30)}, id="one-off-for-daily"
+        ),
+        pytest.param(
+            one_off, {"function": "hang", "run_date": moment(days=30)}, id="a-later-run-date"
+        ),
+    ],
+)
+def test_a_job_that_was_added_under_a_dead_runs_id_does_not_run_early(
+    start_replica: StartReplica, rows: Rows, held: Any, added: dict[str, Any]
+) -> None:
+    jobs = [held(), daily(task="control")]
+    holder = start_replica(options=OPTIONS, jobs=jobs)
+    eventually(lambda: len(holder.runs) == 2)
+    other = start_replica(options=OPTIONS, jobs=jobs)
+    other.says("refused job running")
+    other.says("refused control running")
+    if held is daily:
+        other.call("remove_job", "job")
+    else:  # the scheduler has
+        other.says("removed job")
+    other.call("add_job", {"trigger": "date", "kwargs": {"label": "second"}, **added})
+    died = rows["control"]["token"]
+    holder.signal(signal.SIGKILL)
+    # It is known that it looks for dead runs, and then for how long it has.
+    eventually(lambda: rows["control"]["token"] > died, SOON)
+    if held is daily:
+        eventually(lambda: long_dead(rows), SOON)
+        assert len(other.runs) == 1
+    assert "label second" not in other.said
+
+
+def test_a_paused_scheduler_runs_a_killed_holders_window_when_it_is_resumed(
+    start_replica: StartReplica, rows: Rows
+) -> None:
+    holder = start_replica(options=OPTIONS, **daily())
+    holder.says("runs")
+    other = start_replica(options=OPTIONS, **daily())
+    other.says("refused job running")
+    other.call("pause")
+    holder.signal(signal.SIGKILL)
+    eventually(lambda: long_dead(rows), SOON)
+    assert other.runs == []
+    other.call("resume")
+    other.says("runs", SOON)
+    assert [run.how for run in other.runs] == ["again"]
+
+
+@pytest.mark.direct("the proxy leads to the server")
+@pytest.mark.parametrize("executor", [None, "processpool"])
+def test_a_job_that_ended_in_an_outage_is_not_run_again_by_a_replica_that_starts_after_it(
+    start_replica: StartReplica,
+    rows: Rows,
+    direct_url: str,
+    tmp_path: Path,
+    executor: str | None,
+) -> None:
+    job = daily("work", kwargs={"folder": str(tmp_path)})
+    with proxy_to(direct_url) as proxy:
+        holder = start_replica(database=proxy.url, options=OPTIONS, **job)
+        holder.says("runs")
+        [run] = holder.runs
+        proxy.accepting = False
+        proxy.cut_all()
+        Path(tmp_path, str(run.token)).touch()
+        holder.says(f"ends {run.token}")
+        eventually(lambda: rows["job"]["free"])
+        new = start_replica(
+            executor=executor, options=OPTIONS, **{**job, "next_run_time": moment()}
+        )
+        # Its link is back first, and the holder's a moment later.
+        eventually(lambda: [line for line in new.said if line.startswith(("refused", "granted"))])
+        proxy.accepting = True
+        eventually(lambda: rows["job"]["finished_at"])
+    assert new.runs == []
+    assert rows["job"]["token"] == run.token
+
+
+@pytest.mark.timeout(180)
+def test_a_job_that_kills_its_process_is_given_up_after_three_takeovers(
+    start_replica: StartReplica, rows: Rows
+) -> None:
+    options = {"lease": 1, "failover": True, "poll_interval": 0.5}
+    # All wait for the last to be ready.
+    job = daily("kill_own_process", next_run_time=moment(seconds=6))
+    replicas = [start_replica(options=options, **job) for _ in range(6)]
+
+    def died() -> list[ReplicaProcess]:
+        return [replica for replica in replicas if replica.exit_code is not None]
+
+    def told() -> list[str]:
+        living = [replica for replica in replicas if replica not in died()]
+        return [line for replica in living for line in replica.said if line.startswith("ERROR")]
+
+    eventually(lambda: told() or len(died()) == len(replicas))
+    assert [replica.exit_code for replica in died()] == [-signal.SIGKILL] * 4
+    assert sorted(run.how for replica in replicas for run in replica.runs) == [
+        *(["again"] * 3),
+        "first",
+    ]
+    assert rows["job"]["finished_at"] is not None
+    assert len(told()) == 1
+    assert "'job'" in told()[0]
