@@ -72,6 +72,12 @@ class ReplicaProcess:
         lines = [line.split()[1:] for line in self.said if line.startswith("runs")]
         return [Run(time, int(token), how, int(pid)) for time, token, how, pid in lines]
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes in which its tasks were begun last."""
+        lines = [line.split()[1:] for line in self.said if line.startswith("begins")]
+        return {task: int(pid) for task, pid in lines}
+
     def call(self, method: str, *arguments: Any) -> None:
         """Call a method of its scheduler, and wait for its end."""
         assert self._process.stdin is not None

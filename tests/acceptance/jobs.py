@@ -21,6 +21,7 @@ def begin() -> HeldLock:
     assert lock is not None
     time_of_day = lock.run_time.time() if lock.run_time is not None else None
     how = "again" if lock.is_takeover else "first"
+    say("begins", lock.name, os.getpid())
     say("runs", time_of_day, lock.token, how, os.getpid())
     return lock
 

@@ -66,8 +66,7 @@ def test_a_killed_worker_leaves_no_task_locked(
         jobs=[daily(task, tmp_path) for task in TASKS],
     )
     eventually(lambda: len(replica.runs) == len(TASKS))
-    by_token = {run.token: run for run in replica.runs}
-    os.kill(by_token[rows["killed"]["token"]].pid, signal.SIGKILL)
+    os.kill(replica.pids["killed"], signal.SIGKILL)
     for task in TASKS[1:]:
         let_end(tmp_path, task, rows[task]["token"])
     for task in TASKS:
@@ -84,28 +83,27 @@ def test_a_killed_workers_window_is_run_again_and_its_siblings_never_twice_at_on
     holder = start_replica(executor="processpool", options={**options, **workers}, jobs=jobs)
     eventually(lambda: len(holder.runs) == len(TASKS))
     first = {task: rows[task]["token"] for task in TASKS}
-    pids = {run.token: run.pid for run in holder.runs}
+    pids = holder.pids
     other = start_replica(options=options, jobs=jobs)
     for task in TASKS:
         other.says(f"refused {task}")
 
-    def runs_of(task: str) -> bool:
-        """Tell whether the task's window is run a second time; never beside its first run."""
+    def runs_again(task: str) -> bool:
+        """Tell whether a task's window is run a second time; never beside its first run."""
         row = rows[task]
         again = row["token"] > first[task] and row["finished_at"] is None
-        assert not again or gone(pids[first[task]])
+        assert not again or gone(pids[task])
         return again
 
-    def all_seen() -> bool:
-        return {task: runs_of(task) for task in TASKS}["killed"]
+    def all_ended() -> bool:
+        for task in TASKS:
+            runs_again(task)
+            let_end(tmp_path, task, rows[task]["token"])
+        return all(rows[task]["finished_at"] for task in TASKS)
 
-    os.kill(pids[first["killed"]], signal.SIGKILL)
-    eventually(all_seen, SOON)
-    for task in TASKS:
-        eventually(lambda task=task: runs_of(task) or not gone(pids[first[task]]), SOON)
-        for token in (first[task], rows[task]["token"]):
-            let_end(tmp_path, task, token)
-        eventually(lambda task=task: rows[task]["finished_at"], SOON)
+    os.kill(pids["killed"], signal.SIGKILL)
+    eventually(lambda: {task: runs_again(task) for task in TASKS}["killed"], SOON)
+    eventually(all_ended, SOON)
 
 
 @pytest.mark.parametrize(
