@@ -75,8 +75,9 @@ class ReplicaProcess:
     @property
     def pids(self) -> dict[str, int]:
         """The processes in which its tasks were begun last."""
-        lines = [line.split()[1:] for line in self.said if line.startswith("begins")]
-        return {task: int(pid) for task, pid in lines}
+        lines = [line for line in self.said if line.startswith("begins ")]
+        begun = [line.removeprefix("begins ").rpartition(" ") for line in lines]
+        return {task: int(pid) for task, _, pid in begun}
 
     def call(self, method: str, *arguments: Any) -> None:
         """Call a method of its scheduler, and wait for its end."""

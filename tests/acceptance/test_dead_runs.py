@@ -32,9 +32,9 @@ def daily(function: str = "hang", task: str = "job", **job: Any) -> dict[str, An
     return {"id": task, "function": function, **label, **fires, **job}
 
 
-def one_off() -> dict[str, Any]:
-    kwargs = {"kwargs": {"label": "first"}}
-    return {"function": "hang", "trigger": "date", "run_date": moment(), **kwargs}
+def one_off(task: str) -> dict[str, Any]:
+    fires = {"trigger": "date", "run_date": moment()}
+    return {"id": task, "function": "hang", "kwargs": {"label": "first"}, **fires}
 
 
 def without(key: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -47,24 +47,29 @@ def long_dead(rows: Rows, task: str = "job") -> bool:
     return bool(row["now"] > row["locked_until"] + timedelta(seconds=2))
 
 
-def test_a_replica_that_came_with_a_deployment_runs_a_killed_holders_window(
+def test_a_replica_that_was_never_refused_runs_a_killed_holders_windows(
     start_replica: StartReplica, rows: Rows
 ) -> None:
-    """The replica that was refused it is gone, and the new one fires tomorrow."""
-    holder = start_replica(options=OPTIONS, **daily())
-    holder.says("runs")
-    refused = start_replica(options=OPTIONS, **daily())
-    refused.says("refused job running")
-    new = start_replica(options=OPTIONS, **daily(next_run_time=moment(hours=12)))
-    refused.stop()
-    assert refused.exit_code == 0
-    died = rows["job"]
+    """One of them was refused to a replica that a deployment replaced; all fire hours later."""
+    tasks = ("refused", "not refused")
+    own_start = {**without("next_run_time", daily(task=tasks[1])), "start_date": moment(hours=7)}
+    holder = start_replica(options=OPTIONS, jobs=[daily(task=task) for task in tasks])
+    eventually(lambda: len(holder.runs) == len(tasks))
+    old = start_replica(options=OPTIONS, **daily(task=tasks[0]))
+    old.says("refused refused running")
+    tomorrow = daily(task=tasks[0], next_run_time=moment(hours=12))
+    new = start_replica(options=OPTIONS, jobs=[tomorrow, own_start])
+    new.says("INFO Scheduler started")
+    old.stop()
+    assert (old.exit_code, old.runs) == (0, [])
+    died = [rows[task] for task in tasks]
     holder.signal(signal.SIGKILL)
-    new.says("runs", SOON)
-    assert [run.how for run in new.runs] == ["again"]
-    for column in ("window_start", "window_until"):
-        assert rows["job"][column] == died[column]
-    assert refused.runs == []
+    eventually(lambda: len(new.runs) == len(tasks), SOON)
+    assert [run.how for run in new.runs] == ["again"] * len(tasks)
+    for before in died:
+        after = rows[before["task_name"]]
+        for column in ("window_start", "window_until"):
+            assert after[column] == before[column]
 
 
 def test_a_replica_that_starts_after_the_holder_was_killed_runs_its_window(
@@ -78,48 +83,23 @@ def test_a_replica_that_starts_after_the_holder_was_killed_runs_its_window(
     assert [run.how for run in new.runs] == ["again"]
 
 
-def test_a_replica_whose_own_run_is_hours_away_runs_a_killed_holders_window(
-    start_replica: StartReplica,
-) -> None:
-    other = start_replica(
-        options=OPTIONS,
-        **{**without("next_run_time", daily()), "start_date": moment(hours=7)},
-    )
-    holder = start_replica(options=OPTIONS, **daily())
-    holder.says("runs")
-    holder.signal(signal.SIGKILL)
-    other.says("runs", SOON)
-    assert [run.how for run in other.runs] == ["again"]
-
-
-@pytest.mark.parametrize(
-    ("held", "added"),
-    [
-        pytest.param(
-            daily, {"function": "hang_too", "run_date": moment(days=30)}, id="another-function"
-        ),
-        pytest.param(
-            daily, {"function": "hang", "run_date": moment(days=30)}, id="one-off-for-daily"
-        ),
-        pytest.param(
-            one_off, {"function": "hang", "run_date": moment(days=30)}, id="a-later-run-date"
-        ),
-    ],
-)
 def test_a_job_that_was_added_under_a_dead_runs_id_does_not_run_early(
-    start_replica: StartReplica, rows: Rows, held: Any, added: dict[str, Any]
+    start_replica: StartReplica, rows: Rows
 ) -> None:
-    jobs = [held(), daily(task="control")]
+    replaced = [daily(task="function"), daily(task="trigger"), one_off("run date")]
+    jobs = [*replaced, daily(task="control")]
     holder = start_replica(options=OPTIONS, jobs=jobs)
-    eventually(lambda: len(holder.runs) == 2)
+    eventually(lambda: len(holder.runs) == len(jobs))
     other = start_replica(options=OPTIONS, jobs=jobs)
-    other.says("refused job running")
-    other.says("refused control running")
-    if held is daily:
-        other.call("remove_job", "job")
-    else:  # the scheduler has
-        other.says("removed job")
-    other.call("add_job", {"trigger": "date", "kwargs": {"label": "second"}, **added})
+    for job in jobs:
+        other.says(f"refused {job['id']} running")
+    for task in ("function", "trigger"):
+        other.call("remove_job", task)
+    other.says("removed run date")  # by the scheduler, as it fired
+    in_a_month = {"trigger": "date", "run_date": moment(days=30), "kwargs": {"label": "second"}}
+    for task in ("function", "trigger", "run date"):
+        function = "hang_too" if task == "function" else "hang"
+        other.call("add_job", {"id": task, "function": function, **in_a_month})
     died = rows["control"]["token"]
     holder.signal(signal.SIGKILL)
     # What it runs again of the other job shows when it looks for dead runs.
@@ -127,8 +107,7 @@ def test_a_job_that_was_added_under_a_dead_runs_id_does_not_run_early(
     looked = rows["control"]["now"]
     eventually(lambda: rows["control"]["now"] > looked + timedelta(seconds=2))
     assert "label second" not in other.said
-    if held is daily:
-        assert len(other.runs) == 1
+    assert not {"function", "trigger"} & set(other.pids)
 
 
 def test_a_paused_scheduler_runs_a_killed_holders_window_when_it_is_resumed(

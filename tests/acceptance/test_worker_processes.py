@@ -106,6 +106,29 @@ def test_a_killed_workers_window_is_run_again_and_its_siblings_never_twice_at_on
     eventually(all_ended, SOON)
 
 
+def test_a_job_that_kills_its_worker_is_given_up_after_three_takeovers(
+    start_replica: StartReplica, rows: Rows, tmp_path: Path
+) -> None:
+    """The replicas live and free its task each time, which counts as a death all the same."""
+    job = {**daily("job", tmp_path), "function": "kill_own_process", "kwargs": {}}
+    options = {"lease": None, "failover": True, "poll_interval": 0.5, **pool(1)}
+    replicas = [
+        start_replica(executor="processpool", options=options, jobs=[job]) for _ in range(2)
+    ]
+
+    def told() -> list[str]:
+        lines = [line for replica in replicas for line in replica.said]
+        return [line for line in lines if line.startswith("ERROR") and "given up" in line]
+
+    eventually(lambda: (row := rows.get("job")) and row["finished_at"], 2 * SOON)
+    eventually(told)
+    assert sorted(run.how for replica in replicas for run in replica.runs) == [
+        *(["again"] * 3),
+        "first",
+    ]
+    assert [replica.exit_code for replica in replicas] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("method", "which"),
     [("spawn", signal.SIGTERM), ("spawn", signal.SIGINT), ("fork", signal.SIGTERM)],
