@@ -49,14 +49,16 @@ APPLICATIONS = {
 
 
 def daily(folder: Path, **options: Any) -> dict[str, Any]:
-    """Return a job that a replica fires when it starts, and then every day."""
+    """Return a job that a replica fires when it starts, and then every day at that time."""
+    now = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}"
     return {
         "executor": "asyncio",
         "function": "work_async",
         "kwargs": {"folder": str(folder)},
         "trigger": "interval",
         "days": 1,
-        "next_run_time": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S}",
+        "start_date": now,  # an exact time, which a takeover tells exactly
+        "next_run_time": now,
         "options": {"poll_interval": 0.5, **options},
     }
 
@@ -86,10 +88,11 @@ def test_a_job_that_a_stop_cuts_without_failover_keeps_its_window_and_is_not_loc
 def test_another_replica_runs_the_window_of_a_job_that_a_stop_cut_with_failover(
     start_replica: StartReplica, application: list[str], rows: Rows, tmp_path: Path
 ) -> None:
-    stopped = start_replica(*application, **daily(tmp_path, failover=True))
+    job = daily(tmp_path, failover=True)
+    stopped = start_replica(*application, **job)
     stopped.says("runs")
     before = rows["job"]
-    other = start_replica(*uvicorn(1), **daily(tmp_path, failover=True))
+    other = start_replica(*uvicorn(1), **job)
     other.says("refused")
     stopped.stop()
     other.says("runs", SOON)
