@@ -17,7 +17,8 @@ from tests.proxy import proxy_to
 StartReplica = Callable[..., ReplicaProcess]
 
 LEASE = 2
-OPTIONS = {"lease": LEASE, "failover": True, "poll_interval": 1}
+# The shorter a claim may wait, the sooner a replica that has just started believes what it reads.
+OPTIONS = {"lease": LEASE, "failover": True, "poll_interval": 1, "claim_timeout": 3}
 SOON = 25.0
 
 
@@ -162,7 +163,7 @@ def test_a_job_that_ended_in_an_outage_is_not_run_again_by_a_replica_that_starts
 def test_a_job_that_kills_its_process_is_given_up_after_three_takeovers(
     start_replica: StartReplica, rows: Rows
 ) -> None:
-    options = {"lease": 1, "failover": True, "poll_interval": 0.5}
+    options = {**OPTIONS, "lease": 1, "poll_interval": 0.5}
     # All wait for the last to be ready.
     job = daily("kill_own_process", next_run_time=moment(seconds=6))
     replicas = [start_replica(options=options, **job) for _ in range(6)]

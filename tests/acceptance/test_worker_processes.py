@@ -77,7 +77,7 @@ def test_a_killed_worker_leaves_no_task_locked(
 def test_a_killed_workers_window_is_run_again_and_its_siblings_never_twice_at_once(
     start_replica: StartReplica, rows: Rows, tmp_path: Path
 ) -> None:
-    options = {"lease": None, "failover": True, "poll_interval": 0.5}
+    options = {"lease": None, "failover": True, "poll_interval": 0.5, "claim_timeout": 3}
     jobs = [daily(task, tmp_path) for task in TASKS]
     workers = pool(3, mp_context="fork")
     holder = start_replica(executor="processpool", options={**options, **workers}, jobs=jobs)
@@ -111,7 +111,7 @@ def test_a_job_that_kills_its_worker_is_given_up_after_three_takeovers(
 ) -> None:
     """The replicas live and free its task each time, which counts as a death all the same."""
     job = {**daily("job", tmp_path), "function": "kill_own_process", "kwargs": {}}
-    options = {"lease": None, "failover": True, "poll_interval": 0.5, **pool(1)}
+    options = {"lease": None, "failover": True, "poll_interval": 0.5, "claim_timeout": 3, **pool(1)}
     replicas = [
         start_replica(executor="processpool", options=options, jobs=[job]) for _ in range(2)
     ]
