@@ -49,8 +49,8 @@ from apscheduler_tasklock.workers import LostWorkers, pool_processes, shutting_d
 logger = logging.getLogger(__name__)
 
 # Seconds that a shutdown waits for claims under way to be made and handed over, and for those of
-# coroutines that it cuts.
-CLOSING_TIMEOUT = 1.5
+# coroutines that it cuts. A claim without an answer gives up just before.
+CLOSING_TIMEOUT = 1.7
 
 
 class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
