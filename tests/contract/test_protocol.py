@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -13,22 +13,9 @@ import pytest
 from apscheduler_tasklock import TaskLockError, upgrade
 from apscheduler_tasklock.protocol import TaskLockProtocol
 from apscheduler_tasklock.table import task_lock_table
-from tests.contract.conftest import Replica
+from tests.contract.conftest import Replica, database_now, row
 
 Travel = Callable[[float], None]
-
-
-def row(connection: psycopg.Connection[Any], task: str = "task") -> dict[str, Any]:
-    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
-    found = cursor.execute("SELECT * FROM task_lock WHERE task_name = %s", [task]).fetchone()
-    assert found is not None
-    return found
-
-
-def database_now(connection: psycopg.Connection[Any]) -> datetime:
-    found = connection.execute("SELECT now()").fetchone()
-    assert found is not None
-    return found[0]
 
 
 class TestClaim:
@@ -47,31 +34,48 @@ class TestClaim:
             "window_until": now + timedelta(seconds=7),
             "locked_by": "one",
             "claim_id": claim_id,
-            "token": 1,
+            "token": int(now.timestamp() * 1000),
             "finished_at": None,
+            "run_until": now + timedelta(seconds=50),
+            "failover": False,
+            "deaths": 0,
+            "handovers": 0,
+            "handed_over": False,
+            "runs": "jobs:job",
+            "one_off": False,
         }
-        assert (answer.holder, answer.token) == ("one", 1)
-        assert answer.locked_until == now + timedelta(seconds=50)
+        assert (answer.holder, answer.token) == ("one", int(now.timestamp() * 1000))
+        assert answer.locked_until == answer.run_until == now + timedelta(seconds=50)
 
     def test_a_later_claim_sets_every_column_anew(
         self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
     ) -> None:
-        one.release(one.claim()[0])
+        first, before = one.claim()
+        one.release(first)
         travel(20)
-        claim_id, answer = other.claim(lag=1, min_lock=5, max_lock=30)
+        claim_id, answer = other.claim(
+            lag=1, min_lock=5, max_lock=30, lease=7, runs="jobs:new", one_off=True, failover=True
+        )
         now = database_now(connection)
 
         assert answer.granted
         assert row(connection) == {
             "task_name": "task",
             "started_at": now,
-            "locked_until": now + timedelta(seconds=30),
+            "locked_until": now + timedelta(seconds=7),
             "window_start": now - timedelta(seconds=1),
             "window_until": now + timedelta(seconds=4),
             "locked_by": "other",
             "claim_id": claim_id,
-            "token": 2,
+            "token": before.token + 1,
             "finished_at": None,
+            "run_until": now + timedelta(seconds=30),
+            "failover": True,
+            "deaths": 0,
+            "handovers": 0,
+            "handed_over": False,
+            "runs": "jobs:new",
+            "one_off": True,
         }
 
     def test_it_is_refused_while_the_task_runs(
@@ -83,7 +87,7 @@ class TestClaim:
 
         assert not answer.granted
         assert answer.running
-        assert (answer.holder, answer.token) == ("one", 1)
+        assert (answer.holder, answer.token) == ("one", first.token)
         assert answer.locked_until == first.locked_until
 
     def test_it_is_granted_after_the_maximum_lock(
@@ -120,10 +124,9 @@ class TestClaim:
     def test_without_a_minimum_lock_it_is_granted_right_after_each_release(
         self, one: Replica, other: Replica
     ) -> None:
-        for token in range(1, 11):
+        for _ in range(10):
             claim_id, answer = one.claim(min_lock=0)
             assert answer.granted
-            assert answer.token == token
             assert not other.granted(min_lock=0)
             one.release(claim_id)
 
@@ -142,7 +145,7 @@ class TestClaim:
             assert not other.granted()
             one.release(claim_id)
             travel(10)
-        assert tokens == [1, 2, 3]
+        assert tokens == [tokens[0], tokens[0] + 1, tokens[0] + 2]
 
     def test_the_same_claim_asked_twice_is_granted_once(
         self, one: Replica, other: Replica, connection: psycopg.Connection[Any]
@@ -183,7 +186,7 @@ class TestClaim:
     ) -> None:
         assert one.granted(task)
         assert not other.granted(task)
-        assert row(connection, task)["token"] == 1
+        assert row(connection, task)["locked_by"] == "one"
 
 
 class TestWindow:
@@ -341,29 +344,6 @@ class TestRelease:
         travel(10)
         one.release(one.claim()[0], keep_window=False)
         assert not other.granted(lag=10)
-
-
-def test_extending_moves_the_end_of_a_running_claim_only(one: Replica, travel: Travel) -> None:
-    claim_id, answer = one.claim(max_lock=50)
-    cursor = one.connection.cursor()
-    later = answer.locked_until + timedelta(seconds=10)
-    assert one.protocol.extend(cursor, "task", claim_id, 10) == later
-    travel(59.999)
-    assert one.protocol.extend(cursor, "task", claim_id, 1) is not None
-    travel(10)
-    assert one.protocol.extend(cursor, "task", claim_id, 10) is None
-    assert not one.release(uuid4())
-    assert one.protocol.extend(cursor, "task", uuid4(), 10) is None
-
-
-def test_a_released_claim_is_not_extended(
-    one: Replica, connection: psycopg.Connection[Any]
-) -> None:
-    claim_id, _ = one.claim()
-    one.release(claim_id)
-    before = row(connection)
-    assert one.protocol.extend(one.connection.cursor(), "task", claim_id, 10) is None
-    assert row(connection) == before
 
 
 @pytest.mark.parametrize("name", ["locks", 'My "locks"', "100% locks", "Größe"])
