@@ -343,7 +343,9 @@ class ClaimHistory(RuleBasedStateMachine):
 
     @rule(age=st.sampled_from([1.0, 4.0]))
     def prune(self, age: float) -> None:
-        pruned = {task for task, row in self.expected.items() if model.is_pruned(row, self.now, age)}
+        pruned = {
+            task for task, row in self.expected.items() if model.is_pruned(row, self.now, age)
+        }
         for task, row in self.expected.items():
             if task in pruned:
                 self.note("pruned")
@@ -359,9 +361,7 @@ class ClaimHistory(RuleBasedStateMachine):
     @rule(always=st.sampled_from([[], ["first"], ["first", "second", "third"]]))
     def read(self, always: list[str]) -> None:
         self.nothing_written = True
-        found, database_time = self.protocol.read(
-            self.cursor, ["first", "second", "third"], always
-        )
+        found, database_time = self.protocol.read(self.cursor, ["first", "second", "third"], always)
         assert as_seconds(database_time) == self.now
         states = {state.task_name: in_seconds(state) for state in found}
         assert states == {
