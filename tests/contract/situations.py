@@ -139,11 +139,15 @@ def why_old(before: Row, ask: Ask, unbound: float) -> str:
 def of_takeover(before: Row | None, after: Row | None, ask: Takeover, now: float) -> str:
     if before is None or after is None:
         return "not taken over: no row"
-    if after is not before:
-        if before.handed_over:
-            return "taken over after a hand-over"
-        short = ask.lease is not None and after.locked_until < now + ask.lease
-        return "taken over" + (": up to the maximum lock" if short else "")
+    if after is before:
+        return why_not_taken_over(before, ask, now)
+    if before.handed_over:
+        return "taken over after a hand-over"
+    short = ask.lease is not None and after.locked_until < now + ask.lease
+    return "taken over" + (": up to the maximum lock" if short else "")
+
+
+def why_not_taken_over(before: Row, ask: Takeover, now: float) -> str:
     if before.claim_id == ask.claim_id and before.stands(now):
         return "taken over before"
     if before.claim_id != ask.dead_claim_id:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import timedelta, timezone
 from typing import Any
 from uuid import uuid4
 
@@ -259,6 +259,105 @@ class TestWindow:
         assert other.granted(lag=0, latest=database_now(connection))
 
 
+class TestExactRunTime:
+    """Run times that every replica computes alike, as of a cron trigger."""
+
+    def test_its_window_starts_at_the_run_time_itself(
+        self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        nominal = database_now(connection)
+        travel(2)
+        _, answer = one.claim(lag=4.5, run_time=nominal, min_lock=9)  # its clock is 2.5 s ahead
+        assert answer.window_start == nominal
+        assert row(connection)["window_until"] == nominal + timedelta(seconds=9)
+
+    def test_its_time_zone_does_not_matter(
+        self, one: Replica, connection: psycopg.Connection[Any]
+    ) -> None:
+        nominal = database_now(connection)
+        _, answer = one.claim(run_time=nominal.astimezone(timezone(timedelta(hours=-7))))
+        assert answer.window_start == nominal
+
+    @pytest.mark.parametrize(
+        ("off", "starts"), [(300, 300), (301, 300), (86400, 300), (-300, -300), (-301, -300)]
+    )
+    def test_more_than_five_minutes_from_the_databases_clock_it_is_not_believed(
+        self, one: Replica, connection: psycopg.Connection[Any], off: float, starts: float
+    ) -> None:
+        reckoned = database_now(connection) - timedelta(seconds=2)
+        _, answer = one.claim(lag=2, run_time=reckoned + timedelta(seconds=off))
+        assert answer.window_start == reckoned + timedelta(seconds=starts)
+
+    def test_a_claim_held_up_on_its_way_is_measured_from_when_it_was_sent(
+        self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        when_asked = database_now(connection)
+        travel(3600)
+        _, answer = one.claim(run_time=when_asked, latest=when_asked)
+        assert answer.window_start == when_asked
+
+    def test_two_run_times_closer_than_the_clocks_are_two_windows_and_each_runs_once(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        """As of ``second="0,1,30"``: the gap is 1 s and the clocks are 5 s apart."""
+        start = database_now(connection)
+        runs = []
+        for seconds in (0, 1, 30, 60, 61, 90):
+            nominal = start + timedelta(seconds=seconds)
+            for replica, lag in ((one, 5.0), (other, 0.0)):  # one's clock is 5 s ahead
+                claim_id, answer = replica.claim(lag=lag, run_time=nominal, min_lock=0.9)
+                if answer.granted:
+                    runs.append((seconds, replica.name))
+                    replica.release(claim_id)
+            travel({0: 1, 1: 29}.get(seconds % 60, 30))
+        assert runs == [(seconds, "one") for seconds in (0, 1, 30, 60, 61, 90)]
+
+    def test_without_a_minimum_lock_one_run_time_runs_once(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        nominal = database_now(connection)
+        one.release(one.claim(run_time=nominal, min_lock=0)[0])
+        travel(2)
+        assert not other.granted(lag=2, run_time=nominal, min_lock=0)
+        assert not other.granted(lag=0, run_time=nominal, min_lock=0)  # its clock is 2 s behind
+        later = nominal + timedelta(seconds=1)
+        assert other.granted(lag=1, run_time=later, min_lock=0)
+
+    def test_without_a_minimum_lock_an_earlier_run_time_does_not_run(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        earlier = database_now(connection)
+        travel(10)
+        one.release(one.claim(run_time=earlier + timedelta(seconds=10), min_lock=0)[0])
+        assert not other.granted(lag=10, run_time=earlier, min_lock=0)
+
+    @pytest.mark.parametrize("min_lock", [0, 9])
+    def test_a_run_time_whose_window_was_opened_again_runs_again(
+        self,
+        one: Replica,
+        other: Replica,
+        connection: psycopg.Connection[Any],
+        travel: Travel,
+        min_lock: float,
+    ) -> None:
+        nominal = database_now(connection)
+        one.release(one.claim(run_time=nominal, min_lock=min_lock)[0], keep_window=False)
+        travel(2)
+        claim_id, answer = other.claim(lag=2, run_time=nominal, min_lock=min_lock)
+        assert answer.granted
+        other.release(claim_id)
+        assert not one.granted(lag=2, run_time=nominal, min_lock=min_lock)
+
+    def test_a_backward_step_of_the_databases_clock_loses_no_run_time(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        nominal = database_now(connection)
+        one.release(one.claim(run_time=nominal)[0])
+        travel(10 - 30)
+        assert not other.granted(lag=10, run_time=nominal)
+        assert other.granted(run_time=nominal + timedelta(seconds=10))
+
+
 class TestRelease:
     def test_it_keeps_the_row_until_the_windows_end(
         self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
@@ -344,6 +443,180 @@ class TestRelease:
         travel(10)
         one.release(one.claim()[0], keep_window=False)
         assert not other.granted(lag=10)
+        assert other.granted(lag=0)
+
+    @pytest.mark.parametrize("exact", [True, False])
+    def test_that_opens_a_window_of_hours_does_not_open_an_hour_before_it(
+        self,
+        one: Replica,
+        other: Replica,
+        connection: psycopg.Connection[Any],
+        travel: Travel,
+        exact: bool,
+    ) -> None:
+        """As of ``hour="9,10"``: the window from 10:00 lasts until the next morning."""
+        nine = database_now(connection)
+        ten = nine + timedelta(hours=1)
+        hours = {9: {"min_lock": 0.9 * 3600}, 10: {"min_lock": 0.9 * 23 * 3600}}
+        if exact:
+            hours[9]["run_time"], hours[10]["run_time"] = nine, ten
+        one.release(one.claim(max_lock=5 * 3600, **hours[9])[0])
+        travel(3600)
+        one.release(one.claim(max_lock=5 * 3600, **hours[10])[0], keep_window=False)
+        travel(60)
+        assert not other.granted(lag=3660, **hours[9])  # starved for an hour
+        assert other.granted(lag=60, **hours[10])
+
+    @pytest.mark.parametrize(("min_lock", "before"), [(3600, 1), (9, 1), (1, 0.5), (0, 0.000001)])
+    def test_that_opens_the_window_sets_its_end_just_before_its_start(
+        self,
+        one: Replica,
+        connection: psycopg.Connection[Any],
+        min_lock: float,
+        before: float,
+    ) -> None:
+        claim_id, answer = one.claim(min_lock=min_lock)
+        one.release(claim_id, keep_window=False)
+        opened = answer.window_start - timedelta(seconds=before)
+        assert row(connection)["window_until"] == opened
+
+
+class TestHold:
+    """Windows of ``hold()``, whose minimum lock was promised to it."""
+
+    def test_a_hold_stands_against_a_hold_with_a_shorter_minimum_lock(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        one.release(one.hold(min_lock=60)[0])
+        travel(59.9)
+        _, answer = other.hold(min_lock=0)
+        assert (answer.granted, answer.new_window) == (False, False)
+        travel(0.1)
+        assert other.hold(min_lock=0)[1].granted
+
+    def test_a_hold_stands_against_a_job_with_a_shorter_minimum_lock(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        one.release(one.hold(min_lock=60)[0])
+        travel(59.9)
+        assert not other.granted(min_lock=9)
+        travel(0.1)
+        assert other.granted(min_lock=9)
+
+    def test_a_jobs_window_stands_against_a_hold_with_a_shorter_minimum_lock(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        one.release(one.claim(min_lock=60)[0])
+        travel(59.9)
+        assert not other.hold(min_lock=0)[1].granted
+        travel(0.1)
+        assert other.hold(min_lock=0)[1].granted
+
+    def test_a_hold_with_a_longer_minimum_lock_is_granted_when_the_window_has_ended(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        one.release(one.hold(min_lock=5)[0])
+        travel(5)
+        assert other.hold(min_lock=60)[1].granted
+
+    def test_a_hold_whose_window_was_opened_again_is_granted(
+        self, one: Replica, other: Replica
+    ) -> None:
+        one.release(one.hold(min_lock=60)[0], keep_window=False)
+        assert other.hold(min_lock=60)[1].granted
+
+
+class TestRetention:
+    """The rows of one-off jobs, which are deleted some time after they were over."""
+
+    AGE = 100.0
+
+    def test_a_row_is_deleted_when_the_last_of_its_times_is_old_enough(
+        self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        one.release(
+            one.claim("its window", one_off=True, min_lock=30, max_lock=20)[0], "its window"
+        )
+        one.release(
+            one.claim("its maximum lock", one_off=True, min_lock=9, max_lock=30)[0],
+            "its maximum lock",
+        )
+        late, _ = one.claim("its end", one_off=True, min_lock=9, max_lock=20)
+        one.claim("never ended", one_off=True, min_lock=9, max_lock=30)
+        travel(30)
+        one.release(late, "its end")
+        travel(self.AGE)
+        assert one.prune(self.AGE) == 0
+        travel(0.1)
+        assert one.prune(self.AGE) == 4
+        assert connection.execute("SELECT FROM task_lock").rowcount == 0
+
+    def test_a_recurring_jobs_row_is_never_deleted(
+        self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        one.release(one.claim()[0])
+        travel(10 * self.AGE)
+        assert one.prune(self.AGE) == 0
+        assert row(connection)
+
+    def test_what_was_extended_is_not_deleted_earlier_than_that(
+        self, one: Replica, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(one_off=True, max_lock=20)
+        one.extend(claim_id, 1000)
+        travel(self.AGE + 21)
+        assert one.prune(self.AGE) == 0
+        assert one.renewed(claim_id)
+
+    def test_a_row_that_somebody_has_locked_is_passed_over(
+        self, one: Replica, direct_url: str, travel: Travel
+    ) -> None:
+        for task in ("locked", "free"):
+            one.release(one.claim(task, one_off=True)[0], task)
+        travel(10 * self.AGE)
+        with psycopg.connect(direct_url) as blocker:
+            blocker.execute("SELECT FROM task_lock WHERE task_name = 'locked' FOR UPDATE")
+            assert one.prune(self.AGE) == 1
+        assert one.prune(self.AGE) == 1
+
+    @pytest.mark.parametrize("plan", ["hash", "nested loop", "merge"])
+    def test_at_most_a_thousand_rows_are_deleted_at_once(
+        self,
+        one: Replica,
+        connection: psycopg.Connection[Any],
+        direct_url: str,
+        travel: Travel,
+        plan: str,
+    ) -> None:
+        one.release(one.claim("0", one_off=True)[0], "0")
+        columns = ", ".join(column for column in row(connection, "0") if column != "task_name")
+        connection.execute(
+            f"INSERT INTO task_lock (task_name, {columns})"
+            f" SELECT number::text, {columns} FROM task_lock, generate_series(1, 2500) AS number"
+        )
+        travel(10 * self.AGE)
+        methods = {"hash": "hashjoin", "nested loop": "nestloop", "merge": "mergejoin"}
+        forbidden = [method for name, method in methods.items() if name != plan]
+        with psycopg.connect(direct_url, autocommit=True) as session:
+            for method in forbidden:
+                session.execute(f"SET enable_{method} = off")
+            pruned = [Replica("one", session).prune(self.AGE) for _ in range(4)]
+        assert pruned == [1000, 1000, 501, 0]
+
+    def test_tokens_go_on_where_a_row_was_deleted(
+        self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        tokens = []
+        for _ in range(3):
+            claim_id, answer = one.claim(one_off=True)
+            tokens.append(answer.token)
+            one.release(claim_id)
+            travel(10)
+        travel(10 * self.AGE)
+        assert one.prune(self.AGE) == 1
+        _, answer = one.claim(one_off=True)
+        assert answer.token == int(database_now(connection).timestamp() * 1000)
+        assert answer.token > max(tokens)
 
 
 @pytest.mark.parametrize("name", ["locks", 'My "locks"', "100% locks", "Größe"])

@@ -222,6 +222,14 @@ class ClaimHistory(RuleBasedStateMachine):
         self.takeovers[task].append(Takeover(replica, claim_id, self.id_of(task, back), **wish))
         self.ask_to_take_over(task, self.takeovers[task][-1], fate)
 
+    @precondition(anything_was_asked)
+    @rule(task=tasks, replica=replicas, lease=leases, failover=mostly, fate=fates)
+    def holder_dies_and_is_taken_over(self, task: str, **takeover: Any) -> None:
+        row = self.expected.get(task)
+        if row is not None and row.finished_at is None:
+            self.time_passes_until(task, "locked_until", 0.0)
+            self.take_over(task, 0, **takeover)
+
     @precondition(lambda history: any(history.takeovers.values()))
     @rule(task=tasks, back=back, fate=fates)
     def take_over_again(self, task: str, back: int, fate: str) -> None:
