@@ -32,7 +32,7 @@ STARTING_INTERVAL = 0.2
 # How often a window is handed over until it is given up: a fleet that keeps on stopping would hand
 # it round for ever.
 MOST_HANDOVERS = 10
-# Seconds for which rows of one-off jobs are kept after they are over; and from one look for such
+# Seconds for which rows of one-off jobs are kept after they are over; and from one deletion of such
 # rows to the next.
 RETENTION = 7 * 24 * 3600.0
 PRUNE_INTERVAL = 3600.0
@@ -70,6 +70,7 @@ class Failover:
     :param state: returns the scheduler's state
     :param interval: seconds between two looks, at most
     :param given_up: told of a dead run that is not run again any more, and why
+    :param prune_interval: seconds between two deletions of rows that are over
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class Failover:
         state: Callable[[], int],
         interval: float,
         given_up: Callable[[RunState, JobKey, str], None],
+        prune_interval: float = PRUNE_INTERVAL,
     ) -> None:
         self._locks = locks
         self._jobs = jobs
         self._state = state
         self._interval = interval
         self._given_up = given_up
+        self._prune_interval = prune_interval
         self._may_prune = True
         self.begin_anew()
         begins_anew_in_a_fork(self)
@@ -180,12 +183,13 @@ class Failover:
                 self._changed.notify_all()
 
     def _work(self) -> None:
-        prune_at = time.monotonic() + random.uniform(0, 60)  # noqa: S311  # no secret
+        first = min(60.0, self._prune_interval)
+        prune_at = time.monotonic() + random.uniform(0, first)  # noqa: S311  # no secret
         while self._wait():
             try:
                 self._look()
                 if time.monotonic() > prune_at:
-                    prune_at = time.monotonic() + PRUNE_INTERVAL
+                    prune_at = time.monotonic() + self._prune_interval
                     self._prune()
             except TaskLockDatabaseError:
                 pass  # logged as an outage
