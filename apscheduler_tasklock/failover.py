@@ -257,11 +257,23 @@ class Failover:
         """Submit run times again that a task's last run no longer stands against."""
         with self._changed:
             waiting = self._blocked.pop(state.task_name, [])
+        together: dict[JobKey, list[Blocked]] = defaultdict(list)
         for blocked in waiting:
-            submission = self._jobs.renewed(blocked.submission) if is_to_run(blocked) else None
-            if submission is not None:
-                again = replace(submission, exempt_from_misfire=True)
-                self._jobs.submit(again, partial(self.add, replace(blocked, waits=False)))
+            if is_to_run(blocked):
+                submission = blocked.submission
+                together[submission.job.id, submission.jobstore].append(blocked)
+        for blocked_ones in together.values():
+            # In one submission, one after the other: side by side, they would refuse each other.
+            run_times = sorted(time for b in blocked_ones for time in b.submission.run_times)
+            submission = replace(blocked_ones[-1].submission, run_times=tuple(run_times))
+            renewed = self._jobs.renewed(submission)
+            if renewed is not None:
+                again = replace(renewed, exempt_from_misfire=True)
+                self._jobs.submit(again, partial(self._add_again, blocked_ones))
+
+    def _add_again(self, blocked_ones: Sequence[Blocked]) -> None:
+        for blocked in blocked_ones:
+            self.add(replace(blocked, waits=False))
 
     def _run_again(self, state: RunState) -> bool:
         """See to a dead run's window; tell whether it comes before other windows of the task."""

@@ -729,7 +729,10 @@ class TestClaimsGivenBack:
     ) -> None:
         """The link of the one is away, and comes back. The other has the database all the time."""
         known_task("job")
-        away = make_replica(proxy.url, claim_timeout=0.5, failover=again)
+        # It would see to the window itself, but for this.
+        away = make_replica(
+            proxy.url, claim_timeout=0.5, failover=again, lease=600, poll_interval=600
+        )
         claimed = threading.Event()
 
         def cut_from_the_claim_on(_number: int, to_server: bool, data: bytes) -> bytes | None:
