@@ -65,7 +65,7 @@ def test_of_two_that_are_nested_the_inner_one_is_extended(
     make_locks: MakeLocks, connection: psycopg.Connection[Any]
 ) -> None:
     locks = make_locks()
-    query = "SELECT locked_until FROM task_lock ORDER BY task_name"
+    query = "SELECT run_until FROM task_lock ORDER BY task_name"
     with locks.hold("a", **TIMES), locks.hold("b", **TIMES):
         before = connection.execute(query).fetchall()
         lock = current_lock()
