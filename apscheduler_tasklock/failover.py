@@ -44,8 +44,8 @@ JobKey = tuple[str, str]
 class Jobs(Protocol):
     """The scheduler's jobs on one executor, as the failover needs them."""
 
-    def list_tasks(self) -> Sequence[tuple[str, JobKey]]:
-        """Return the task names of all jobs. Asks the job stores."""
+    def list_tasks(self) -> Sequence[tuple[str, JobKey, float | None]]:
+        """Return all jobs as of :meth:`Failover.know`. Asks the job stores."""
 
     def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
         """Return what runs a dead run's window again, if the job is there and is still the same."""
@@ -147,6 +147,7 @@ class Failover:
             self._tasks[key] = task_name
             if lease is not None and lease < self._shortest_lease:
                 self._shortest_lease = lease
+                self._woken = True  # the pause that goes on may be longer than this lease
                 self._changed.notify_all()
 
     def forget(self, key: JobKey) -> None:
@@ -223,8 +224,8 @@ class Failover:
 
     def _look(self) -> None:
         if not self._listed:
-            for task_name, key in self._jobs.list_tasks():
-                self.know(task_name, key, None)
+            for task_name, key, lease in self._jobs.list_tasks():
+                self.know(task_name, key, lease)
             self._listed = True
         with self._changed:
             waiting = sorted({*self._blocked, *self._last})
