@@ -407,7 +407,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
         def submit() -> None:
             try:
-                self._submit(submission)
+                self._submit(replace(submission, scheduler_pass=self._passes.alone()))
             except MaxInstancesReachedError:
                 not_now()
 
