@@ -49,8 +49,8 @@ from apscheduler_tasklock.workers import LostWorkers, pool_processes, shutting_d
 
 logger = logging.getLogger(__name__)
 
-# Seconds that a shutdown waits for claims under way to be given up, or made and handed over, and for
-# those of coroutines that it cuts. A claim without an answer is given up a second before.
+# Seconds that a shutdown waits for claims under way to be given up, or made and handed over, and
+# for those of coroutines that it cuts. A claim without an answer is given up a second before.
 CLOSING_TIMEOUT = 2.5
 
 
