@@ -24,21 +24,22 @@ TRAVEL = """
 class TravellingDatabase:
     """A connection to a server on which ``now()`` is what it was set to.
 
-    :ivar now: seconds since the beginning
+    :ivar now: seconds since the beginning, by a clock that is right
+    :ivar clock: what its own clock shows, in such seconds
     """
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self.connection = connection
-        self.now = 0.0
+        self.now = self.clock = 0.0
         connection.execute(TRAVEL)
         connection.execute("SET search_path = travel, pg_catalog, public")
         self.travel(0.0)
 
-    def travel(self, to: float) -> None:
-        """Set the clock."""
-        self.now = to
+    def travel(self, to: float, ahead: float = 0.0) -> None:
+        """Set the time, and the database's clock to so many seconds ahead of it."""
+        self.now, self.clock = to, to + ahead
         self.connection.execute(
-            "SELECT set_config('travel.time', %s, false)", [moment(to).isoformat()]
+            "SELECT set_config('travel.time', %s, false)", [moment(self.clock).isoformat()]
         )
 
 

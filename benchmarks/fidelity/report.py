@@ -9,7 +9,7 @@ from benchmarks.fidelity.trace import LONG_DURATION, MOST_PERIODS_LATE, TRACES
 # Accounts by trace and rule.
 Results = dict[str, dict[str, Account]]
 
-COUNTS = ("runs", "doubled", "missed", "overlapping", "skipped", "unattended")
+COUNTS = ("runs", "doubled", "lost_with_holder", "missed", "overlapping", "skipped", "unattended")
 
 PREFACE = """\
 `make fidelity`, seed {seed}: {windows:,} windows in each trace, which is the same for every rule.

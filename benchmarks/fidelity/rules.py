@@ -12,7 +12,9 @@ from apscheduler_tasklock.messages import ClaimRequest, DeadRun, Renewal, RunSta
 from apscheduler_tasklock.options import DEFAULTS
 from apscheduler_tasklock.protocol import TaskLockProtocol
 from apscheduler_tasklock.table import task_lock_table
+from apscheduler_tasklock.leases import RENEWALS_PER_LEASE
 from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
+from benchmarks.fidelity.trace import Fire
 
 TASK = "task"
 MIN_FACTOR, MAX_FACTOR = 0.9, 5.0
@@ -22,13 +24,10 @@ MIN_FACTOR, MAX_FACTOR = 0.9, 5.0
 class Refused:
     """A claim that was refused.
 
-    :ivar window_start: start of the window of the run that stands against it, if that can be
-        watched
-    :ivar seconds_left: until that run's lease ends
+    :ivar pending: whether the run time waits for the run that stands against it, which may be dead
     """
 
-    window_start: float | None = None
-    seconds_left: float = 0.0
+    pending: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,25 +35,19 @@ class Granted:
     """A claim that was granted.
 
     :ivar run_time: of the window that is to be run
-    :ivar taken_over: whether that is the window of a dead holder
-    :ivar window_left: whether the window that was asked for is still to be claimed
+    :ivar period: of the job, in the version that claimed
     :ivar holding: what the rule releases by
     """
 
     run_time: float
-    holding: Any
-    taken_over: bool = False
-    window_left: bool = False
+    period: float
+    holding: Any = None
 
 
 class Rule(ABC):
-    """How replicas agree on who runs a job.
-
-    :ivar failover: seconds of a lease that is renewed, or ``None``
-    """
+    """How replicas agree on who runs a job."""
 
     name: str
-    failover: float | None = None
 
     def __init__(self, database: TravellingDatabase) -> None:
         self.database = database
@@ -65,12 +58,20 @@ class Rule(ABC):
         """Make the rule's table, or empty it."""
 
     @abstractmethod
-    def claim(self, replica: str, run_time: float, period: float) -> Granted | Refused:
-        """Ask for a run time, now."""
+    def claim(self, replica: str, fire: Fire, *, believes: bool) -> Granted | Refused:
+        """Ask for a run time, now.
+
+        :param believes: whether the replica has been there long enough to believe that a run is
+            dead; only this library asks itself that
+        """
 
     @abstractmethod
     def release(self, granted: Granted) -> None:
         """End a run."""
+
+    def cut(self, granted: Granted) -> None:
+        """End a run that a graceful stop cut short, as the job's own cancellation does."""
+        self.release(granted)
 
     def execute(self, statement: str, **parameters: Any) -> bool:
         """Run a statement; tell whether it touched a row."""
@@ -88,7 +89,7 @@ class TaskLockTable(Rule):
             CREATE TABLE plain_lock (name text PRIMARY KEY, started_at timestamptz,
                                      locked_until timestamptz)""")
 
-    def claim(self, replica: str, run_time: float, period: float) -> Granted | Refused:
+    def claim(self, replica: str, fire: Fire, *, believes: bool) -> Granted | Refused:
         granted = self.execute(
             """
             INSERT INTO plain_lock VALUES (%(name)s, now(), now() + %(most)s * interval '1 s')
@@ -96,9 +97,9 @@ class TaskLockTable(Rule):
             SET started_at = excluded.started_at, locked_until = excluded.locked_until
             WHERE plain_lock.locked_until <= now()""",
             name=TASK,
-            most=MAX_FACTOR * period,
+            most=MAX_FACTOR * fire.period,
         )
-        return Granted(run_time, MIN_FACTOR * period) if granted else Refused()
+        return Granted(fire.run_time, fire.period) if granted else Refused()
 
     def release(self, granted: Granted) -> None:
         self.execute(
@@ -107,7 +108,7 @@ class TaskLockTable(Rule):
             SET locked_until = GREATEST(now(), started_at + %(least)s * interval '1 s')
             WHERE name = %(name)s""",
             name=TASK,
-            least=granted.holding,
+            least=MIN_FACTOR * granted.period,
         )
 
 
@@ -122,8 +123,8 @@ class ShedLock(Rule):
             CREATE TABLE shedlock (name text PRIMARY KEY, lock_until timestamptz,
                                    locked_at timestamptz, locked_by text)""")
 
-    def claim(self, replica: str, run_time: float, period: float) -> Granted | Refused:
-        lock = {"name": TASK, "by": replica, "most": MAX_FACTOR * period}
+    def claim(self, replica: str, fire: Fire, *, believes: bool) -> Granted | Refused:
+        lock = {"name": TASK, "by": replica, "most": MAX_FACTOR * fire.period}
         granted = self.execute(
             """
             INSERT INTO shedlock
@@ -137,18 +138,17 @@ class ShedLock(Rule):
             WHERE name = %(name)s AND lock_until <= now()""",
             **lock,
         )
-        return Granted(run_time, (replica, MIN_FACTOR * period)) if granted else Refused()
+        return Granted(fire.run_time, fire.period, replica) if granted else Refused()
 
     def release(self, granted: Granted) -> None:
-        replica, least = granted.holding
         self.execute(
             """
             UPDATE shedlock
             SET lock_until = GREATEST(now(), locked_at + %(least)s * interval '1 s')
             WHERE name = %(name)s AND locked_by = %(by)s AND lock_until > now()""",
             name=TASK,
-            by=replica,
-            least=least,
+            by=granted.holding,
+            least=MIN_FACTOR * granted.period,
         )
 
 
@@ -161,8 +161,8 @@ class SlotLock(Rule):
         self.execute("DROP TABLE IF EXISTS slot_lock")
         self.execute("CREATE TABLE slot_lock (name text PRIMARY KEY, locked_until timestamptz)")
 
-    def claim(self, replica: str, run_time: float, period: float) -> Granted | Refused:
-        boundary = (floor(self.database.now / period) + 1) * period
+    def claim(self, replica: str, fire: Fire, *, believes: bool) -> Granted | Refused:
+        boundary = (floor(self.database.clock / fire.period) + 1) * fire.period
         granted = self.execute(
             """
             INSERT INTO slot_lock VALUES (%(name)s, %(until)s)
@@ -171,63 +171,86 @@ class SlotLock(Rule):
             name=TASK,
             until=moment(boundary),
         )
-        return Granted(run_time, None) if granted else Refused()
+        return Granted(fire.run_time, fire.period) if granted else Refused()
 
     def release(self, granted: Granted) -> None:
         pass
 
 
 class TaskLockRule(Rule):
-    """This library: its own statements, with its default factors, and without failover."""
+    """This library with its defaults: its own statements, and what its executor does with them.
+
+    :ivar failover: whether a dead holder's window is run again
+    :ivar poll_interval: seconds from one look at dead runs to the next
+    :ivar recovery_grace: seconds for which a replica that has just started believes no dead run
+    """
 
     name = "apscheduler-tasklock"
+    failover = False
+    lease: float | None = None
+    poll_interval = 5.0
+    recovery_grace = 2.5
 
     def prepare(self) -> None:
         self.execute("TRUNCATE task_lock")
         self._protocol = TaskLockProtocol(task_lock_table())
 
-    def claim(self, replica: str, run_time: float, period: float) -> Granted | Refused:
-        min_lock, max_lock = DEFAULTS.lock_times(period)
-        dead_run: DeadRun = "take over" if self.failover else "forget"
-        lag = max(0.0, self.database.now - run_time)
-        request = ClaimRequest(
-            TASK, lag, None, min_lock, max_lock, replica, uuid4(), self.failover, dead_run
-        )
-        answer = self._protocol.claim(self.database.connection.cursor(), request)
-        window_start = seconds(answer.window_start)
+    def claim(self, replica: str, fire: Fire, *, believes: bool) -> Granted | Refused:
+        lag = max(0.0, self.database.now - fire.time)
+        answer = self._ask(replica, lag, fire.period, "forget" if believes else "leave")
         if answer.granted:
-            taken_over = answer.dead_holder is not None
-            holding = (answer.claim_id, max_lock)
-            return Granted(
-                window_start if taken_over else run_time, holding, taken_over, answer.new_window
-            )
-        if not (answer.unfinished and self.failover):
-            return Refused()
-        return Refused(window_start, seconds(answer.locked_until) - self.database.now)
+            return Granted(fire.run_time, fire.period, (answer.claim_id, 5 * fire.period))
+        return Refused(pending=answer.unfinished and answer.new_window)
+
+    def _ask(self, replica: str, lag: float, period: float, dead_run: DeadRun):
+        min_lock, max_lock = DEFAULTS.lock_times(period)
+        lease = self.lease or min(60.0, max_lock / 3)
+        if self.failover and dead_run == "forget":
+            dead_run = "leave"
+        request = ClaimRequest(
+            TASK, lag, None, min_lock, max_lock, replica, uuid4(), lease, dead_run
+        )
+        return self._protocol.claim(self.database.connection.cursor(), request)
 
     def release(self, granted: Granted) -> None:
         claim_id, _ = granted.holding
         cursor = self.database.connection.cursor()
         self._protocol.release(cursor, TASK, claim_id, keep_window=True)
 
+    def cut(self, granted: Granted) -> None:
+        if not self.failover:
+            self.release(granted)
+            return
+        self.execute("UPDATE task_lock SET locked_until = now() WHERE claim_id = %(id)s", id=granted.holding[0])
+
+    def renewal_interval(self, granted: Granted) -> float:
+        return (self.lease or min(60.0, 5 * granted.period / 3)) / RENEWALS_PER_LEASE
+
     def renew(self, granted: Granted) -> bool:
         """Let a claim stand for another lease; tell whether it stands."""
-        assert self.failover is not None
         claim_id, max_lock = granted.holding
         cursor = self.database.connection.cursor()
-        renewal = Renewal(TASK, claim_id, self.failover, max_lock)
+        renewal = Renewal(TASK, claim_id, self.renewal_interval(granted) * 3, max_lock)
         return claim_id in self._protocol.renew(cursor, [renewal])
 
     def read(self) -> RunState:
-        """Return the last run, as one that watches it reads it."""
+        """Return the last run, as a poll reads it."""
         return self._protocol.read(self.database.connection.cursor(), [TASK])[0]
+
+    def take_over(self, replica: str, period: float) -> Granted | None:
+        answer = self._ask(replica, 1e6, period, "take over")
+        if not answer.granted or answer.dead_holder is None:
+            return None
+        # for now: the run time of the window that died
+        return Granted(seconds(answer.window_start), period, (answer.claim_id, 5 * period))
 
 
 class TaskLockWithFailover(TaskLockRule):
-    """The same with ``failover=30``."""
+    """The same with ``lease=30, failover=True``."""
 
-    name = "apscheduler-tasklock, failover=30"
-    failover = 30.0
+    name = "apscheduler-tasklock, failover"
+    failover = True
+    lease = 30.0
 
 
 RULES = (TaskLockTable, ShedLock, SlotLock, TaskLockRule, TaskLockWithFailover)
