@@ -68,6 +68,37 @@ def account(trace: Trace, history: History) -> Account:
     )
 
 
+def account_by_run_time(history: History, run_times: Sequence[float]) -> Account:
+    """Count what went wrong with a schedule each of whose run times is a window."""
+    served = Counter(run.run_time for run in history.runs if run.ended)
+    cut = {run.run_time for run in history.runs if not run.ended}
+    fates: Counter[str] = Counter()
+    busy = _Busy(history.runs)
+    asked: dict[float, list[bool]] = {}
+    for run_time, at in history.asked:
+        asked.setdefault(run_time, []).append(busy.at(at))
+    for run_time in run_times:
+        if run_time in served:
+            continue
+        if run_time in cut:
+            fates["lost"] += 1
+        elif run_time not in asked:
+            fates["unattended"] += 1
+        else:
+            fates["skipped" if all(asked[run_time]) else "missed"] += 1
+    return Account(
+        windows=len(run_times),
+        runs=served.total(),
+        doubled=served.total() - len(served),
+        lost_with_holder=fates["lost"],
+        missed=fates["missed"],
+        skipped=fates["skipped"],
+        unattended=fates["unattended"],
+        overlapping=_overlapping(history.runs),
+        silence=_silence([run for run in history.runs if run.ended]),
+    )
+
+
 def _run_time(run: Run) -> float:
     return run.run_time
 

@@ -254,3 +254,6 @@ class TaskLockWithFailover(TaskLockRule):
 
 
 RULES = (TaskLockTable, ShedLock, SlotLock, TaskLockRule, TaskLockWithFailover)
+
+# The slot lock is left out: the slots of an irregular schedule are no multiples of a period.
+SHORT_GAP_RULES = (TaskLockTable, ShedLock, TaskLockRule, TaskLockWithFailover)

@@ -21,6 +21,8 @@ from benchmarks.fidelity.clock import TravellingDatabase
 from benchmarks.fidelity.rules import Granted, Rule, TaskLockRule
 from benchmarks.fidelity.trace import Fire, Life, Trace
 
+Outcome = Literal["ended", "killed", "stopped"]
+
 
 @dataclass
 class Run:
@@ -36,7 +38,7 @@ class Run:
     period: float
     start: float
     end: float
-    outcome: Literal["ended", "killed", "stopped"] = "ended"
+    outcome: Outcome = "ended"
 
     @property
     def ended(self) -> bool:
@@ -157,7 +159,7 @@ class Simulation:
             self._cut(replica, "killed")
             self._look_soon()
 
-    def _cut(self, replica: Replica, outcome: Literal["killed", "stopped"]) -> Granted:
+    def _cut(self, replica: Replica, outcome: Outcome) -> Granted:
         current = replica.current
         assert current is not None
         current.run.end, current.run.outcome = self._now, outcome
