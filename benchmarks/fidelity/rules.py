@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
-from apscheduler_tasklock.messages import ClaimRequest, DeadRun, Renewal, RunState
-from apscheduler_tasklock.options import DEFAULTS
-from apscheduler_tasklock.protocol import TaskLockProtocol
-from apscheduler_tasklock.table import task_lock_table
+from apscheduler_tasklock.connection import attempt_limit
+from apscheduler_tasklock.failover import MOST_HANDOVERS
 from apscheduler_tasklock.leases import RENEWALS_PER_LEASE
+from apscheduler_tasklock.messages import ClaimRequest, Renewal, RunState, TakeoverRequest
+from apscheduler_tasklock.options import DEFAULTS
+from apscheduler_tasklock.outage import Outage
+from apscheduler_tasklock.protocol import TaskLockProtocol
+from apscheduler_tasklock.releases import Ending, send_ending
+from apscheduler_tasklock.table import task_lock_table
 from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
 from benchmarks.fidelity.trace import Fire
 
 TASK = "task"
 MIN_FACTOR, MAX_FACTOR = 0.9, 5.0
+# What the job runs, as the row has it.
+RUNS = "jobs:job"
+# The executor's own default.
+CLAIM_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True)
 class Refused:
     """A claim that was refused.
 
-    :ivar pending: whether the run time waits for the run that stands against it, which may be dead
+    :ivar blocked_by: token of the unfinished run because of which a new window was refused
+    :ivar waits: whether that run's lease has ended, so that its holder may be dead
     """
 
-    pending: bool = False
+    blocked_by: int | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,10 +68,10 @@ class Rule(ABC):
         """Make the rule's table, or empty it."""
 
     @abstractmethod
-    def claim(self, replica: str, fire: Fire, *, believes: bool) -> Granted | Refused:
+    def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
         """Ask for a run time, now.
 
-        :param believes: whether the replica has been there long enough to believe that a run is
+        :param stable: whether the replica has been there long enough to believe that a run is
             dead; only this library asks itself that
         """
 
@@ -89,7 +99,7 @@ class TaskLockTable(Rule):
             CREATE TABLE plain_lock (name text PRIMARY KEY, started_at timestamptz,
                                      locked_until timestamptz)""")
 
-    def claim(self, replica: str, fire: Fire, *, believes: bool) -> Granted | Refused:
+    def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
         granted = self.execute(
             """
             INSERT INTO plain_lock VALUES (%(name)s, now(), now() + %(most)s * interval '1 s')
@@ -123,7 +133,7 @@ class ShedLock(Rule):
             CREATE TABLE shedlock (name text PRIMARY KEY, lock_until timestamptz,
                                    locked_at timestamptz, locked_by text)""")
 
-    def claim(self, replica: str, fire: Fire, *, believes: bool) -> Granted | Refused:
+    def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
         lock = {"name": TASK, "by": replica, "most": MAX_FACTOR * fire.period}
         granted = self.execute(
             """
@@ -161,7 +171,7 @@ class SlotLock(Rule):
         self.execute("DROP TABLE IF EXISTS slot_lock")
         self.execute("CREATE TABLE slot_lock (name text PRIMARY KEY, locked_until timestamptz)")
 
-    def claim(self, replica: str, fire: Fire, *, believes: bool) -> Granted | Refused:
+    def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
         boundary = (floor(self.database.clock / fire.period) + 1) * fire.period
         granted = self.execute(
             """
@@ -177,83 +187,141 @@ class SlotLock(Rule):
         pass
 
 
+@dataclass(frozen=True)
+class _Holding:
+    """What this library releases and renews by.
+
+    :ivar lease: seconds
+    """
+
+    claim_id: UUID
+    lease: float
+
+
 class TaskLockRule(Rule):
     """This library with its defaults: its own statements, and what its executor does with them.
 
-    :ivar failover: whether a dead holder's window is run again
+    :ivar options: the executor's
     :ivar poll_interval: seconds from one look at dead runs to the next
     :ivar recovery_grace: seconds for which a replica that has just started believes no dead run
+    :ivar exact: whether it makes use of run times that all replicas share
     """
 
     name = "apscheduler-tasklock"
-    failover = False
-    lease: float | None = None
+    options = DEFAULTS
     poll_interval = 5.0
-    recovery_grace = 2.5
+    recovery_grace = Outage("", attempt_limit(CLAIM_TIMEOUT)).grace
+    exact = True
 
     def prepare(self) -> None:
         self.execute("TRUNCATE task_lock")
         self._protocol = TaskLockProtocol(task_lock_table())
 
-    def claim(self, replica: str, fire: Fire, *, believes: bool) -> Granted | Refused:
-        lag = max(0.0, self.database.now - fire.time)
-        answer = self._ask(replica, lag, fire.period, "forget" if believes else "leave")
-        if answer.granted:
-            return Granted(fire.run_time, fire.period, (answer.claim_id, 5 * fire.period))
-        return Refused(pending=answer.unfinished and answer.new_window)
-
-    def _ask(self, replica: str, lag: float, period: float, dead_run: DeadRun):
-        min_lock, max_lock = DEFAULTS.lock_times(period)
-        lease = self.lease or min(60.0, max_lock / 3)
-        if self.failover and dead_run == "forget":
-            dead_run = "leave"
+    def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
+        min_lock, max_lock = self.options.lock_times(fire.period)
+        lease = self._lease(fire.period)
         request = ClaimRequest(
-            TASK, lag, None, min_lock, max_lock, replica, uuid4(), lease, dead_run
+            TASK,
+            # By the replica's own clock, so that its being off cancels out.
+            lag=max(0.0, self.database.now - fire.time),
+            latest=None,
+            min_lock=min_lock,
+            max_lock=max_lock,
+            replica_id=replica,
+            claim_id=uuid4(),
+            lease=lease,
+            run_time=moment(fire.run_time) if self.exact and fire.exact else None,
+            runs=RUNS,
+            failover=self.failover,
+            stable=stable,
         )
-        return self._protocol.claim(self.database.connection.cursor(), request)
+        answer = self._protocol.claim(self._cursor(), request)
+        if answer.granted:
+            return Granted(fire.run_time, fire.period, _Holding(answer.claim_id, lease))
+        blocked = answer.unfinished and answer.new_window and (answer.running or answer.waits)
+        return Refused(answer.token if blocked else None, answer.waits)
 
     def release(self, granted: Granted) -> None:
-        claim_id, _ = granted.holding
-        cursor = self.database.connection.cursor()
-        self._protocol.release(cursor, TASK, claim_id, keep_window=True)
+        send_ending(self._protocol, self._cursor(), TASK, granted.holding.claim_id, Ending.KEEP)
 
     def cut(self, granted: Granted) -> None:
-        if not self.failover:
-            self.release(granted)
-            return
-        self.execute("UPDATE task_lock SET locked_until = now() WHERE claim_id = %(id)s", id=granted.holding[0])
+        ending = Ending.HAND_OVER if self.failover else Ending.KEEP
+        send_ending(self._protocol, self._cursor(), TASK, granted.holding.claim_id, ending)
 
     def renewal_interval(self, granted: Granted) -> float:
-        return (self.lease or min(60.0, 5 * granted.period / 3)) / RENEWALS_PER_LEASE
+        """Return the seconds from one renewal of a claim to the next."""
+        return float(granted.holding.lease / RENEWALS_PER_LEASE)
 
     def renew(self, granted: Granted) -> bool:
         """Let a claim stand for another lease; tell whether it stands."""
-        claim_id, max_lock = granted.holding
-        cursor = self.database.connection.cursor()
-        renewal = Renewal(TASK, claim_id, self.renewal_interval(granted) * 3, max_lock)
-        return claim_id in self._protocol.renew(cursor, [renewal])
+        holding = granted.holding
+        renewal = Renewal(TASK, holding.claim_id, holding.lease)
+        return holding.claim_id in self._protocol.renew(self._cursor(), [renewal])
 
-    def read(self) -> RunState:
-        """Return the last run, as a poll reads it."""
-        return self._protocol.read(self.database.connection.cursor(), [TASK])[0]
+    def read(self) -> RunState | None:
+        """Return the last run, as a poll reads it on behalf of a run time that waits for it."""
+        states, _ = self._protocol.read(self._cursor(), [TASK], [TASK])
+        return states[0] if states else None
 
-    def take_over(self, replica: str, period: float) -> Granted | None:
-        answer = self._ask(replica, 1e6, period, "take over")
-        if not answer.granted or answer.dead_holder is None:
+    def runs_again(self, dead: RunState) -> bool:
+        """Tell whether a dead run's window is run again before other windows of the task."""
+        return dead.handed_over or (dead.failover and self.failover)
+
+    def gives_up(self, dead: RunState) -> bool:
+        """Tell whether a dead run's window is not run again any more; if so, finish the run."""
+        most = self.options.max_takeovers
+        assert most is not None
+        tried, allowed = (
+            (dead.handovers, MOST_HANDOVERS) if dead.handed_over else (dead.deaths, most)
+        )
+        if dead.expired or tried >= allowed:
+            self._protocol.give_up(self._cursor(), TASK, dead.claim_id)
+            return True
+        return False
+
+    def take_over(self, replica: str, dead: RunState, period: float) -> Granted | None:
+        """Run the window of a dead holder again, unless somebody else does."""
+        lease = self._lease(period)
+        request = TakeoverRequest(TASK, dead.claim_id, replica, uuid4(), lease, self.failover)
+        answer = self._protocol.take_over(self._cursor(), request)
+        if answer is None or not answer.granted:
             return None
-        # for now: the run time of the window that died
-        return Granted(seconds(answer.window_start), period, (answer.claim_id, 5 * period))
+        run_time = seconds(answer.window_start)
+        return Granted(run_time, period, _Holding(answer.claim_id, lease))
+
+    @property
+    def failover(self) -> bool:
+        """Whether the windows of dead holders are run again."""
+        return bool(self.options.failover)
+
+    def _lease(self, period: float) -> float:
+        _, max_lock = self.options.lock_times(period)
+        return self.options.lease_within(max_lock) or max_lock
+
+    def _cursor(self) -> Any:
+        return self.database.connection.cursor()
 
 
 class TaskLockWithFailover(TaskLockRule):
-    """The same with ``lease=30, failover=True``."""
+    """The same with failover and a shorter lease."""
 
-    name = "apscheduler-tasklock, failover"
-    failover = True
-    lease = 30.0
+    name = "apscheduler-tasklock, failover=True, lease=30"
+    options = replace(DEFAULTS, failover=True, lease=30.0)
+
+
+class TaskLockInDatabaseTime(TaskLockRule):
+    """The same as the default, as it does where replicas do not share their run times."""
+
+    name = "apscheduler-tasklock, run times not shared"
+    exact = False
 
 
 RULES = (TaskLockTable, ShedLock, SlotLock, TaskLockRule, TaskLockWithFailover)
-
 # The slot lock is left out: the slots of an irregular schedule are no multiples of a period.
-SHORT_GAP_RULES = (TaskLockTable, ShedLock, TaskLockRule, TaskLockWithFailover)
+SHORT_GAP_RULES = (
+    TaskLockTable,
+    ShedLock,
+    TaskLockInDatabaseTime,
+    TaskLockRule,
+    TaskLockWithFailover,
+)

@@ -9,10 +9,11 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from apscheduler.triggers.cron import CronTrigger
 
+from apscheduler_tasklock.period import is_shared, period_after
 from benchmarks.fidelity.clock import BEGINNING, moment, seconds
 from benchmarks.fidelity.trace import REPLICAS, Conditions, Fire, Job, Life, Trace
 
@@ -60,16 +61,9 @@ class ShortGaps(Trace):
         super().__init__(Conditions(schedule.name, skew=schedule.skew), windows, seed)
         self.schedule = schedule
         self.trigger = CronTrigger(timezone=BEGINNING.tzinfo, **schedule.fields)
-        times = self._run_times()
-        self.run_times = [next(times) for _ in range(windows)]
-        self._following = next(times)
+        self.run_times = list(islice(self._run_times(), windows))
         self._shortest = min(later - earlier for earlier, later in pairwise(self.run_times))
         self.end = self.run_times[-1] + self._shortest
-
-    def period(self, time: float) -> float:
-        """Return the seconds from a run time to the next one."""
-        following = bisect_left(self.run_times, time + self._shortest / 2)
-        return [*self.run_times[following : following + 1], self._following][0] - time
 
     def window(self, time: float) -> int:
         """Return the number of a run time."""
@@ -99,7 +93,10 @@ class ShortGaps(Trace):
             run_time = self.run_times[number]
             if run_time - life.skew >= life.left:
                 break
-            yield Fire(run_time - life.skew, run_time, self.period(run_time), exact=True)
+            period = period_after(self.trigger, moment(run_time))
+            assert period is not None
+            exact = is_shared(self.trigger, moment(run_time))
+            yield Fire(run_time - life.skew, run_time, period, exact)
 
     def latency(self, life: Life, time: float) -> float:
         """Return after how long what is submitted at a time reaches a worker."""

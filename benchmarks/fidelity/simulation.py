@@ -2,8 +2,8 @@
 
 What is simulated is APScheduler: a job with ``max_instances=1`` and no grace time on replicas
 whose fires wait for a worker. The rule decides by its statements on the real database. For this
-library, its executor is simulated as well: renewals at a third of the lease, the poll, the run
-times that wait for a run to end, and what a stop cuts.
+library, its executor is simulated as well: renewals at a third of the lease, the poll, the run times
+that wait for a run to end, and what a stop cuts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 from itertools import count
 from typing import Literal
 
+from apscheduler_tasklock.messages import RunState
 from benchmarks.fidelity.clock import TravellingDatabase
 from benchmarks.fidelity.rules import Granted, Rule, TaskLockRule
 from benchmarks.fidelity.trace import Fire, Life, Trace
@@ -62,12 +63,23 @@ class History:
 class Current:
     """What a replica runs.
 
-    :ivar then: what its worker does next
+    :ivar taken_over: whether it is the window of a dead holder
     """
 
     run: Run
     granted: Granted
-    then: list[Fire]
+    taken_over: bool
+
+
+@dataclass
+class Blocked:
+    """A run time that was refused because of an unfinished run.
+
+    :ivar token: of that run
+    """
+
+    fire: Fire
+    token: int
 
 
 @dataclass
@@ -76,7 +88,7 @@ class Replica:
 
     :ivar busy: whether an instance of the job is running, or waits for a worker
     :ivar current: what it runs
-    :ivar pending: run times that were refused because of an unfinished run, which may be dead
+    :ivar blocked: the last run time that waits for an unfinished run, which may be dead
     :ivar polls: whether its next poll is planned
     """
 
@@ -86,7 +98,7 @@ class Replica:
     leaving: bool = False
     busy: bool = False
     current: Current | None = None
-    pending: list[Fire] = field(default_factory=list)
+    blocked: Blocked | None = None
     polls: bool = False
 
 
@@ -177,37 +189,39 @@ class Simulation:
             return
         self._plan_fire(replica)
         if not replica.busy:  # else max_instances skips it
-            self._submit(replica, partial(self._work, replica, [fire]))
+            self._submit(replica, partial(self._work, replica, fire))
 
     def _submit(self, replica: Replica, work: Callable[[], None]) -> None:
         replica.busy = True
         self._plan(self._now + self._trace.latency(replica.life, self._now), work)
 
-    def _work(self, replica: Replica, fires: list[Fire]) -> None:
-        """Let a worker claim run times one after the other, and run those that it gets."""
+    def _work(self, replica: Replica, fire: Fire) -> None:
+        """Let a worker claim a run time, and run it if it gets it."""
         if not replica.alive:
             return
-        while fires and not replica.leaving:
-            fire, *fires = fires
-            self._history.asked.append((fire.run_time, self._now))
-            claim = self._rule.claim(replica.life.name, fire, believes=self._believes(replica))
-            if isinstance(claim, Granted):
-                self._run(replica, claim, fires)
-                return
-            if claim.pending:
-                # As APScheduler coalesces: the first, and the last.
-                replica.pending[1:] = [fire]
-                self._look_soon()
         replica.busy = False
+        if replica.leaving:
+            return
+        self._history.asked.append((fire.run_time, self._now))
+        claim = self._rule.claim(replica.life.name, fire, stable=self._stable(replica))
+        if isinstance(claim, Granted):
+            self._run(replica, claim)
+        elif claim.blocked_by is not None:
+            # As APScheduler coalesces: the last one counts.
+            replica.blocked = Blocked(fire, claim.blocked_by)
+            self._look_soon()
+            if claim.waits:
+                self._plan_look_now(replica)
 
-    def _run(self, replica: Replica, granted: Granted, then: list[Fire]) -> None:
+    def _run(self, replica: Replica, granted: Granted, *, taken_over: bool = False) -> None:
         window = self._trace.window(granted.run_time)
         self._attempts[window] += 1
         job = self._trace.job(window, self._attempts[window], granted.period)
         dies = job.dies_after is not None
         end = self._now + (job.duration if job.dies_after is None else job.dies_after)
         run = Run(granted.run_time, granted.period, self._now, end)
-        current = replica.current = Current(run, granted, then)
+        replica.busy = True
+        current = replica.current = Current(run, granted, taken_over)
         self._dead = False
         self._history.runs.append(run)
         self._plan(end, partial(self._die if dies else self._end, replica, current))
@@ -215,11 +229,14 @@ class Simulation:
             self._renew_after(self._rule, replica, current)
 
     def _end(self, replica: Replica, current: Current) -> None:
-        if replica.current is current:
-            self._rule.release(current.granted)
-            replica.current = None
-            self._look_soon()
-            self._work(replica, current.then)
+        if replica.current is not current:
+            return
+        self._rule.release(current.granted)
+        replica.current = None
+        replica.busy = False
+        self._look_soon()
+        if current.taken_over and replica.blocked is not None:
+            self._plan_look_now(replica)
 
     def _die(self, replica: Replica, current: Current) -> None:
         if replica.current is current:
@@ -237,7 +254,7 @@ class Simulation:
         if replica.current is current and rule.renew(current.granted):
             self._renew_after(rule, replica, current)
 
-    def _believes(self, replica: Replica) -> bool:
+    def _stable(self, replica: Replica) -> bool:
         """Tell whether a replica has been there long enough to believe that a run is dead."""
         if not isinstance(self._rule, TaskLockRule):
             return True
@@ -248,43 +265,65 @@ class Simulation:
 
         All others would find a run that its holder renews, or a finished one.
         """
-        if not isinstance(self._rule, TaskLockRule):
-            return
-        for replica in self._replicas:
-            if self._dead or replica.pending:
-                self._plan_poll(self._rule, replica)
+        if isinstance(self._rule, TaskLockRule):
+            for replica in self._replicas:
+                if self._dead or replica.blocked is not None:
+                    self._plan_poll(self._rule, replica)
 
     def _plan_poll(self, rule: TaskLockRule, replica: Replica) -> None:
         if replica.alive and not replica.leaving and not replica.polls:
             replica.polls = True
+            # The last one may have been planned for now, and come a rounding error later.
             polls = math.floor((self._now - replica.life.joined) / rule.poll_interval + 0.001) + 1
             at = replica.life.joined + polls * rule.poll_interval
             self._plan(at, partial(self._poll, rule, replica))
 
+    def _plan_look_now(self, replica: Replica) -> None:
+        assert isinstance(self._rule, TaskLockRule)
+        self._plan(self._now, partial(self._look, self._rule, replica))
+
     def _poll(self, rule: TaskLockRule, replica: Replica) -> None:
-        """See what became of the last run; run again what is dead, and what waited for it."""
         replica.polls = False
+        self._look(rule, replica)
+        if self._every_poll or self._dead or replica.blocked is not None:
+            self._plan_poll(rule, replica)
+
+    def _look(self, rule: TaskLockRule, replica: Replica) -> None:
+        """See what became of the last run; run again what is dead, and what waited for it."""
         if not replica.alive or replica.leaving:
             return
         state = rule.read()
+        if state is None:
+            return
         if state.finished:
             self._dead = False
-            replica.pending.clear()
-        elif state.dead and self._believes(replica) and not replica.busy:
-            pending, replica.pending = replica.pending, []
-            if rule.failover:
-                self._submit(replica, partial(self._take_over, rule, replica, pending))
-            elif pending:
-                self._submit(replica, partial(self._work, replica, pending))
-        if self._every_poll or self._dead or replica.pending:
-            self._plan_poll(rule, replica)
-
-    def _take_over(self, rule: TaskLockRule, replica: Replica, pending: list[Fire]) -> None:
-        """Let a worker run a dead holder's window again."""
-        if not replica.alive or replica.leaving:
+            # A run that ended stood rightly against what was due meanwhile; one that was given up
+            # did not.
+            blocked = replica.blocked
+            if blocked is not None and blocked.token == state.token and not state.deaths:
+                replica.blocked = None
+            self._submit_blocked(replica)
+        elif not (state.dead and (state.handed_over or self._stable(replica))):
             return
-        granted = rule.take_over(replica.life.name, replica.life.period)
-        if granted is None:
-            self._work(replica, pending)
-        else:
-            self._run(replica, granted, pending)
+        elif not rule.runs_again(state) or rule.gives_up(state):
+            self._submit_blocked(replica)
+        elif not replica.busy:  # as max_instances has it
+            self._submit(replica, partial(self._take_over, rule, replica, state))
+
+    def _submit_blocked(self, replica: Replica) -> None:
+        if replica.blocked is not None and not replica.busy:
+            fire, replica.blocked = replica.blocked.fire, None
+            self._submit(replica, partial(self._work, replica, fire))
+
+    def _take_over(self, rule: TaskLockRule, replica: Replica, dead: RunState) -> None:
+        """Let a worker run a dead holder's window again."""
+        if not replica.alive:
+            return
+        replica.busy = False
+        if replica.leaving:
+            return
+        granted = rule.take_over(replica.life.name, dead, replica.life.period)
+        if granted is not None:
+            self._run(replica, granted, taken_over=True)
+        elif replica.blocked is not None:
+            self._plan_look_now(replica)
