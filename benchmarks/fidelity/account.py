@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import inf
 
 from benchmarks.fidelity.simulation import History, Run
 from benchmarks.fidelity.trace import Trace
@@ -31,6 +32,8 @@ class Account:
         stopped, and that nobody ran again
     :ivar missed: other windows that nobody ran, although a worker asked for them before the next
         one was due, while no run was going on
+    :ivar overtaken: those that nobody asked for until a later one ran, as on a replica whose clock
+        is ahead
     :ivar skipped: those that were due or asked for only while a run was going on, as
         ``max_instances`` skips them on one replica
     :ivar unattended: those that no worker asked for in time, on any replica
@@ -47,6 +50,7 @@ class Account:
     unattended: int
     overlapping: int
     silence: float
+    overtaken: int = 0
 
 
 def account(trace: Trace, history: History) -> Account:
@@ -65,37 +69,43 @@ def account(trace: Trace, history: History) -> Account:
         unattended=fates["unattended"],
         overlapping=_overlapping(history.runs),
         silence=_silence(ended),
+        overtaken=fates["overtaken"],
     )
 
 
 def account_by_run_time(history: History, run_times: Sequence[float]) -> Account:
     """Count what went wrong with a schedule each of whose run times is a window."""
-    served = Counter(run.run_time for run in history.runs if run.ended)
+    ended = [run for run in history.runs if run.ended]
+    served = Counter(run.run_time for run in ended)
     cut = {run.run_time for run in history.runs if not run.ended}
-    fates: Counter[str] = Counter()
     busy = _Busy(history.runs)
-    asked: dict[float, list[bool]] = {}
+    asked: dict[float, list[float]] = {time: [] for time in run_times}
     for run_time, at in history.asked:
-        asked.setdefault(run_time, []).append(busy.at(at))
+        asked[run_time].append(at)
+    fates: Counter[str] = Counter()
     for run_time in run_times:
         if run_time in served:
             continue
         if run_time in cut:
             fates["lost"] += 1
-        elif run_time not in asked:
+        elif not asked[run_time]:
             fates["unattended"] += 1
+        elif all(map(busy.at, asked[run_time])):
+            fates["skipped"] += 1
         else:
-            fates["skipped" if all(asked[run_time]) else "missed"] += 1
+            overtaken = busy.latest_at(min(asked[run_time])) > run_time
+            fates["overtaken" if overtaken else "missed"] += 1
     return Account(
         windows=len(run_times),
-        runs=served.total(),
-        doubled=served.total() - len(served),
+        runs=len(ended),
+        doubled=len(ended) - len(served),
         lost_with_holder=fates["lost"],
         missed=fates["missed"],
         skipped=fates["skipped"],
         unattended=fates["unattended"],
         overlapping=_overlapping(history.runs),
-        silence=_silence([run for run in history.runs if run.ended]),
+        silence=_silence(ended),
+        overtaken=fates["overtaken"],
     )
 
 
@@ -126,11 +136,15 @@ def _fates(trace: Trace, history: History, started: Sequence[Run]) -> Iterator[s
     """Yield what became of each window that nobody ran."""
     busy = _Busy(history.runs)
     for due in _not_run(trace, started):
-        asked = [busy.at(at) for at in _asked_in_time(trace, history, due)]
-        if not all(asked):
+        asked = _asked_in_time(trace, history, due)
+        next_run = due + NEXT_WINDOW * trace.period(due)
+        in_time = [busy.at(at) for at in asked if busy.latest_at(at) < next_run]
+        if not all(in_time):
             yield "missed"
+        elif in_time or busy.at(due):
+            yield "skipped"
         else:
-            yield "skipped" if asked or busy.at(due) else "unattended"
+            yield "overtaken" if asked else "unattended"
 
 
 def _not_run(trace: Trace, started: Sequence[Run]) -> Iterator[float]:
@@ -162,11 +176,17 @@ class _Busy:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._starts = [run.start for run in runs]
         self._ends = list(accumulate((run.end for run in runs), max))
+        self._latest = list(accumulate((run.run_time for run in runs), max))
 
     def at(self, time: float) -> bool:
         """Tell whether a run was going on that had started before."""
         begun = bisect_left(self._starts, time)
         return begun > 0 and self._ends[begun - 1] > time
+
+    def latest_at(self, time: float) -> float:
+        """Return the latest run time of the runs that had started before."""
+        begun = bisect_left(self._starts, time)
+        return self._latest[begun - 1] if begun else -inf
 
 
 def _overlapping(runs: Sequence[Run]) -> int:

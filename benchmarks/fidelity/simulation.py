@@ -12,7 +12,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Literal
@@ -324,6 +324,8 @@ class Simulation:
             return
         granted = rule.take_over(replica.life.name, dead, replica.life.period)
         if granted is not None:
-            self._run(replica, granted, taken_over=True)
+            # The window stays that of the version which died.
+            period = self._history.runs[-1].period
+            self._run(replica, replace(granted, period=period), taken_over=True)
         elif replica.blocked is not None:
             self._plan_look_now(replica)

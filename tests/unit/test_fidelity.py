@@ -195,6 +195,19 @@ def test_silence_is_told_in_periods() -> None:
     assert counted(without=(4, 5)).silence == pytest.approx(2.8)
 
 
+def test_a_window_that_is_asked_for_only_after_a_later_one_ran_is_overtaken() -> None:
+    ahead = Trace(Conditions("ahead", skew=300), WINDOWS, seed=1)
+    runs = [run(window, after=-200) for window in range(WINDOWS) if window != 4]
+
+    def asked(*times: float) -> Account:
+        return account(ahead, History(runs, [(4 * PERIOD, time) for time in times]))
+
+    # The next one runs 200 s before it is due.
+    late, in_time = 5 * PERIOD - 100, 4 * PERIOD + 50
+    assert (asked(late).overtaken, asked(late).missed) == (1, 0)
+    assert (asked(late, in_time).overtaken, asked(late, in_time).missed) == (0, 1)
+
+
 SHORT = [0.0, 1.0, 30.0, 60.0]
 
 
@@ -230,6 +243,17 @@ def test_a_run_time_that_was_cut_short_is_lost_with_its_holder() -> None:
     assert counted_by_run_time((0.0, "killed"), *rest).lost_with_holder == 1
     assert counted_by_run_time((0.0, "killed"), *rest).missed == 0
     assert counted_by_run_time((0.0, "killed"), (0.0, "ended"), *rest).lost_with_holder == 0
+
+
+def test_a_run_time_that_is_asked_for_only_after_a_later_one_ran_is_overtaken() -> None:
+    runs = [Run(time, 1.0, time - 5, time - 4.5) for time in (0.0, 30.0, 60.0)]
+    asked = [(0.0, -5.0), (30.0, 25.0), (60.0, 55.0)]
+
+    late = account_by_run_time(History(runs, [*asked, (1.0, 26.0)]), SHORT)
+    in_time = account_by_run_time(History(runs, [*asked, (1.0, 24.0), (1.0, 26.0)]), SHORT)
+
+    assert (late.overtaken, late.missed) == (1, 0)
+    assert (in_time.overtaken, in_time.missed) == (0, 1)
 
 
 def test_a_run_time_that_is_asked_for_only_during_a_run_is_skipped() -> None:
