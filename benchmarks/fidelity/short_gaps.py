@@ -48,9 +48,7 @@ SCHEDULES = (
     Schedule(
         'hour="9-17", minute="0,1", clocks 3 min off', {"hour": "9-17", "minute": "0,1"}, skew=180
     ),
-    Schedule(
-        'second="*/5", the database\'s clock steps back by 30 s', {"second": "*/5"}, step=30
-    ),
+    Schedule('second="*/5", the database\'s clock steps back by 30 s', {"second": "*/5"}, step=30),
 )
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.fidelity.account import Account, account, account_by_run_time
+from benchmarks.fidelity.clock import travelling_database
 from benchmarks.fidelity.report import goal_reached
 from benchmarks.fidelity.rules import (
     RULES,
@@ -17,7 +18,7 @@ from benchmarks.fidelity.rules import (
     TaskLockWithFailover,
 )
 from benchmarks.fidelity.short_gaps import SCHEDULES, Schedule, ShortGaps
-from benchmarks.fidelity.simulation import History, Outcome, Run
+from benchmarks.fidelity.simulation import History, Outcome, Run, Simulation
 from benchmarks.fidelity.trace import TRACES, Conditions, Life, Trace
 
 PERIOD = 300.0
@@ -126,7 +127,7 @@ def test_what_is_cut_short_at_the_end_of_the_trace_has_nobody_left_to_run_it_aga
 
 def test_a_worker_whose_clock_is_behind_asks_in_time() -> None:
     behind = Trace(Conditions("behind", skew=180), WINDOWS, seed=1)
-    runs = [run(window) for window in range(WINDOWS) if window != 4]
+    runs = [run(window, after=150) for window in range(WINDOWS) if window != 4]
     asked = [(4 * PERIOD, 5 * PERIOD + 100)]
 
     assert account(behind, History(runs, asked)).missed == 1
@@ -309,6 +310,20 @@ def test_a_seed_repeats_its_trace() -> None:
 
     assert list(one.lives()) == list(same.lives()) != list(another.lives())
     assert one.job(5, 1, PERIOD) == same.job(5, 1, PERIOD) != another.job(5, 1, PERIOD)
+
+
+def test_polls_that_are_left_out_would_have_found_nothing() -> None:
+    conditions = next(one for one in TRACES if one.name == "rolling deployments at an offset")
+    trace = Trace(replace(conditions, killed=0.2), 20, seed=1)
+    with travelling_database() as database:
+        rule = TaskLockWithFailover(database)
+        some, every = (
+            Simulation(trace, rule, database, every_poll=every_poll).live()
+            for every_poll in (False, True)
+        )
+
+    assert any(not run.ended for run in some.runs)
+    assert some == every
 
 
 @pytest.mark.parametrize("conditions", TRACES, ids=lambda conditions: conditions.name)
