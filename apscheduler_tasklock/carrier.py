@@ -22,7 +22,7 @@ from apscheduler_tasklock.releases import OwedRelease
 from apscheduler_tasklock.reports import Dispatch
 from apscheduler_tasklock.settings import LockSettings
 from apscheduler_tasklock.submission import Blocked, JobView, Submission
-from apscheduler_tasklock.workers import deferred_signals, worker_id
+from apscheduler_tasklock.workers import deferred_signals, hear_of_shutdown, worker_id
 
 try:
     from apscheduler.executors.base import run_coroutine_job
@@ -149,6 +149,7 @@ class PooledRun:
         locks = process_locks(replace(self._settings, replica_id=worker_id(self._settings)))
         if self._stable:
             locks.believe()
+        hear_of_shutdown(locks)
         events = JobEvents(self._submission.claim_ids)
         with deferred_signals():
             began_at = _workers.begin(self._submission.submitted_at, time.monotonic())
@@ -225,10 +226,13 @@ async def run_coroutine(
 ) -> JobEvents:
     """Do the same for a coroutine job; its event loop never waits for the database."""
     events = JobEvents(submission.claim_ids)
+    began_at = time.monotonic()
+    if submission.scheduler_pass is not None:
+        began_at = submission.scheduler_pass.begin_coroutine()
+    busy = 0.0  # seconds that the jobs have taken
     with locks.in_use:
         for fire in _fires(submission, locks, dispatch, events):
-            # No worker is waited for: what a coroutine is late by is its event loop's doing.
-            fire.check_lateness(time.monotonic())
+            fire.check_lateness(began_at + busy)
             coroutines.add(fire)
             try:
                 job = await _begun(fire, locks)
@@ -237,7 +241,9 @@ async def run_coroutine(
                 if fire.lost:
                     await locks.offload.release(fire.give_up_lost)()
                     continue
+                started = time.monotonic()
                 told, whole = await _run_to_its_end(fire, job, submission, locks)
+                busy += time.monotonic() - started
             except CancelledError:
                 logger.debug("Task %r: cancelled before it ran", submission.task_name)
                 break
