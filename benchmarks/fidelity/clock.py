@@ -29,8 +29,8 @@ class TravellingDatabase:
     """
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self.connection = connection
-        self.now = self.clock = 0.0
+        self._connection = connection
+        self._shown: float | None = None
         connection.execute(TRAVEL)
         connection.execute("SET search_path = travel, pg_catalog, public")
         self.travel(0.0)
@@ -38,9 +38,17 @@ class TravellingDatabase:
     def travel(self, to: float, ahead: float = 0.0) -> None:
         """Set the time, and the database's clock to so many seconds ahead of it."""
         self.now, self.clock = to, to + ahead
-        self.connection.execute(
-            "SELECT set_config('travel.time', %s, false)", [moment(self.clock).isoformat()]
-        )
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        """The connection, for a statement that sees the time as it is now."""
+        if self._shown != self.clock:
+            self._shown = self.clock
+            # In a pipeline this travels with the statement that follows.
+            self._connection.execute(
+                "SELECT set_config('travel.time', %s, false)", [moment(self.clock).isoformat()]
+            )
+        return self._connection
 
 
 def moment(seconds: float) -> datetime:
@@ -59,4 +67,6 @@ def travelling_database() -> Iterator[TravellingDatabase]:
     with EmbeddedServer({"fsync": "off", "synchronous_commit": "off"}) as server:
         upgrade(server.url)
         with psycopg.connect(server.url, autocommit=True) as connection:
-            yield TravellingDatabase(connection)
+            database = TravellingDatabase(connection)
+            with connection.pipeline():
+                yield database

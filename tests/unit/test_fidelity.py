@@ -314,7 +314,7 @@ def test_a_seed_repeats_its_trace() -> None:
 
 def test_polls_that_are_left_out_would_have_found_nothing() -> None:
     conditions = next(one for one in TRACES if one.name == "rolling deployments at an offset")
-    trace = Trace(replace(conditions, killed=0.2), 20, seed=1)
+    trace = Trace(replace(conditions, killed=0.2), 12, seed=1)
     with travelling_database() as database:
         rule = TaskLockWithFailover(database)
         some, every = (
