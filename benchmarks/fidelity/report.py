@@ -68,8 +68,8 @@ Counted are, per 1,000 windows:
   stopped, and that nobody ran again;
 - **overlapping**: runs that began while another one was going on;
 - **skipped**: windows that were due, or asked for, only while a run was going on;
-- **overtaken**: windows that no worker asked for until a later one ran, on a replica whose clock is
-  ahead;
+- **overtaken**: windows that no worker asked for until a later one ran, as on a replica whose clock
+  is ahead;
 - **unattended**: windows that no worker on any replica asked for in time.
 
 What all of these but the doubled lack of 1,000 fell into the time between two replicas that
@@ -92,11 +92,10 @@ the last one's behind. Two of them stay for {stays[0]} to {stays[1]} run times a
 every {steady} run times, back and forward in turn. The third row is this library as it does with
 schedules whose run times differ between replicas: it knows a run time only by how long ago it was.
 
-Counted are, per 1,000 run times, the same as above, and those that are **overtaken**: nobody had
-asked for them when a later one ran. When a replica joins whose clock is ahead, it runs what is due
-by its clock, and never asks for what was due just before; the others ask for that too late. A
-difference between clocks costs as many run times as it covers, each time, and never runs one
-twice."""
+Counted are the same things as above, per 1,000 run times. When a replica joins whose clock is
+ahead, it runs what is due by its clock. It never asks for what was due shortly before, and the
+others ask for that too late: as many run times are overtaken as the difference between the clocks
+covers."""
 
 
 def goal_reached(results: Results, short_gaps: Results) -> bool:

@@ -101,7 +101,7 @@ class ShortGaps(Trace):
         draw = self._draw("fire", life.name, round(time, 1))
         return draw.uniform(0, LATENCY) * self._shortest
 
-    def job(self, window: int, attempt: int, period: float) -> Job:  # noqa: ARG002
+    def job(self, window: int, attempt: int, period: float) -> Job:
         """Return what becomes of a run: its job takes a part of the shortest gap."""
         draw = self._draw("job", window, attempt)
         return Job(draw.uniform(*DURATION) * self._shortest, None)

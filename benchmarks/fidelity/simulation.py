@@ -2,8 +2,8 @@
 
 What is simulated is APScheduler: a job with ``max_instances=1`` and no grace time on replicas
 whose fires wait for a worker. The rule decides by its statements on the real database. For this
-library, its executor is simulated as well: renewals at a third of the lease, the poll, the run times
-that wait for a run to end, and what a stop cuts.
+library, its executor is simulated as well: renewals at a third of the lease, the poll, the run
+times that wait for a run to end, and what a stop cuts.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ LONG_DURATION = (1.1, 2.5)
 # Seconds until a replica that was killed is there again, and until a deployed one is.
 RESTART = (20.0, 180.0)
 DEPLOYED_WITHIN = 60.0
-# Periods for which a replica stays, where replicas join and leave, and where they are stopped often.
+# Periods for which a replica stays, where replicas join and leave; and where stops are frequent.
 USUAL_STAY = (5.0, 60.0)
 SHORT_STAY = (1.0, 10.0)
 # Rolling deployments: periods between two of them, seconds from one replica's turn to the next
@@ -184,7 +184,7 @@ class Trace:
         last, period = self._stretches[-1]
         self.end = last + (windows - self._windows_before[len(counts) - 1]) * period
 
-    def clock_ahead(self, time: float) -> float:  # noqa: ARG002  # it is always right here
+    def clock_ahead(self, time: float) -> float:
         """Return the seconds by which the database's clock is ahead at a time."""
         return 0.0
 
