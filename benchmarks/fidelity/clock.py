@@ -26,11 +26,13 @@ class TravellingDatabase:
 
     :ivar now: seconds since the beginning, by a clock that is right
     :ivar clock: what its own clock shows, in such seconds
+    :ivar pipeline: in which statements are sent, if they are
     """
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
         self._shown: float | None = None
+        self.pipeline: psycopg.Pipeline | None = None
         connection.execute(TRAVEL)
         connection.execute("SET search_path = travel, pg_catalog, public")
         self.travel(0.0)
@@ -38,6 +40,13 @@ class TravellingDatabase:
     def travel(self, to: float, ahead: float = 0.0) -> None:
         """Set the time, and the database's clock to so many seconds ahead of it."""
         self.now, self.clock = to, to + ahead
+
+    def execute(self, statement: str, parameters: dict[str, Any]) -> int:
+        """Run a statement; return how many rows it touched."""
+        cursor = self.connection.execute(statement, parameters)
+        if self.pipeline is not None:
+            self.pipeline.sync()  # else nobody knows yet
+        return cursor.rowcount
 
     @property
     def connection(self) -> psycopg.Connection[Any]:
@@ -68,5 +77,6 @@ def travelling_database() -> Iterator[TravellingDatabase]:
         upgrade(server.url)
         with psycopg.connect(server.url, autocommit=True) as connection:
             database = TravellingDatabase(connection)
-            with connection.pipeline():
+            with connection.pipeline() as pipeline:
+                database.pipeline = pipeline
                 yield database

@@ -85,7 +85,7 @@ class Rule(ABC):
 
     def execute(self, statement: str, **parameters: Any) -> bool:
         """Run a statement; tell whether it touched a row."""
-        return self.database.connection.execute(statement, parameters).rowcount > 0
+        return self.database.execute(statement, parameters) > 0
 
 
 class TaskLockTable(Rule):

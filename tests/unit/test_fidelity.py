@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from benchmarks.fidelity.account import Account, account, account_by_run_time
-from benchmarks.fidelity.clock import travelling_database
+from benchmarks.fidelity.clock import TravellingDatabase, travelling_database
 from benchmarks.fidelity.report import goal_reached
 from benchmarks.fidelity.rules import (
     RULES,
@@ -25,6 +26,12 @@ PERIOD = 300.0
 WINDOWS = 12
 
 CALM = Trace(Conditions("calm"), WINDOWS, seed=1)
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[TravellingDatabase]:
+    with travelling_database() as database:
+        yield database
 
 
 def run(
@@ -312,15 +319,16 @@ def test_a_seed_repeats_its_trace() -> None:
     assert one.job(5, 1, PERIOD) == same.job(5, 1, PERIOD) != another.job(5, 1, PERIOD)
 
 
-def test_polls_that_are_left_out_would_have_found_nothing() -> None:
+def test_polls_that_are_left_out_would_have_found_nothing(
+    database: TravellingDatabase,
+) -> None:
     conditions = next(one for one in TRACES if one.name == "rolling deployments at an offset")
     trace = Trace(replace(conditions, killed=0.2), 12, seed=1)
-    with travelling_database() as database:
-        rule = TaskLockWithFailover(database)
-        some, every = (
-            Simulation(trace, rule, database, every_poll=every_poll).live()
-            for every_poll in (False, True)
-        )
+    rule = TaskLockWithFailover(database)
+    some, every = (
+        Simulation(trace, rule, database, every_poll=every_poll).live()
+        for every_poll in (False, True)
+    )
 
     assert any(not run.ended for run in some.runs)
     assert some == every
@@ -408,3 +416,13 @@ def test_windows_are_numbered_across_a_change_of_the_period() -> None:
     assert numbers[0] == 0
     assert numbers[-1] == 399
     assert all(later - earlier in {0, 1} for earlier, later in pairwise(numbers))
+
+
+@pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.name)
+def test_every_rule_runs_each_window_of_a_calm_trace_once(
+    kind: type[Rule], database: TravellingDatabase
+) -> None:
+    trace = Trace(Conditions("calm"), 4, seed=1)
+    history = Simulation(trace, kind(database), database).live()
+
+    assert [run.run_time for run in history.runs] == [0.0, PERIOD, 2 * PERIOD, 3 * PERIOD]
