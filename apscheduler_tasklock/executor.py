@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import replace
@@ -48,9 +49,9 @@ from apscheduler_tasklock.workers import LostWorkers, pool_processes, shutting_d
 
 logger = logging.getLogger(__name__)
 
-# Seconds that a shutdown waits for claims under way to be made and handed over, and for those of
-# coroutines that it cuts. A claim without an answer gives up just before.
-CLOSING_TIMEOUT = 1.7
+# Seconds that a shutdown waits for claims under way to be given up, or made and handed over, and for
+# those of coroutines that it cuts. A claim without an answer is given up a second before.
+CLOSING_TIMEOUT = 2.5
 
 
 class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
@@ -223,20 +224,21 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if self._inner is not None:
             with shutting_down(self._inner):
                 self._inner.shutdown(wait)
+        cuts = self._cut_coroutines()
+        deadline = time.monotonic() + CLOSING_TIMEOUT
         self.locks.claiming.wait(CLOSING_TIMEOUT)
-        self._cut_coroutines()
+        futures.wait(cuts, timeout=max(0.0, deadline - time.monotonic()))
         if self._scheduler is not None:
             self._scheduler.remove_listener(self._check_job)
             self._scheduler.remove_listener(self._forget_job)
         self.locks.close(blocking=True)
 
-    def _cut_coroutines(self) -> None:
-        """End the claims of coroutine jobs that the wrapped executor has cancelled."""
+    def _cut_coroutines(self) -> list[futures.Future[None]]:
+        """Begin to end the claims of coroutine jobs that the wrapped executor has cancelled."""
         if not hasattr(self._inner, "_pending_futures"):
-            return  # as tornado's, which lets them go on
+            return []  # as tornado's, which lets them go on
         fires = list(self._coroutines)
-        cuts = [self.locks.offload.call(partial(fire.cut, begun=fire.running)) for fire in fires]
-        futures.wait(cuts, timeout=CLOSING_TIMEOUT)
+        return [self.locks.offload.call(partial(fire.cut, begun=fire.running)) for fire in fires]
 
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
         """Hand a job to the wrapped executor; its worker will claim it. No database work here.
@@ -266,7 +268,15 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _submission(
         self, job: Any, jobstore: str, task: ResolvedTask, run_times: Sequence[datetime]
     ) -> Submission:
-        submission = Submission(
+        key = (job.id, jobstore)
+        if task.options is not None and not self._failover.knows(task.name, key):
+            self._failover.know(task.name, key, self._lease(job, jobstore, task))
+        return self._make_submission(job, jobstore, task, run_times)
+
+    def _make_submission(
+        self, job: Any, jobstore: str, task: ResolvedTask, run_times: Sequence[datetime]
+    ) -> Submission:
+        return Submission(
             job=job,
             jobstore=jobstore,
             trigger=job.trigger,
@@ -278,10 +288,15 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             runs=what_runs(job),
             one_off=isinstance(job.trigger, DateTrigger),
         )
-        key = (job.id, jobstore)
-        if task.options is not None and not self._failover.knows(task.name, key):
-            self._failover.know(task.name, key, _lease(submission))
-        return submission
+
+    def _lease(self, job: Any, jobstore: str, task: ResolvedTask) -> float | None:
+        """Return the lease of a job with failover, within which its dead holders are found."""
+        run_time = job.next_run_time or datetime.now(timezone.utc)  # none while it is paused
+        submission = self._make_submission(job, jobstore, task, [run_time])
+        if not submission.failover or submission.options is None:
+            return None
+        _, max_lock = submission.lock_times(run_time)
+        return submission.options.lease_within(max_lock)
 
     def _submit(self, submission: Submission) -> None:
         submission = replace(submission, claim_ids=tuple(uuid4() for _ in submission.run_times))
@@ -351,8 +366,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     # What the failover needs to know of the scheduler's jobs.
 
-    def list_tasks(self) -> list[tuple[str, JobKey]]:
-        """Return the task names of all jobs on this executor. Asks the job stores."""
+    def list_tasks(self) -> list[tuple[str, JobKey, float | None]]:
+        """Return all jobs on this executor: their tasks, keys and leases. Asks the job stores."""
         found = []
         for job in self._scheduler.get_jobs():
             if self._scheduler._executors.get(job.executor) is not self:
@@ -363,7 +378,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             except TaskLockError:  # told when it was added, or will be when it is submitted
                 continue
             if task.options is not None:
-                found.append((task.name, (job.id, jobstore)))
+                found.append((task.name, (job.id, jobstore), self._lease(job, jobstore, task)))
         return found
 
     def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
@@ -440,7 +455,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             logger.error("Job %r will not run: %s", job.id, error)
             return
         if task.options is not None:
-            self._failover.know(task.name, (job.id, event.jobstore), None)
+            lease = self._lease(job, event.jobstore, task)
+            self._failover.know(task.name, (job.id, event.jobstore), lease)
 
     def _forget_job(self, event: Any) -> None:
         if event.code == EVENT_JOB_REMOVED:
@@ -464,11 +480,3 @@ def what_runs(job: Any) -> str:
     if isinstance(job.trigger, DateTrigger):
         return f"{reference} at {job.trigger.run_date.astimezone(timezone.utc).isoformat()}"
     return reference
-
-
-def _lease(submission: Submission) -> float | None:
-    """Return the lease of a job with failover, within which its dead holders are to be found."""
-    if not submission.failover or submission.options is None:
-        return None
-    _, max_lock = submission.lock_times(submission.run_times[-1])
-    return submission.options.lease_within(max_lock)
