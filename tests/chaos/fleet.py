@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.chaos.history import Event
-from tests.chaos.plan import Newcomer
-from tests.chaos.replica import APPLICATION_VARIABLE, LOCKS_VARIABLE
+from tests.chaos.plan import NEAR_SKEW, Newcomer
+from tests.chaos.settings import ONE_OFFS, Settings
 from tests.proxy import Proxy, Rule, pass_on, proxy_to
 
 CHECKOUT = Path(__file__).parent.parent.parent
@@ -40,19 +41,19 @@ class Member:
     """One replica's process. It dies with this one, however that ends."""
 
     def __init__(
-        self, name: str, newcomer: Newcomer, urls: tuple[str, str], folder: Path, note: Note
+        self, name: str, newcomer: Newcomer, settings: Settings, folder: Path, note: Note
     ) -> None:
         self.name = name
         self.stopped = self.leaving = self.killed = False
+        self.on_loop = bool(newcomer.loop)
         self._note = note
-        locks, application = urls
-        environment = {LOCKS_VARIABLE: locks, APPLICATION_VARIABLE: application}
-        command = [sys.executable, "-m", "tests.chaos.replica", name, str(newcomer.offset)]
+        command = [sys.executable, "-m", "tests.chaos.replica", json.dumps(asdict(settings))]
+        command += ["--loop"] * self.on_loop
         with (folder / f"{name}.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [*_die_with_parent(), *command],
                 cwd=CHECKOUT,
-                env={**os.environ, **environment, **_skewed_clock(newcomer.skew)},
+                env={**os.environ, **_skewed_clock(newcomer.skew)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -78,11 +79,19 @@ class Member:
         self.process.wait()
 
     def leave(self) -> None:
-        """Tell it to end what it runs, and then itself."""
+        """Tell it to end; a server on an event loop as it is told in real life."""
+        if self.on_loop and not self.leaving:
+            self.process.send_signal(signal.SIGTERM)
         self.leaving = True
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended, otherwise than it was told."""
+        usual = (0, -signal.SIGTERM) if self.on_loop and self.leaving else (0,)
+        return not self.killed and self.process.returncode not in usual
 
     def end(self, deadline: float = 0.0) -> None:
         """Wait until it is gone, and all that it told is noted; kill it at the deadline."""
@@ -101,6 +110,8 @@ class Member:
         for line in self.process.stdout:
             if line.endswith(b"\n"):  # killed while it wrote
                 self._note(Event(**json.loads(line)))
+        if self.leaving and not self.killed:
+            self._note(Event(time.monotonic(), "gone", self.name))
 
 
 class Slot:
@@ -108,13 +119,16 @@ class Slot:
 
     :ivar member: the replica that is or was there last
     :ivar disturbed: how its path to the server is disturbed, or ``""``
+    :ivar late_by: seconds by which the server's answers are late
     """
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
         self.disturbed = ""
+        self.late_by = 0.0
         self.member: Member | None = None
         self._gate = threading.Event()
+        proxy.to_client = self._answer
 
     def hang(self) -> None:
         """Hold up what is sent, in both directions."""
@@ -134,9 +148,14 @@ class Slot:
         """Let everything through again. Connections that lost something are cut."""
         lost = self.disturbed == "swallow"
         self._disturb("", pass_on)
+        self.proxy.to_client = self._answer
         self._gate.set()
         if lost:
             self.proxy.cut_all()
+
+    def _answer(self, data: bytes) -> bytes:
+        time.sleep(self.late_by)
+        return data
 
     def _disturb(self, how: str, rule: Rule) -> None:
         self.disturbed = how
@@ -144,11 +163,16 @@ class Slot:
 
 
 class Fleet:
-    """All slots. As a context manager it leaves no process behind."""
+    """All slots. As a context manager it leaves no process behind.
 
-    def __init__(self, url: str, folder: Path, note: Note) -> None:
+    :param folder: gets the replicas' logs, and has the one-off jobs
+    :param offset: what to add to a wall clock time for the machine's monotonic one
+    """
+
+    def __init__(self, url: str, folder: Path, offset: float, note: Note) -> None:
         self.slots: list[Slot] = []
         self._url = url
+        self._offset = offset
         self._folder = folder
         self._note = note
         self._members: list[Member] = []
@@ -156,8 +180,17 @@ class Fleet:
     def start(self, slot: Slot, newcomer: Newcomer) -> Member:
         """Start a replica in a slot."""
         name = f"r{len(self._members) + 1}"
-        urls = (slot.proxy.url, self._url)
-        slot.member = Member(name, newcomer, urls, self._folder, self._note)
+        settings = Settings(
+            name=name,
+            start_after=newcomer.offset,
+            loop=newcomer.loop,
+            far=abs(newcomer.skew) > NEAR_SKEW,
+            locks=slot.proxy.url,
+            application=self._url,
+            one_offs=str(self._folder / ONE_OFFS),
+            clock_offset=self._offset,
+        )
+        slot.member = Member(name, newcomer, settings, self._folder, self._note)
         self._members.append(slot.member)
         return slot.member
 
@@ -170,7 +203,7 @@ class Fleet:
             member.leave()
         for member in self._members:
             member.end(deadline)
-            if member.process.returncode and not member.killed:
+            if member.failed:
                 self._note(_died(member, self._folder))
 
     @contextmanager

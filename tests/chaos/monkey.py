@@ -16,7 +16,7 @@ from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.chaos.application import connect
 from tests.chaos.fleet import Fleet, Member, Slot
 from tests.chaos.history import Event
-from tests.chaos.plan import Action, Plan
+from tests.chaos.plan import LATE_BY, Action, Plan
 
 _TERMINATE = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s
@@ -44,7 +44,7 @@ class Monkey:
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._plan = plan
-        self._down = False
+        self._down = self._slow = False
 
     def start(self) -> None:
         """Start the fleet, and put the plan on the agenda."""
@@ -67,6 +67,9 @@ class Monkey:
     def _do(self, action: Action) -> None:
         slot = self._holder_of(action.aim) or self._fleet.slots[action.slot]
         member = slot.member
+        if action.kind == "replace others":
+            self._replace_others(action)
+            return
         if member is None or not member.alive or (member.stopped and action.kind != "kill"):
             return  # it is gone already, or as good as
         if self._act_on(action, slot, member):
@@ -76,7 +79,7 @@ class Monkey:
         """Return the slot of the replica that runs a task; ``None`` if no living one does."""
         ended: set[tuple[str, int]] = set()
         for event in reversed(self._history[-_RECENT:]):
-            if event.task == task and event.kind == "end":
+            if event.task == task and event.kind in ("end", "cut"):
                 ended.add((event.replica, event.token))
             if event.task == task and event.kind == "begin":
                 if (event.replica, event.token) in ended:
@@ -92,9 +95,7 @@ class Monkey:
             case "kill":
                 self._kill(action, slot, member)
             case "leave":
-                self._note("leaving", member)
-                member.leave()
-                self._after(action, lambda: self._join(slot, action))
+                self._leave(action, slot, member)
             case "stop":
                 self._note("stopped", member)
                 member.signal(signal.SIGSTOP)
@@ -102,10 +103,12 @@ class Monkey:
             case "hang" | "swallow":
                 return self._disturb(action, slot, member)
             case "cut":
-                self._note("cut", member)
+                self._note("cut off", member)
                 slot.proxy.cut_all()
             case "terminate":
                 self._terminate(member)
+            case "stall":
+                return self._stall(action)
             case _:
                 return self._restart(action)
         return True
@@ -115,6 +118,20 @@ class Monkey:
         self._note("killed", member, action.kind)
         member.kill()
         self._after(action, lambda: self._join(slot, action))
+
+    def _leave(self, action: Action, slot: Slot, member: Member) -> None:
+        self._note("leaving", member)
+        member.leave()
+        self._after(action, lambda: self._join(slot, action))
+
+    def _replace_others(self, action: Action) -> None:
+        """Replace all that do not run a task. If nobody runs it, it is too late for that."""
+        holder = self._holder_of(action.aim)
+        for slot in self._fleet.slots if holder else ():
+            member = slot.member
+            if slot is not holder and member and member.alive and not member.stopped:
+                self._leave(action, slot, member)
+                self.done["leave"] += 1
 
     def _join(self, slot: Slot, action: Action) -> None:
         member = self._fleet.start(slot, action.newcomer)
@@ -148,6 +165,25 @@ class Monkey:
                 connection.execute(_TERMINATE, [f"tasklock {member.name}"])
         except psycopg.OperationalError:
             pass
+
+    def _stall(self, action: Action) -> bool:
+        if self._slow:
+            return False
+        self._event("slowed")
+        self._be_late(LATE_BY)
+        self._after(action, lambda: self._be_late(0.0))
+        # Answers that are on their way are late as well.
+        self._later(time.monotonic() + action.lasts + LATE_BY, self._be_quick)
+        return True
+
+    def _be_late(self, seconds: float) -> None:
+        self._slow = True
+        for slot in self._fleet.slots:
+            slot.late_by = seconds
+
+    def _be_quick(self) -> None:
+        self._slow = False
+        self._event("quick")
 
     def _restart(self, action: Action) -> bool:
         if self._down:
