@@ -38,7 +38,10 @@ def find_faketime() -> Path | None:
 
 
 class Member:
-    """One replica's process. It dies with this one, however that ends."""
+    """One replica's process. It dies with this one, however that ends.
+
+    :ivar skew: seconds by which its clock is ahead
+    """
 
     def __init__(
         self, name: str, newcomer: Newcomer, settings: Settings, folder: Path, note: Note
@@ -46,6 +49,7 @@ class Member:
         self.name = name
         self.stopped = self.leaving = self.killed = False
         self.on_loop = bool(newcomer.loop)
+        self.skew = newcomer.skew
         self._note = note
         command = [sys.executable, "-m", "tests.chaos.replica", json.dumps(asdict(settings))]
         command += ["--loop"] * self.on_loop
@@ -144,9 +148,14 @@ class Slot:
         """Let nothing through that is sent."""
         self._disturb("swallow", lambda _data: b"")
 
+    def mute(self) -> None:
+        """Let what is sent through, and no answer."""
+        self.disturbed = "mute"
+        self.proxy.to_client = lambda _data: b""
+
     def free(self) -> None:
         """Let everything through again. Connections that lost something are cut."""
-        lost = self.disturbed == "swallow"
+        lost = self.disturbed in ("swallow", "mute")
         self._disturb("", pass_on)
         self.proxy.to_client = self._answer
         self._gate.set()

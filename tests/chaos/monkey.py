@@ -6,6 +6,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -16,14 +17,14 @@ from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.chaos.application import connect
 from tests.chaos.fleet import Fleet, Member, Slot
 from tests.chaos.history import Event
-from tests.chaos.plan import LATE_BY, Action, Plan
+from tests.chaos.plan import LATE_BY, NEAR_SKEW, Action, Plan
 
 _TERMINATE = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s
 """
 
 # So many events back it looks for runs that are going on.
-_RECENT = 1000
+_RECENT = 5000
 
 
 class Monkey:
@@ -65,6 +66,8 @@ class Monkey:
         self._later(time.monotonic() + action.lasts, what)
 
     def _do(self, action: Action) -> None:
+        if action.kind == "mute the first":
+            action = replace(action, kind="mute", slot=self._first())
         slot = self._holder_of(action.aim) or self._fleet.slots[action.slot]
         member = slot.member
         if action.kind == "replace others":
@@ -90,6 +93,15 @@ class Monkey:
                 )
         return None
 
+    def _first(self) -> int:
+        """Return the place of the replica whose exact run times come first."""
+        near = {
+            number: slot.member.skew
+            for number, slot in enumerate(self._fleet.slots)
+            if slot.member and slot.member.alive and slot.member.skew <= NEAR_SKEW
+        }
+        return max(near, key=near.__getitem__, default=0)
+
     def _act_on(self, action: Action, slot: Slot, member: Member) -> bool:
         match action.kind:
             case "kill":
@@ -100,7 +112,7 @@ class Monkey:
                 self._note("stopped", member)
                 member.signal(signal.SIGSTOP)
                 self._after(action, lambda: self._continue(member))
-            case "hang" | "swallow":
+            case "hang" | "swallow" | "mute":
                 return self._disturb(action, slot, member)
             case "cut":
                 self._note("cut off", member)
@@ -148,7 +160,7 @@ class Monkey:
         if slot.disturbed:
             return False
         self._note("hung", member, action.kind)
-        (slot.hang if action.kind == "hang" else slot.swallow)()
+        {"hang": slot.hang, "swallow": slot.swallow, "mute": slot.mute}[action.kind]()
         self._after(action, lambda: self._free(slot))
         return True
 

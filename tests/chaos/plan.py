@@ -7,10 +7,11 @@ or a stall of the database, and storms of random faults. Every run begins with t
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.chaos.tasks import TASKS, OneOff
+from tests.chaos.tasks import CLAIM_TIMEOUT, TASKS, OneOff
 
 # Seconds of peace at the start, for all replicas to be there, and at the end, for all that was
 # begun to be run again: a recovery grace, a lease, a poll, and the run itself.
@@ -29,6 +30,7 @@ FAULTS: dict[str, tuple[float, tuple[float, float]]] = {
     "stop": (4, (0.2, 8.0)),
     "hang": (2, (0.2, 6.0)),  # what is sent arrives late
     "swallow": (2, (0.2, 6.0)),  # what is sent never arrives
+    "mute": (2, (0.2, 6.0)),  # what is sent arrives, but no answer
     "cut": (3, (0.0, 0.0)),
     "terminate": (2, (0.0, 0.0)),
     "leave": (3, (0.3, 3.0)),  # a graceful end; until another replica joins
@@ -125,7 +127,14 @@ class _Draft:
     def draw(self) -> Plan:
         first = [self._newcomer(loop=number % 2 == 1) for number in range(self._replicas)]
         ordinary = [self._burst_in_a_stall, self._deployment, self._outage]
-        others = [self._burst, self._unrefused, self._replaced, self._storm, self._storm]
+        others = [
+            self._burst,
+            self._unrefused,
+            self._replaced,
+            self._unanswered,
+            self._storm,
+            self._storm,
+        ]
         at = PEACE_BEFORE
         while at < self._end:
             self._dice.shuffle(ordinary)
@@ -160,10 +169,10 @@ class _Draft:
         due = at + 1.0
         for index in range(self._dice.randint(*BURST)):
             looks_random = self._dice.random() < RANDOM_IDS
-            name = (
-                f"{self._dice.getrandbits(128):032x}" if looks_random else f"burst-{number + index}"
-            )
-            self._one_offs.append(OneOff(name, due, BURST_TAKES, self._dice.random() < 0.5))
+            name = self._random_id() if looks_random else f"burst-{number + index}"
+            # Which tasks those with such ids are is told when they begin: they all do.
+            failover = looks_random or self._dice.random() < 0.5
+            self._one_offs.append(OneOff(name, due, BURST_TAKES, failover))
         return due + 1.5
 
     def _burst_in_a_stall(self, at: float) -> float:
@@ -201,9 +210,22 @@ class _Draft:
         self._do(due + 2 * NEAR_SKEW + 1.5, "kill", 2.0, aim=name)
         return due + 2 * NEAR_SKEW + 2.0
 
+    def _unanswered(self, at: float) -> float:
+        """Lose the answer of who claims first, for longer than it asks, for less than its lease."""
+        name = f"unanswered-{len(self._one_offs)}"
+        due = at + 1.0 + NEAR_SKEW
+        lasts = NEAR_SKEW + CLAIM_TIMEOUT + 2.0
+        lease = 3 * CLAIM_TIMEOUT
+        self._one_offs.append(OneOff(name, due, 1.0, True, cron=True, lease=lease))
+        self._do(due - NEAR_SKEW - 0.5, "mute the first", lasts)
+        return due - NEAR_SKEW + lasts + JOINING
+
     def _do(self, at: float, kind: str, lasts: float, slot: int = 0, aim: str = "") -> None:
         lasts = max(0.0, min(lasts, self._end - at))
         self._actions.append(Action(at, kind, aim, slot, lasts, self._newcomer()))
+
+    def _random_id(self) -> str:
+        return uuid.UUID(int=self._dice.getrandbits(128), version=4).hex
 
     def _shuffled(self) -> list[int]:
         slots = list(range(self._replicas))

@@ -30,6 +30,7 @@ class ChaosTask:
     :ivar exact: whether all replicas compute the same run times, by their own clocks; else an
         interval that counts from the replica's start
     :ivar raises: whether one run in three raises, which opens its window again
+    :ivar cancels: whether a coroutine that has lost its lock is cancelled
     :ivar once: whether it is due once in a run of the chaos, or never
     :ivar job: further arguments of ``add_job``
     """
@@ -42,6 +43,7 @@ class ChaosTask:
     max_lock: float | None = None
     exact: bool = False
     raises: bool = False
+    cancels: bool = False
     once: bool = False
     job: dict[str, Any] = field(default_factory=dict)
 
@@ -68,6 +70,8 @@ class ChaosTask:
         options: dict[str, Any] = {"failover": self.failover}
         if self.raises:
             options["on_failure"] = "release"
+        if self.cancels:
+            options["cancel_on_lost"] = True
         if self.lease is not None:
             options["lease"] = self.lease
         if self.max_lock is not None:
@@ -79,7 +83,7 @@ TASKS = (
     ChaosTask("tick-2s", 2, (0.2, 0.8), True, 3, 40, job={"coalesce": False, "max_instances": 3}),
     ChaosTask("cron-5s", 5, (0.5, 2.5), True, 3, 40, exact=True, job={"max_instances": 2}),
     # Longer than its period.
-    ChaosTask("long-3s", 3, (3.5, 4.5), True, 3, 40, job={"max_instances": 1}),
+    ChaosTask("long-3s", 3, (3.5, 4.5), True, 3, 40, cancels=True, job={"max_instances": 1}),
     ChaosTask("flaky-4s", 4, (0.2, 1.0), True, 3, 40, raises=True, job={"max_instances": 2}),
     ChaosTask("once-3s", 3, (0.5, 1.5), False, job={"max_instances": 2}),
 )
@@ -97,6 +101,7 @@ class OneOff:
         a date trigger
     :ivar replaced: whether the replicas, once they have submitted it, add a job under its id that
         is due an hour later
+    :ivar lease: seconds
     """
 
     id: str
@@ -105,6 +110,7 @@ class OneOff:
     failover: bool
     cron: bool = False
     replaced: bool = False
+    lease: float = 3.0
 
     @property
     def task(self) -> ChaosTask:
@@ -114,7 +120,7 @@ class OneOff:
             FAR_APART,
             (self.takes, self.takes),
             self.failover,
-            lease=3 if self.failover else 5,
+            lease=self.lease,
             max_lock=60,
             exact=True,
             once=True,
