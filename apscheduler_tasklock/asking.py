@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -12,7 +13,7 @@ import psycopg
 from apscheduler_tasklock.clock import DatabaseClock
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.failures import surely_undone
-from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, DeadRun
+from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, TakeoverRequest
 from apscheduler_tasklock.protocol import TaskLockProtocol
 
 # How often a claim is asked on a clock bound that turns out to be broken. The first answer mends
@@ -20,47 +21,62 @@ from apscheduler_tasklock.protocol import TaskLockProtocol
 ROUNDS = 3
 
 
+@dataclass(frozen=True)
+class WantedClaim:
+    """What is claimed, as a job or ``hold`` wants it.
+
+    :ivar task_name: the task's name
+    :ivar run_time: the nominal run time, with a time zone; ``None`` for now
+    :ivar min_lock: seconds from the run time until which its window lasts
+    :ivar max_lock: seconds after which the run has to have ended
+    :ivar lease: seconds after which a holder that does not renew counts as dead, which a thread
+        does for as long as it is held; ``None``: the maximum lock
+    :ivar failover: whether the window is to be run again if its holder dies
+    :ivar exact: whether every replica computes the same run time
+    :ivar runs: what is run, as of ``ClaimRequest``; ``""`` for ``hold``
+    :ivar one_off: whether no other run time follows
+    :ivar claim_id: the claim's id, if somebody else has to know it before
+    :ivar keep_window_if_in_doubt: whether the window stays taken if the claim was sent and never
+        answered, although the database may have granted it
+    """
+
+    task_name: str
+    min_lock: float
+    max_lock: float
+    run_time: datetime | None = None
+    lease: float | None = None
+    failover: bool = False
+    exact: bool = False
+    runs: str = ""
+    one_off: bool = False
+    claim_id: UUID | None = None
+    keep_window_if_in_doubt: bool = False
+
+
 class Asking:
     """One claim: what it asks for, and what is known of it.
 
-    :param due: the run time on the replica's own clock, in seconds since 1970; ``None`` for now
-    :ivar task_name: the task that is claimed
-    :ivar max_lock: seconds after which the claim counts as dead
-    :ivar lease: seconds after which it does without a renewal, or ``None``
-    :ivar claim_id: what a release of it has to match on, unless it took a dead holder's window
-        over: such a claim is never released without an answer. Its lease ends, and the window is
-        run again.
+    :ivar wanted: what is claimed
+    :ivar claim_id: what a release of it has to match on
     :ivar unsure: whether the database may have granted it without an answer having come
     """
 
     def __init__(
-        self,
-        protocol: TaskLockProtocol,
-        clock: DatabaseClock,
-        task_name: str,
-        due: float | None,
-        *,
-        min_lock: float,
-        max_lock: float,
-        lease: float | None,
-        replica_id: str,
+        self, protocol: TaskLockProtocol, clock: DatabaseClock, wanted: WantedClaim, replica_id: str
     ) -> None:
         self._protocol = protocol
         self._clock = clock
-        self.task_name = task_name
-        self._due = _local_time() if due is None else due
-        self._min_lock = min_lock
-        self.max_lock = max_lock
-        self.lease = None if lease is None else min(lease, max_lock)
+        self.wanted = wanted
+        self._due = _local_time() if wanted.run_time is None else wanted.run_time.timestamp()
         self._replica_id = replica_id
-        self.claim_id: UUID = uuid4()
+        self.claim_id: UUID = wanted.claim_id or uuid4()
         self.unsure = False
         self._misplaced = False
 
-    def ask(self, cursor: Any, *, dead_run: DeadRun = "forget") -> tuple[ClaimAnswer, float]:
-        """Ask, and return the answer, and the claim's end on this process's monotonic clock.
+    def ask(self, cursor: Any, *, stable: bool) -> tuple[ClaimAnswer, float]:
+        """Ask, and return the answer, and when it was sent, on the monotonic clock.
 
-        :param dead_run: what is to become of a run whose holder died
+        :param stable: whether the rows can be believed
         :raises TaskLockDatabaseError: the clocks jump from one answer to the next, or answers take
             longer than the lease that they grant
         """
@@ -69,40 +85,37 @@ class Asking:
             # Both clocks are read as late as can be, on a connection that stands.
             sent, lag = time.monotonic(), max(0.0, _local_time() - self._due)
             bound = self._clock.latest(sent)
-            answer = self._send(cursor, lag, bound, dead_run)
-            took_over = answer.granted and answer.dead_holder is not None
+            answer = self._send(cursor, lag, bound, stable)
             held = self._clock.learn(
                 sent=sent,
                 answered=time.monotonic(),
                 database_time=answer.database_time,
                 bound=bound,
             )
-            ends_at = sent + (answer.locked_until - answer.database_time).total_seconds()
-            too_late = self.lease is not None and answer.granted and time.monotonic() > ends_at
-            if (held or took_over) and not too_late:
-                return answer, ends_at
-            if took_over:
-                self.claim_id = uuid4()  # that one is dead, and is taken over in its turn
-                continue
+            if held and not (answer.granted and is_over(answer, sent)):
+                return answer, sent
             self._misplaced = answer.granted
             self.unsure = self.unsure or answer.granted
         raise TaskLockDatabaseError(
             "its clock, or this machine's, jumps back and forth, or it answers too late for a lease"
         )
 
-    def _send(
-        self, cursor: Any, lag: float, bound: datetime | None, dead_run: DeadRun
-    ) -> ClaimAnswer:
+    def _send(self, cursor: Any, lag: float, bound: datetime | None, stable: bool) -> ClaimAnswer:
+        wanted = self.wanted
         request = ClaimRequest(
-            self.task_name,
-            lag,
-            bound,
-            self._min_lock,
-            self.max_lock,
-            self._replica_id,
-            self.claim_id,
-            self.lease,
-            dead_run,
+            task_name=wanted.task_name,
+            lag=lag,
+            latest=bound,
+            min_lock=wanted.min_lock,
+            max_lock=wanted.max_lock,
+            replica_id=self._replica_id,
+            claim_id=self.claim_id,
+            lease=wanted.lease,
+            run_time=wanted.run_time if wanted.exact else None,
+            runs=wanted.runs,
+            one_off=wanted.one_off,
+            failover=wanted.failover,
+            stable=stable,
         )
         try:
             return self._protocol.claim(cursor, request)
@@ -116,9 +129,95 @@ class Asking:
     def _take_back_misplaced(self, cursor: Any) -> None:
         """Undo a grant whose window was reckoned on a broken bound, or whose lease is over."""
         if self._misplaced:
-            self._protocol.release(cursor, self.task_name, self.claim_id, keep_window=False)
+            self._protocol.release(cursor, self.wanted.task_name, self.claim_id, keep_window=False)
             self.claim_id = uuid4()
             self._misplaced = False
+
+
+@dataclass(frozen=True)
+class WantedTakeover:
+    """A dead holder's run that is to be run again.
+
+    :ivar task_name: the task's name
+    :ivar dead_claim_id: the claim of the dead holder
+    :ivar dead_holder: shown in logs
+    :ivar lease: seconds after which a holder that does not renew counts as dead; ``None``: the
+        maximum lock
+    :ivar failover: whether the window is to be run again if this holder dies as well
+    :ivar claim_id: the claim's id, if somebody else has to know it before
+    """
+
+    task_name: str
+    dead_claim_id: UUID
+    dead_holder: str
+    lease: float | None
+    failover: bool
+    claim_id: UUID | None = None
+
+
+class AskingToTakeOver:
+    """One takeover: what it asks for, and what is known of it. See :class:`Asking`."""
+
+    def __init__(
+        self,
+        protocol: TaskLockProtocol,
+        clock: DatabaseClock,
+        wanted: WantedTakeover,
+        replica_id: str,
+    ) -> None:
+        self._protocol = protocol
+        self._clock = clock
+        self.wanted = wanted
+        self._replica_id = replica_id
+        self._dead_claim_id = wanted.dead_claim_id
+        self.claim_id: UUID = wanted.claim_id or uuid4()
+        self.unsure = False
+
+    def ask(self, cursor: Any, *, stable: bool) -> tuple[ClaimAnswer | None, float]:
+        """Ask, and return the answer, and when it was sent; ``None`` if the row is gone.
+
+        :raises TaskLockDatabaseError: answers take longer than the lease that they grant
+        """
+        del stable  # that the run is dead was found out before
+        for _ in range(ROUNDS):
+            sent = time.monotonic()
+            answer = self._send(cursor)
+            if answer is not None:
+                bound = self._clock.latest(sent)
+                now = time.monotonic()
+                self._clock.learn(
+                    sent=sent, answered=now, database_time=answer.database_time, bound=bound
+                )
+            if answer is None or not (answer.granted and is_over(answer, sent)):
+                return answer, sent
+            # That claim is dead by now, and is taken over in its turn.
+            self._dead_claim_id, self.claim_id = self.claim_id, uuid4()
+        raise TaskLockDatabaseError("it answers too late for a lease")
+
+    def _send(self, cursor: Any) -> ClaimAnswer | None:
+        wanted = self.wanted
+        request = TakeoverRequest(
+            wanted.task_name,
+            self._dead_claim_id,
+            self._replica_id,
+            self.claim_id,
+            wanted.lease,
+            wanted.failover,
+        )
+        try:
+            return self._protocol.take_over(cursor, request)
+        except psycopg.Error as error:
+            self.unsure = self.unsure or not surely_undone(error)
+            raise
+        except BaseException:  # Ctrl-C, while the answer is under way
+            self.unsure = True
+            raise
+
+
+def is_over(answer: ClaimAnswer, sent: float) -> bool:
+    """Tell whether the lease that was granted has ended by now."""
+    lasts = (answer.locked_until - answer.database_time).total_seconds()
+    return time.monotonic() > sent + lasts
 
 
 def _local_time() -> float:

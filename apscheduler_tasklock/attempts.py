@@ -35,9 +35,9 @@ class Attempts:
         self._outage = outage
 
     @property
-    def settled(self) -> bool:
-        """Whether the database is there, and has been for a little while."""
-        return self._outage.settled
+    def outage(self) -> Outage:
+        """What is known of the database's outages."""
+        return self._outage
 
     def rest(self) -> None:
         """Keep no connection until the next statement."""

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from asyncio import CancelledError
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
+from uuid import UUID
 
 from apscheduler.executors.base import run_job
 
 from apscheduler_tasklock.errors import TaskLockOptionError
-from apscheduler_tasklock.fire import Fire
+from apscheduler_tasklock.fire import Fire, is_being_cancelled
+from apscheduler_tasklock.lateness import WorkerQueue
 from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.releases import OwedRelease
 from apscheduler_tasklock.reports import Dispatch
 from apscheduler_tasklock.settings import LockSettings
-from apscheduler_tasklock.submission import JobView, Submission, Watch
+from apscheduler_tasklock.submission import Blocked, JobView, Submission
+from apscheduler_tasklock.workers import deferred_signals, worker_id
 
 try:
     from apscheduler.executors.base import run_coroutine_job
@@ -35,12 +41,16 @@ logging.getLogger(QUIET_LOGGER).addFilter(lambda _record: False)
 class JobEvents(list[Any]):
     """The events of the real job, as the carrier's return value.
 
-    :ivar watches: runs of other replicas that stood against it, and are to be watched
+    :ivar claim_ids: those of the submission
+    :ivar blocked: run times that were refused because of runs that may turn out to be dead
+    :ivar owed: releases that a worker process could not send
     """
 
-    def __init__(self) -> None:
+    def __init__(self, claim_ids: Sequence[UUID]) -> None:
         super().__init__()
-        self.watches: list[Watch] = []
+        self.claim_ids = claim_ids
+        self.blocked: list[Blocked] = []
+        self.owed: list[OwedRelease] = []
 
 
 class Carrier:
@@ -49,17 +59,27 @@ class Carrier:
     It carries all run times of a submission and is submitted with one, so that the inner executor
     calls it once. It has no grace time: whether the job is late is decided before the claim. Its
     function is a coroutine function if the job's is, which executors look at.
+
+    :param workers: reckons when fires would have begun if the lock took no time
+    :param coroutines: the coroutine jobs that hold a claim, or are about to
     """
 
     args = ()
     misfire_grace_time = None
 
-    def __init__(self, submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> None:
+    def __init__(
+        self,
+        submission: Submission,
+        locks: TaskLocks,
+        dispatch: Dispatch,
+        workers: WorkerQueue,
+        coroutines: set[Fire],
+    ) -> None:
         job = submission.job
         self._job = job
         self.kwargs: dict[str, Any] = {}
         self._jobstore_alias = submission.jobstore
-        locked = LockedRun(submission, locks, dispatch)
+        locked = LockedRun(submission, locks, dispatch, workers, coroutines)
         self.func: Callable[[], Any] = locked.run_coroutine if submission.awaited else locked.run
 
     def __getattr__(self, name: str) -> Any:
@@ -75,18 +95,28 @@ class Carrier:
 class LockedRun:
     """A submission bound to this replica's locks. Pickled, it becomes a :class:`PooledRun`."""
 
-    def __init__(self, submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> None:
+    def __init__(
+        self,
+        submission: Submission,
+        locks: TaskLocks,
+        dispatch: Dispatch,
+        workers: WorkerQueue,
+        coroutines: set[Fire],
+    ) -> None:
         self._submission = submission
         self._locks = locks
         self._dispatch = dispatch
+        self._workers = workers
+        self._coroutines = coroutines
 
     def run(self) -> JobEvents:
         """Run the submission in this process."""
-        return run(self._submission, self._locks, self._dispatch)
+        began_at = self._workers.begin(self._submission.submitted_at)
+        return run(self._submission, self._locks, self._dispatch, self._workers, began_at)
 
     async def run_coroutine(self) -> JobEvents:
         """Run the submission, whose job is a coroutine, on this event loop."""
-        return await run_coroutine(self._submission, self._locks, self._dispatch)
+        return await run_coroutine(self._submission, self._locks, self._dispatch, self._coroutines)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._submission.awaited:
@@ -96,35 +126,52 @@ class LockedRun:
             )
         # A process pool pickles what it runs when a worker is about to be free for it.
         if self._locks.closed:
-            return NothingToRun, ()
-        return PooledRun, (self._submission, self._locks.settings)
+            return NothingToRun, (self._submission.claim_ids,)
+        return PooledRun, (self._submission, self._locks.settings, self._locks.stable)
 
 
 class PooledRun:
     """A submission in a worker process: claims on a connection of that process.
 
-    Lock events travel back with the job's own, since the scheduler's listeners are not there.
+    Lock events travel back with the job's own, since the scheduler's listeners are not there. So do
+    releases that could not be sent: the worker may end right after this.
+
+    :param stable: whether the parent believes that holders died whose leases have ended
     """
 
-    def __init__(self, submission: Submission, settings: LockSettings) -> None:
+    def __init__(self, submission: Submission, settings: LockSettings, stable: bool) -> None:
         self._submission = submission
         self._settings = settings
+        self._stable = stable
 
     def run(self) -> JobEvents:
         """Run the submission in the worker process."""
-        events = JobEvents()
-        own = run(self._submission, process_locks(self._settings), events.append)
-        events.extend(own)
-        events.watches.extend(own.watches)
+        locks = process_locks(replace(self._settings, replica_id=worker_id(self._settings)))
+        if self._stable:
+            locks.believe()
+        events = JobEvents(self._submission.claim_ids)
+        with deferred_signals():
+            began_at = _workers.begin(self._submission.submitted_at, time.monotonic())
+            own = run(self._submission, locks, events.append, _workers, began_at)
+            events.extend(own)
+            events.blocked.extend(own.blocked)
+            events.owed.extend(locks.take_pending())
         return events
 
 
 class NothingToRun:
     """What waited for a worker process when the scheduler was shut down."""
 
+    def __init__(self, claim_ids: Sequence[UUID]) -> None:
+        self._claim_ids = claim_ids
+
     def run(self) -> JobEvents:
         """Claim nothing and run nothing."""
-        return JobEvents()
+        return JobEvents(self._claim_ids)
+
+
+# What a worker process knows of itself.
+_workers = WorkerQueue()
 
 
 @cache
@@ -133,46 +180,69 @@ def process_locks(settings: LockSettings) -> TaskLocks:
     return TaskLocks.from_settings(settings)
 
 
-def run(submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> JobEvents:
+def run(
+    submission: Submission,
+    locks: TaskLocks,
+    dispatch: Dispatch,
+    workers: WorkerQueue,
+    began_at: float,
+) -> JobEvents:
     """Run a submitted job for each of its run times that this replica is granted.
 
     :param dispatch: gets the lock events as they happen
+    :param began_at: when it would have begun if the lock took no time, on the monotonic clock
     :return: APScheduler's own events of the runs
     """
-    events = JobEvents()
-    for fire in _fires(submission, locks, dispatch, events):
-        job = fire.begin()
-        if job is None:
-            continue
-        if fire.lost:
-            fire.forgo()
-            continue
-        told = None
-        try:
-            with fire.holding():
-                told = run_job(job, submission.jobstore, [fire.run_time], submission.logger_name)
-        finally:
-            fire.end(told)
-        events.extend(told)
+    events = JobEvents(submission.claim_ids)
+    busy = 0.0  # seconds that the jobs have taken
+    try:
+        for fire in _fires(submission, locks, dispatch, events):
+            fire.check_lateness(began_at + busy)
+            job = fire.begin()
+            if job is None:
+                continue
+            if fire.lost:
+                fire.give_up_lost()
+                continue
+            told = None
+            started = time.monotonic()
+            try:
+                with fire.holding():
+                    told = run_job(
+                        job, submission.jobstore, [fire.run_time], submission.logger_name
+                    )
+            finally:
+                busy += time.monotonic() - started
+                fire.end(told)
+            events.extend(told)
+    finally:
+        workers.end(began_at + busy)
     return events
 
 
-async def run_coroutine(submission: Submission, locks: TaskLocks, dispatch: Dispatch) -> JobEvents:
+async def run_coroutine(
+    submission: Submission, locks: TaskLocks, dispatch: Dispatch, coroutines: set[Fire]
+) -> JobEvents:
     """Do the same for a coroutine job; its event loop never waits for the database."""
-    events = JobEvents()
+    events = JobEvents(submission.claim_ids)
     with locks.in_use:
         for fire in _fires(submission, locks, dispatch, events):
+            # No worker is waited for: what a coroutine is late by is its event loop's doing.
+            fire.check_lateness(time.monotonic())
+            coroutines.add(fire)
             try:
                 job = await _begun(fire, locks)
                 if job is None:
                     continue
                 if fire.lost:
-                    await locks.offload.release(fire.forgo)()
+                    await locks.offload.release(fire.give_up_lost)()
                     continue
                 told, whole = await _run_to_its_end(fire, job, submission, locks)
             except CancelledError:
                 logger.debug("Task %r: cancelled before it ran", submission.task_name)
                 break
+            finally:
+                coroutines.discard(fire)
             events.extend(told)
             if not whole:
                 break
@@ -182,23 +252,17 @@ async def run_coroutine(submission: Submission, locks: TaskLocks, dispatch: Disp
 def _fires(
     submission: Submission, locks: TaskLocks, dispatch: Dispatch, events: JobEvents
 ) -> Iterator[Fire]:
-    """Yield a fire for each run time, and note what it found to be watched."""
-    for run_time in submission.run_times:
-        again, late = True, submission.taken_over is not None
-        while again:
-            fire = Fire(submission, run_time, locks, dispatch, late_by_nature=late)
-            yield fire
-            # It may have been granted the window of a dead holder in place of its own, which was
-            # in time and is not missed because that run took long.
-            again = late = fire.again
-            if fire.watch is not None:
-                events.watches.append(fire.watch)
+    """Yield a fire for each run time, and note what stood against it."""
+    for run_time, claim_id in zip(submission.run_times, submission.claim_ids, strict=True):
+        fire = Fire(submission, run_time, claim_id, locks, dispatch)
+        yield fire
+        if fire.blocked is not None:
+            events.blocked.append(fire.blocked)
 
 
 async def _begun(fire: Fire, locks: TaskLocks) -> JobView | None:
     """Wait for the claim. If the job is cancelled meanwhile, what is granted is given back."""
-    # Now, and not when a thread is free: waiting for one does not make a job late.
-    if not fire.must_claim() or locks.closed:
+    if not fire.must_claim or locks.closed:
         return fire.begin()
     return await locks.offload.claim(fire.begin, lambda _job: fire.give_back())
 
@@ -208,35 +272,43 @@ async def _run_to_its_end(
 ) -> tuple[list[Any], bool]:
     """Run the job and release; return its events, and whether nobody cancelled it."""
     told: list[Any] | None = None
-    cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, _cancel_of(fire))
+    cancel, cancelled_on_loss = _cancel_of(fire)
     try:
-        with fire.holding(cancel):
+        with fire.holding(partial(asyncio.get_running_loop().call_soon_threadsafe, cancel)):
             told = await run_coroutine_job(
                 job, submission.jobstore, [fire.run_time], submission.logger_name
             )
     finally:
-        ended = locks.offload.release(partial(fire.end, told))
+        # APScheduler tells of a cancellation like of any exception of the job.
+        raised = [exception for event in told or () if (exception := _exception(event))]
+        cancelled = any(isinstance(exception, CancelledError) for exception in raised)
+        # Being closed, as with its event loop, it cannot wait.
+        closed = told is None or any(isinstance(e, GeneratorExit) for e in raised)
+        cut = closed or (
+            cancelled and (cancelled_on_loss() or locks.closed or is_being_cancelled())
+        )
+        ended = locks.offload.release(partial(fire.end, told, cut=cut))
     assert told is not None
-    # APScheduler tells of these like of any exception of the job.
-    cuts = [e for e in map(_exception, told) if isinstance(e, (CancelledError, GeneratorExit))]
-    if any(isinstance(cut, GeneratorExit) for cut in cuts):
-        return told, False  # it is being closed, as with its event loop, and cannot wait
+    if closed:
+        return told, False
     try:
         await ended()
     except CancelledError:
         return told, False
-    return told, not cuts
+    return told, not cancelled
 
 
-def _cancel_of(fire: Fire) -> Callable[[], None]:
-    """Return what cancels the current task, as long as it runs this fire's job."""
+def _cancel_of(fire: Fire) -> tuple[Callable[[], None], Callable[[], bool]]:
+    """Return what cancels the current task while it runs this fire's job; and whether it did."""
     task = asyncio.current_task()
+    cancelled = []
 
     def cancel() -> None:
         if task is not None and fire.running:
+            cancelled.append(True)
             task.cancel()
 
-    return cancel
+    return cancel, lambda: bool(cancelled)
 
 
 def _exception(event: Any) -> BaseException | None:

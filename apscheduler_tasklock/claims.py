@@ -1,4 +1,4 @@
-"""Claims on a database that may be away: made, ended, and never left behind."""
+"""Claims on a database that may be unavailable: made, ended, and never left behind."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from math import inf
 from typing import Any
 from uuid import UUID
 
-from apscheduler_tasklock.asking import Asking
+from apscheduler_tasklock.asking import Asking, AskingToTakeOver, WantedClaim, WantedTakeover
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.clock import DatabaseClock
 from apscheduler_tasklock.connection import wait_at_most
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.leases import RENEWALS_PER_LEASE, Leases
-from apscheduler_tasklock.messages import ClaimAnswer, DeadRun, ReleaseAnswer, Renewal
+from apscheduler_tasklock.messages import ClaimAnswer, LockTimes, ReleaseAnswer, Renewal
 from apscheduler_tasklock.protocol import TaskLockProtocol
-from apscheduler_tasklock.releases import OwedReleases
+from apscheduler_tasklock.releases import Ending, OwedReleases, send_ending
 
 # Seconds for which a release is tried by the job's own worker, before it is left to the
 # background.
@@ -33,9 +33,10 @@ class Claims:
     :param renewing: runs those that renew, which must not wait for the others
     :param protocol: has them
     :param clock: the database's clock
-    :param replica_id: who claims, for people
-    :param timeout: seconds for which a claim is tried while the database is away
+    :param replica_id: who claims, shown in logs
+    :param timeout: seconds for which a claim is tried while the database is unavailable
     :param stop: ends these attempts when it is set
+    :ivar owed: the releases that have not arrived yet
     """
 
     def __init__(
@@ -56,160 +57,152 @@ class Claims:
         self._replica_id = replica_id
         self._timeout = timeout
         self._stop = stop
-        self._owed = OwedReleases(attempts, protocol)
+        self.owed = OwedReleases(attempts, protocol)
         self._leases = Leases(self._renew, rest=renewing.rest)
 
-    def claim(
-        self,
-        task_name: str,
-        run_time: datetime | None,
-        *,
-        min_lock: float,
-        max_lock: float,
-        failover: float | None,
-        takes_over: bool,
-        keep_unanswered: bool,
-        since: float | None,
-    ) -> HeldLock | Refusal:
+    def claim(self, wanted: WantedClaim, since: float | None = None) -> HeldLock | Refusal:
         """Claim a task. See :meth:`TaskLocks.claim`."""
-        asking = Asking(
-            self._protocol,
-            self._clock,
-            task_name,
-            None if run_time is None else run_time.timestamp(),
-            min_lock=min_lock,
-            max_lock=max_lock,
-            lease=failover,
-            replica_id=self._replica_id,
-        )
-        answer, ends_at = self._ask(asking, takes_over, keep_unanswered, since)
+        asking = Asking(self._protocol, self._clock, wanted, self._replica_id)
+        if wanted.keep_window_if_in_doubt:
+            in_doubt = Ending.KEEP
+        else:
+            # Nobody takes a hold over: there is no job to run.
+            in_doubt = Ending.HAND_OVER if wanted.runs else Ending.OPEN
+        answer, sent = self._ask(asking, in_doubt, wanted.max_lock, since)
+        assert answer is not None
         if not answer.granted:
             return _refusal(answer)
-        held = HeldLock(
-            name=task_name,
-            token=answer.token,
-            claim_id=answer.claim_id,
-            run_time=_dead_run_time(answer) if answer.new_window else run_time,
-            window_start=answer.window_start,
-            window_left=answer.new_window,
-            locked_until=answer.locked_until,
-            ends_at=ends_at,
-            max_lock=max_lock,
-            lease=asking.lease,
-            dead_holder=answer.dead_holder,
-            extender=self._extend,
-        )
-        if held.lease is not None:
-            self._leases.add(held)
-        return held
+        return self._hold(answer, sent, wanted, run_time=wanted.run_time)
 
-    def release(self, held: HeldLock, *, keep_window: bool) -> ReleaseAnswer | None:
+    def take_over(
+        self, wanted: WantedTakeover, since: float | None = None
+    ) -> HeldLock | Refusal | None:
+        """Take over the run of a dead holder. See :meth:`TaskLocks.take_over`."""
+        asking = AskingToTakeOver(self._protocol, self._clock, wanted, self._replica_id)
+        answer, sent = self._ask(asking, Ending.HAND_OVER, self._timeout * 10, since)
+        if answer is None or not answer.granted:
+            return None if answer is None else _refusal(answer)
+        run_time = datetime.now(timezone.utc) - (answer.database_time - answer.window_start)
+        return self._hold(answer, sent, wanted, run_time=run_time, dead_holder=wanted.dead_holder)
+
+    def release(self, held: HeldLock, ending: Ending) -> ReleaseAnswer | None:
         """End a claim. See :meth:`TaskLocks.release`."""
         self._leases.remove(held)
         try:
             # Twice at least: an idle connection may have died while the job ran.
             return self._attempts.until(
                 RELEASE_PATIENCE,
-                lambda cursor: self._protocol.release(
-                    cursor, held.name, held.claim_id, keep_window=keep_window
+                lambda cursor: send_ending(
+                    self._protocol, cursor, held.name, held.claim_id, ending
                 ),
             )
         except TaskLockDatabaseError:
             # Also beyond the end of a lease: until somebody takes the run over, it can still be
             # told that it ended.
-            seconds = held.seconds_left if held.lease is None else held.max_lock
-            self._owed.add(held.name, held.claim_id, keep_window=keep_window, seconds=seconds)
+            self.owed.add(held.name, held.claim_id, ending, seconds=held.seconds_left)
             raise
-
-    def abandon(self, held: HeldLock) -> None:
-        """Leave a claim that is lost as it is."""
-        self._leases.remove(held)
 
     def close(self) -> None:
         """Send what is owed, again for a little while if need be."""
-        self._owed.close()
+        self.owed.close()
 
     def _ask(
-        self, asking: Asking, takes_over: bool, keep_unanswered: bool, since: float | None
-    ) -> tuple[ClaimAnswer, float]:
-        """Ask until there is an answer; see to it that a claim without one is released."""
+        self,
+        asking: Asking | AskingToTakeOver,
+        in_doubt: Ending,
+        seconds: float,
+        since: float | None,
+    ) -> tuple[ClaimAnswer | None, float]:
+        """Ask until there is an answer; see to it that a claim without one is ended.
 
-        def statement(cursor: Any) -> tuple[ClaimAnswer, float]:
+        :param in_doubt: how a claim is ended that was sent, and never answered
+        :param seconds: for how long that is worth sending
+        """
+        task_name = asking.wanted.task_name
+
+        def statement(cursor: Any) -> tuple[ClaimAnswer | None, float]:
             # Otherwise the claim could be refused on account of this replica's own last run.
-            self._owed.send_for(asking.task_name, cursor)
-            dead_run: DeadRun = "forget"
-            if takes_over:
-                # After an outage, one that looks dead may have a release under way.
-                dead_run = "take over" if self._attempts.settled else "leave"
-            return asking.ask(cursor, dead_run=dead_run)
+            self.owed.send_for(task_name, cursor)
+            return asking.ask(cursor, stable=self._attempts.outage.stable)
 
         try:
             return self._attempts.until(self._timeout, statement, stop=self._stop, since=since)
         except BaseException:
             if asking.unsure:
-                self._owed.add(
-                    asking.task_name,
-                    asking.claim_id,
-                    keep_window=keep_unanswered,
-                    seconds=asking.max_lock,
-                )
+                self.owed.add(task_name, asking.claim_id, in_doubt, seconds=seconds)
             raise
 
-    def _extend(self, held: HeldLock, by: float) -> bool:
-        if held.lease is not None:
-            held.max_lock += by
-            try:
-                return self._renew([held], waits=True).get(held.claim_id, False)
-            except BaseException:
-                held.max_lock -= by  # asked again, it is to be extended once
-                raise
-        until = self._attempts.once(
-            lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by)
+    def _hold(
+        self,
+        answer: ClaimAnswer,
+        sent: float,
+        wanted: WantedClaim | WantedTakeover,
+        *,
+        run_time: datetime | None,
+        dead_holder: str | None = None,
+    ) -> HeldLock:
+        held = HeldLock(
+            name=wanted.task_name,
+            token=answer.token,
+            claim_id=answer.claim_id,
+            run_time=run_time,
+            window_start=answer.window_start,
+            locked_until=answer.locked_until,
+            run_until=answer.run_until,
+            ends_at=sent + (answer.run_until - answer.database_time).total_seconds(),
+            lease=wanted.lease,
+            dead_holder=dead_holder,
+            extender=self._extend,
         )
-        if until is None:
+        if held.lease is not None:
+            self._leases.add(held)
+        return held
+
+    def _extend(self, held: HeldLock, by: float) -> bool:
+        sent = time.monotonic()
+        times = self._attempts.once(
+            lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by, held.lease)
+        )
+        if times is None:
             return False
-        held.renewed(until, time.monotonic() + held.seconds_left + by)
+        _note(held, times, sent)
         return True
 
-    def _renew(self, held: Sequence[HeldLock], *, waits: bool = False) -> dict[UUID, bool]:
-        """Renew claims with one statement; return which stand, and whether each was renewed.
+    def _renew(self, held: Sequence[HeldLock]) -> dict[UUID, bool]:
+        """Renew claims with one statement; return which stand, and whether each was renewed."""
 
-        :param waits: whether it waits for rows that somebody has locked, rather than passing over
-        """
-
-        def statement(cursor: Any) -> dict[UUID, tuple[datetime | None, datetime]]:
+        def statement(cursor: Any) -> dict[UUID, LockTimes]:
             wait_at_most(cursor.connection, min(c.lease or inf for c in held) / RENEWALS_PER_LEASE)
-            return self._protocol.renew(cursor, [_renewal(c) for c in held], waits=waits)
+            return self._protocol.renew(cursor, [_renewal(c) for c in held])
 
         sent = time.monotonic()
-        ends = self._renewing.once(statement)
+        times = self._renewing.once(statement)
         for claim in held:
-            locked_until, now = ends.get(claim.claim_id, (None, None))
-            if locked_until is not None and now is not None:
-                claim.renewed(locked_until, sent + (locked_until - now).total_seconds())
-        return {claim_id: until is not None for claim_id, (until, _) in ends.items()}
+            if claim.claim_id in times:
+                _note(claim, times[claim.claim_id], sent)
+        return {claim_id: end.locked_until is not None for claim_id, end in times.items()}
+
+
+def _note(held: HeldLock, times: LockTimes, sent: float) -> None:
+    """Note until when a claim stands."""
+    ends_at = sent + (times.run_until - times.database_time).total_seconds()
+    held.renewed(times.locked_until or held.locked_until, times.run_until, ends_at)
 
 
 def _renewal(held: HeldLock) -> Renewal:
     assert held.lease is not None
-    return Renewal(held.name, held.claim_id, held.lease, held.max_lock)
-
-
-def _dead_run_time(answer: ClaimAnswer) -> datetime:
-    """Return the run time of the window that was taken over, on this replica's clock."""
-    return datetime.now(timezone.utc) - (answer.database_time - answer.window_start)
+    return Renewal(held.name, held.claim_id, held.lease)
 
 
 def _refusal(answer: ClaimAnswer) -> Refusal:
-    reason = "running" if answer.running else "window"
-    blocked = answer.running and answer.new_window
+    standing = answer.running or answer.waits
     return Refusal(
-        answer.holder,
-        answer.token,
-        answer.locked_until,
-        reason,
-        blocked,
-        answer.unfinished,
-        answer.window_start,
-        (answer.locked_until - answer.database_time).total_seconds(),
+        holder=answer.holder,
+        token=answer.token,
+        locked_until=answer.locked_until,
+        reason="running" if standing else "window",
+        blocked=standing and answer.new_window,
+        unfinished=answer.unfinished,
+        waits=answer.waits,
+        window_start=answer.window_start,
     )

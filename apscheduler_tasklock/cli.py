@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -83,16 +84,22 @@ def _add_table_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _at_least_one(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:  # argparse would name this function in its message
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more, not {text!r}")
     return number
 
 
 def _duration(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:  # argparse would name this function in its message
+        seconds = math.nan
     if not 1 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError("must be from 1 to 86400 seconds")
+        raise argparse.ArgumentTypeError(f"must be a number from 1 to 86400, not {text!r}")
     return seconds
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
 # Clocks that count the same second differ by less than this share of it.
 DRIFT = 0.001
+
+# Seconds by which the database's clock may be off what it should be, before that counts as a step.
+SMALLEST_STEP = 1.0
 
 
 class DatabaseClock:
@@ -20,10 +24,15 @@ class DatabaseClock:
     sees that its own time has run ahead of the claim's.
 
     Built on the monotonic clock, so that the replica's own wall clock may be set at any time.
+
+    :param stepped: called when the database's clock has stepped, as in a failover to a server
+        with another clock, with the seconds by which it is ahead
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stepped: Callable[[float], None] = lambda _seconds: None) -> None:
+        self._stepped = stepped
         self._reading: tuple[float, datetime] | None = None
+        self._last: tuple[float, float, datetime] | None = None
         self.begin_anew()
         begins_anew_in_a_fork(self)
 
@@ -64,8 +73,25 @@ class DatabaseClock:
             broken = latest_then is not None and database_time > latest_then
             if known is None or broken or database_time < known:
                 self._reading = (sent, database_time)
+            step = self._step(sent, answered, database_time)
+            self._last = (sent, answered, database_time)
+        if step:
+            self._stepped(step)
         # Not by the reading known now: another thread's answer may have mended it meanwhile.
         return bound is None or database_time <= bound + _at_most(answered - sent)
+
+    def _step(self, sent: float, answered: float, database_time: datetime) -> float:
+        """Return by how many seconds the clock is ahead of what the last answer lets expect."""
+        if self._last is None:
+            return 0.0
+        last_sent, last_answered, last_time = self._last
+        passed = (database_time - last_time).total_seconds()
+        least, most = sent - last_answered, answered - last_sent
+        if passed > most + abs(most) * DRIFT + SMALLEST_STEP:
+            return passed - most
+        if passed < least - abs(least) * DRIFT - SMALLEST_STEP:
+            return passed - least
+        return 0.0
 
 
 def _at_most(seconds: float) -> timedelta:

@@ -25,16 +25,14 @@ class HeldLock:
     :ivar token: fencing token: grows by one with every claim of the task. A resource that
         remembers the highest token it has seen can refuse a write with an older one.
     :ivar run_time: the run time that the claim is for, as scheduled; ``None`` outside a scheduler.
-        Of a window that was taken over before this replica's own one: when it began.
+        Of a window that was taken over, that of the run that died.
     :ivar is_takeover: whether this runs a window again whose holder died
     :ivar dead_holder: that holder, or ``None``
     :ivar window_start: start of its window, in database time
-    :ivar window_left: whether the window that was asked for is still to be claimed, since that of
-        a dead holder was granted in its place
     :ivar claim_id: what releases match on
     :ivar lease: seconds for which the claim stands after each renewal, or ``None`` if it stands
         until the maximum lock
-    :ivar max_lock: seconds since the claim, which no renewal exceeds
+    :ivar runs: what is run, as of ``ClaimRequest``
     """
 
     def __init__(
@@ -45,26 +43,27 @@ class HeldLock:
         claim_id: UUID,
         run_time: datetime | None,
         window_start: datetime,
-        window_left: bool = False,
         locked_until: datetime,
+        run_until: datetime,
         ends_at: float,
-        max_lock: float,
         extender: Callable[[HeldLock, float], bool],
         lease: float | None = None,
         dead_holder: str | None = None,
+        runs: str = "",
     ) -> None:
         self.name = name
         self.token = token
         self.claim_id = claim_id
         self.run_time = run_time
         self.window_start = window_start
-        self.window_left = window_left
         self.is_takeover = dead_holder is not None
         self.dead_holder = dead_holder
         self.lease = lease
-        self.max_lock = max_lock
+        self.runs = runs
         self._locked_until = locked_until
+        self._run_until = run_until
         self._ends_at = ends_at
+        self._lease_ends_at = ends_at - (run_until - locked_until).total_seconds()
         self._extender = extender
         self._ended = False
         self._pid = os.getpid()
@@ -78,19 +77,31 @@ class HeldLock:
 
     @property
     def locked_until(self) -> datetime:
-        """Database time until which the task is held if the job neither ends nor extends it."""
+        """Database time until which the task is held if it is neither renewed nor released."""
         return self._locked_until
 
     @property
+    def run_until(self) -> datetime:
+        """Database time at which the maximum lock ends, beyond which no renewal goes."""
+        return self._run_until
+
+    @property
     def seconds_left(self) -> float:
-        """Seconds until ``locked_until``, by this replica's monotonic clock; never below 0."""
+        """Seconds until ``run_until``, by this replica's monotonic clock; never below 0."""
         return max(0.0, self._ends_at - time.monotonic())
 
     @property
-    def lost(self) -> bool:
-        """Whether the claim has ended, so that another replica may run the task.
+    def lease_left(self) -> float:
+        """Seconds until the first lease ends, by the monotonic clock; never below 0."""
+        return max(0.0, self._lease_ends_at - time.monotonic())
 
-        By this replica's own monotonic clock, if the database cannot be asked. It stays so.
+    @property
+    def lost(self) -> bool:
+        """Whether the claim stands no more, so that another replica may run the task.
+
+        That is so if another claim was granted, which the next renewal finds out, or if
+        the maximum lock has ended, by this replica's own monotonic clock. It stays so. A lease that
+        could not be renewed during an outage is not lost by that: nobody else could claim either.
         """
         if self.seconds_left == 0:
             self._lost = True
@@ -115,9 +126,15 @@ class HeldLock:
             # Whoever is told may take long, and other claims have to be renewed meanwhile.
             threading.Thread(target=tell, name="tasklock-lost", daemon=True).start()
 
-    def renewed(self, locked_until: datetime, ends_at: float) -> None:
-        """Note that the claim stands until then; ``ends_at`` is on the monotonic clock."""
+    def cut(self) -> None:
+        """Note that the run is cut short, and its claim given to another replica; tell nobody."""
+        self._lost = True
+        self._when_lost = None
+
+    def renewed(self, locked_until: datetime, run_until: datetime, ends_at: float) -> None:
+        """Note until when the claim stands; ``ends_at`` is ``run_until`` on the monotonic clock."""
         self._locked_until = locked_until
+        self._run_until = run_until
         self._ends_at = ends_at
 
     def end(self) -> bool:
@@ -128,7 +145,7 @@ class HeldLock:
     def extend(self, by: float | timedelta) -> None:
         """Move the end of the maximum lock further away.
 
-        Without a lease that is ``locked_until``. A lease goes on being renewed until then.
+        A lease goes on being renewed until then.
 
         :param by: seconds or a ``timedelta``, above 0
         :raises TaskLockError: the claim has ended already; nothing was changed
@@ -160,8 +177,9 @@ class Refusal:
     :ivar blocked: whether a run that is still going on, or whose holder died, stands against a
         window that is new
     :ivar unfinished: whether the last run was not released: it is going on, or its holder died
+    :ivar waits: whether it is a run whose lease has ended: its window is run again first, or it
+        is not yet sure that its holder died
     :ivar window_start: start of that run's window, in database time
-    :ivar seconds_left: seconds until ``locked_until`` when this was answered; 0 or less if it died
     """
 
     holder: str
@@ -170,8 +188,8 @@ class Refusal:
     reason: str
     blocked: bool
     unfinished: bool
+    waits: bool
     window_start: datetime
-    seconds_left: float
 
 
 def current_lock() -> HeldLock | None:

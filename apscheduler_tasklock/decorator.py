@@ -9,7 +9,13 @@ from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 from apscheduler_tasklock.errors import TaskLockOptionError
-from apscheduler_tasklock.options import RESERVED_KEY, LockOptions, parse_job_options
+from apscheduler_tasklock.options import (
+    DEFAULT,
+    RESERVED_KEY,
+    Default,
+    LockOptions,
+    parse_job_options,
+)
 
 _FUNCTION_ATTRIBUTE = "__task_lock__"
 
@@ -34,7 +40,9 @@ def task_lock(
     min_lock: Seconds | None = None,
     max_lock: Seconds | None = None,
     period: Seconds | None = None,
-    failover: Seconds | None = None,
+    lease: Seconds | Default | None = DEFAULT,
+    failover: bool | None = None,
+    max_takeovers: int | None = None,
     cancel_on_lost: bool | None = None,
     on_failure: Literal["keep", "release"] | None = None,
 ) -> Callable[[Function], Function]: ...

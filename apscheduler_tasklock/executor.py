@@ -3,36 +3,55 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from math import inf
 from typing import Any, Literal
+from uuid import UUID, uuid4
 
-from apscheduler.events import EVENT_JOB_ADDED
+from apscheduler.events import EVENT_JOB_ADDED, EVENT_JOB_MODIFIED, EVENT_JOB_REMOVED
 from apscheduler.executors.base import BaseExecutor, MaxInstancesReachedError
+from apscheduler.triggers.date import DateTrigger
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock.carrier import Carrier
+from apscheduler_tasklock.carrier import Carrier, JobEvents
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockOptionError,
 )
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ERROR, TaskLockEvent
+from apscheduler_tasklock.failover import Failover, JobKey
+from apscheduler_tasklock.fire import Fire
 from apscheduler_tasklock.inner import make_inner, report_jobs
+from apscheduler_tasklock.lateness import SchedulerPass, WorkerQueue
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.loops import call_as_scheduler, dispatcher
-from apscheduler_tasklock.names import make_replica_id
-from apscheduler_tasklock.options import DEFAULTS, LockOptions, parse_positive_seconds
-from apscheduler_tasklock.period import follows
-from apscheduler_tasklock.submission import Submission, Watch
+from apscheduler_tasklock.messages import RunState
+from apscheduler_tasklock.names import function_reference, make_replica_id
+from apscheduler_tasklock.options import (
+    DEFAULT,
+    DEFAULTS,
+    Default,
+    LockOptions,
+    parse_positive_seconds,
+    parse_switch,
+)
+from apscheduler_tasklock.submission import Submission
 from apscheduler_tasklock.table import DEFAULT_TABLE
-from apscheduler_tasklock.takeover import job_to_run_again
-from apscheduler_tasklock.tasks import Tasks
-from apscheduler_tasklock.watching import RETRY_INTERVAL, Watcher
+from apscheduler_tasklock.tasks import ResolvedTask, Tasks
+from apscheduler_tasklock.workers import LostWorkers, pool_processes
 
 logger = logging.getLogger(__name__)
+
+# Seconds that a shutdown waits for claims under way to be made and handed over, and for those of
+# coroutines that it cuts.
+CLOSING_TIMEOUT = 1.5
 
 
 class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
@@ -50,9 +69,15 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         by default the scheduler's own default executor
     :param min_factor: minimum lock, as a multiple of the job's period; 0 or more
     :param max_factor: maximum lock, as a multiple of the job's period; above 0
-    :param failover: how long after its last sign of life a holder counts as dead, and another
-        replica runs its window again; a ``timedelta`` or seconds, 1 or more. ``None``: when its
-        maximum lock ends, and nobody runs the window again.
+    :param lease: how long after its last sign of life a holder counts as dead; a ``timedelta`` or
+        seconds, 1 or more. By default 60 s, or a third of the maximum lock if that is shorter;
+        ``None``: when its maximum lock ends. A holder that lives renews its claim at a third of it.
+    :param failover: whether another replica runs the window of a dead holder again. Without, each
+        window is started at most once; with it, at least once.
+    :param max_takeovers: how many holders in a row may die of a task's run with failover, beside
+        the first one, until it is given up
+    :param poll_interval: seconds between two looks for dead holders, at most; a ``timedelta`` or
+        seconds
     :param period: what stands for the period of a run time that no other follows, as of a date
         trigger; a ``timedelta`` or seconds
     :param jobs: options of single jobs, as ``{"job-id": {"max_factor": 2}}``, for those whose
@@ -63,7 +88,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     :param claim_timeout: seconds for which a claim is tried while the database is away
     :param schema: schema of the task lock table; by default up to the ``search_path``
     :param table: name of the task lock table
-    :param replica_id: who holds a lock, for people; by default host, process and a random part
+    :param replica_id: who holds a lock, shown in logs; by default host, process and a random part
+    :param enabled: ``False`` runs every job here, without a lock and without a database, as in
+        development and tests
     :param executor_options: passed on to the wrapped executor, as ``max_workers=20``
     :raises TaskLockOptionError: an option is unknown or impossible
     """
@@ -75,7 +102,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         *,
         min_factor: float | str = 0.9,
         max_factor: float | str = 5.0,
-        failover: timedelta | float | str | None = None,
+        lease: timedelta | float | str | Default | None = DEFAULT,
+        failover: bool | str = False,
+        max_takeovers: int | str = 3,
+        poll_interval: timedelta | float | str = 5,
         period: timedelta | float | str = timedelta(hours=1),
         jobs: Mapping[str, Any] | None = None,
         namespace: str = "",
@@ -84,6 +114,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         schema: str | None = None,
         table: str = DEFAULT_TABLE,
         replica_id: str | None = None,
+        enabled: bool | str = True,
         **executor_options: Any,
     ) -> None:
         super().__init__()
@@ -93,7 +124,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         options = {
             "min_factor": min_factor,
             "max_factor": max_factor,
+            "lease": lease,
             "failover": failover,
+            "max_takeovers": max_takeovers,
             "period": period,
         }
         defaults = LockOptions.parse(options, where).over(DEFAULTS, where)
@@ -118,7 +151,17 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             schema=schema or None,  # a configuration file says '' for none
             table=table,
         )
-        self._watcher = Watcher(self.locks.read_runs, lambda: self.locks.settled, self._run_again)
+        self._enabled = parse_switch(enabled, "enabled", where)
+        self._poll_interval = parse_positive_seconds(poll_interval, "poll_interval", where)
+        self._defaults = defaults
+        self._workers = WorkerQueue()
+        self._pass = SchedulerPass()
+        self._coroutines: set[Fire] = set()
+        self._active: dict[UUID, _Active] = {}
+        self._lost_workers = LostWorkers(self.locks)
+        self._failover = Failover(
+            self.locks, self, lambda: self._scheduler.state, self._poll_interval, self._given_up
+        )
 
     def start(self, scheduler: Any, alias: str) -> None:
         """Start the wrapped executor. Called by the scheduler.
@@ -129,33 +172,71 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         super().start(scheduler, alias)
         for job, jobstore, _ in scheduler._pending_jobs:
             if job.executor == alias:
-                self._tasks.of(job, jobstore, self._scheduler._jobstores)
+                self._resolve(job, jobstore)
         self._inner = make_inner(self._executor, self._executor_options, scheduler)
         if isinstance(self._inner, TaskLockExecutor):
             raise TaskLockOptionError(
                 f"{type(self).__name__}: the executor to wrap is a TaskLockExecutor itself; one "
                 "claims the lock, two would wait for each other"
             )
-        self._check_database()
+        if self._enabled:
+            self._check_database()
         self.locks.open()
-        self._watcher.open()
         self._inner.start(scheduler, alias)
         self._instances = self._inner._instances
-        report_jobs(self._inner, self._watcher.add)
-        scheduler.add_listener(self._check_added_job, EVENT_JOB_ADDED)
+        report_jobs(self._inner, self._ended, self._failed)
+        scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
+        scheduler.add_listener(self._forget_job, EVENT_JOB_MODIFIED | EVENT_JOB_REMOVED)
+        if self._enabled:
+            self._failover.open()
+        self._log_start(alias)
+
+    def _log_start(self, alias: str) -> None:
+        if not self._enabled:
+            logger.info("Task locks are off for the executor %r: every job runs here", alias)
+            return
+        lease = self._defaults.lease
+        logger.info(
+            "Task locks are on for the executor %r: database %s, table %s, replica %s, lease %s, "
+            "failover %s",
+            alias,
+            self.locks.where,
+            self.locks.table.fullname,
+            self.locks.replica_id,
+            "by default" if lease is None else "none" if lease == inf else f"{lease:g} s",
+            "on" if self._defaults.failover else "off",
+        )
 
     def shutdown(self, wait: bool = True) -> None:
         """Shut the wrapped executor down. From now on nothing is claimed.
 
-        :param wait: whether to let running jobs end first; their locks are released either way
+        What runs in threads and processes goes on until it ends, and is released then. Coroutines
+        that an event loop's executor cancels are cut: their claims are ended here, since the loop
+        may be over before they notice. With failover another replica runs their windows again.
+        A claim whose job has not begun is handed over.
+
+        It takes 5 seconds at most beyond the jobs that it waits for.
+
+        :param wait: whether to let running jobs end first
         """
         self.locks.stop_claiming()
-        self._watcher.close()
+        self._failover.close()
         if self._inner is not None:
             self._inner.shutdown(wait)
+        self.locks.claiming.wait(CLOSING_TIMEOUT)
+        self._cut_coroutines()
         if self._scheduler is not None:
-            self._scheduler.remove_listener(self._check_added_job)
-        self.locks.close()
+            self._scheduler.remove_listener(self._check_job)
+            self._scheduler.remove_listener(self._forget_job)
+        self.locks.close(blocking=True)
+
+    def _cut_coroutines(self) -> None:
+        """End the claims of coroutine jobs that the wrapped executor has cancelled."""
+        if not hasattr(self._inner, "_pending_futures"):
+            return  # as tornado's, which lets them go on
+        fires = list(self._coroutines)
+        cuts = [self.locks.offload.call(partial(fire.cut, begun=fire.running)) for fire in fires]
+        futures.wait(cuts, timeout=CLOSING_TIMEOUT)
 
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
         """Hand a job to the wrapped executor; its worker will claim it. No database work here.
@@ -163,9 +244,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         :raises MaxInstancesReachedError: as many instances as allowed are running
         :raises TaskLockOptionError: the job's options are impossible
         """
+        submitted_at = self._pass.began(run_times[-1])
         jobstore = job._jobstore_alias
         try:
-            task_name, options = self._tasks.of(job, jobstore, self._scheduler._jobstores)
+            task = self._resolve(job, jobstore)
         except TaskLockError as error:
             for run_time in run_times:
                 self._scheduler._dispatch_event(
@@ -174,50 +256,164 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                     )
                 )
             raise
+        submission = self._submission(job, jobstore, task, run_times)
+        self._submit(replace(submission, submitted_at=submitted_at))
+
+    def _resolve(self, job: Any, jobstore: str) -> ResolvedTask:
+        task = self._tasks.resolve(job, jobstore, self._scheduler._jobstores)
+        return task if self._enabled else replace(task, options=None)
+
+    def _submission(
+        self, job: Any, jobstore: str, task: ResolvedTask, run_times: Sequence[datetime]
+    ) -> Submission:
         submission = Submission(
             job=job,
             jobstore=jobstore,
             trigger=job.trigger,
             run_times=tuple(run_times),
-            task_name=task_name,
-            options=options,
+            task_name=task.name,
+            options=task.options,
             run_unlocked=self._run_unlocked,
             logger_name=self._logger.name,
+            runs=what_runs(job),
+            one_off=isinstance(job.trigger, DateTrigger),
+            submitted_at=time.monotonic(),
         )
-        if submission.failover is not None:
-            submission = replace(submission, last=not follows(job.trigger, run_times[-1]))
-        self._submit(submission)
+        key = (job.id, jobstore)
+        if task.options is not None and not self._failover.knows(task.name, key):
+            self._failover.know(task.name, key, _lease(submission))
+        return submission
 
     def _submit(self, submission: Submission) -> None:
+        submission = replace(submission, claim_ids=tuple(uuid4() for _ in submission.run_times))
         dispatch = dispatcher(
             self._inner, self._scheduler._dispatch_event, awaited=submission.awaited
         )
-        carrier = Carrier(submission, self.locks, dispatch)
-        self._inner.submit_job(carrier, list(submission.run_times[-1:]))
-
-    def _run_again(self, watch: Watch) -> None:
-        """Submit run times again whose holder died. Called by the watching thread."""
+        carrier = Carrier(submission, self.locks, dispatch, self._workers, self._coroutines)
+        key = submission.claim_ids[0]
+        self._active[key] = _Active(submission)
         try:
-            job = job_to_run_again(self._scheduler, watch.submission)
-        except Exception:
-            logger.exception("The job store could not be asked for job %r", watch.submission.job.id)
-            self._watcher.add(replace(watch, seconds_left=RETRY_INTERVAL))
+            self._inner.submit_job(carrier, list(submission.run_times[-1:]))
+        except BaseException:
+            self._active.pop(key, None)
+            raise
+        active = self._active.get(key)  # it may be over by now
+        if active is not None:
+            active.processes = pool_processes(self._inner)
+
+    def _ended(self, job_id: str, events: JobEvents | None) -> None:
+        """Note what became of a submission. Called where the wrapped executor reports it."""
+        if events is None:
+            active = self._oldest_active(job_id)
+        else:
+            active = self._active.pop(events.claim_ids[0], None)
+            self.locks.adopt_pending(events.owed)
+        if active is not None:
+            self._failover.ended(active.submission)
+        for blocked in events.blocked if events is not None else ():
+            self._failover.add(blocked)
+
+    def _failed(self, job_id: str, error: BaseException) -> None:
+        """Note that a submission was not run to its end: its worker has died, or was cancelled."""
+        active = self._oldest_active(job_id)
+        if active is None:
             return
-        if job is None:
-            return
-        submission = replace(watch.submission, job=job)
+        self._failover.ended(active.submission)
+        if isinstance(error, futures.BrokenExecutor) and active.submission.options is not None:
+            self._lost_workers.add(active.processes, active.submission)
+
+    def _oldest_active(self, job_id: str) -> _Active | None:
+        for key, active in list(self._active.items()):
+            if active.submission.job.id == job_id:
+                return self._active.pop(key, None)
+        return None
+
+    def _given_up(self, dead: RunState, key: JobKey, reason: str) -> None:
+        """Tell of a dead run that is not run again any more."""
+        job_id, jobstore = key
+        error = TaskLockError(
+            f"task {dead.task_name!r}: the window of {dead.window_start} is given up: {reason}. "
+            f"Its last holder was {dead.holder} (token {dead.token})"
+        )
+        logger.error("%s", error)
+        self._scheduler._dispatch_event(
+            TaskLockEvent(
+                EVENT_TASK_LOCK_ERROR,
+                job_id,
+                jobstore,
+                dead.task_name,
+                dead.window_start,
+                holder=dead.holder,
+                token=dead.token,
+                reason="given up",
+                exception=error,
+            )
+        )
+
+    # What the failover needs to know of the scheduler's jobs.
+
+    def list_tasks(self) -> list[tuple[str, JobKey]]:
+        """Return the task names of all jobs on this executor. Asks the job stores."""
+        found = []
+        for job in self._scheduler.get_jobs():
+            if self._scheduler._executors.get(job.executor) is not self:
+                continue
+            jobstore = job._jobstore_alias
+            try:
+                task = self._resolve(job, jobstore)
+            except TaskLockError:  # told when it was added, or will be when it is submitted
+                continue
+            if task.options is not None:
+                found.append((task.name, (job.id, jobstore)))
+        return found
+
+    def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
+        """Return what runs a dead run's window again, if the job is there and is still the same."""
+        found = self._find(key, dead.task_name, dead.runs)
+        if found is None:
+            return None
+        job, task = found
+        run_time = dead.window_start.astimezone(self._scheduler.timezone)
+        submission = self._submission(job, key[1], task, [run_time])
+        return replace(submission, dead_run=dead, exempt_from_misfire=True)
+
+    def renewed(self, submission: Submission) -> Submission | None:
+        """Return a refused submission with the job as it is now, if it is still to run."""
+        if submission.is_last:
+            return replace(submission, submitted_at=time.monotonic())
+        key = (submission.job.id, submission.jobstore)
+        found = self._find(key, submission.task_name, submission.runs)
+        if found is None:
+            return None
+        job, task = found
+        return self._submission(job, submission.jobstore, task, submission.run_times)
+
+    def submit(self, submission: Submission, not_now: Callable[[], None]) -> None:
+        """Submit it, where the scheduler does. ``not_now`` is called if that cannot be now."""
 
         def submit() -> None:
             try:
                 self._submit(submission)
             except MaxInstancesReachedError:
-                self._watcher.add(replace(watch, seconds_left=RETRY_INTERVAL))
+                not_now()
 
         try:
             call_as_scheduler(self._inner, submit)
         except RuntimeError as error:
             # The loop or the pool is closed; nothing runs here any more.
             logger.debug("Task %r: not run again: %s", submission.task_name, error)
+
+    def _find(self, key: JobKey, task_name: str, runs: str) -> tuple[Any, ResolvedTask] | None:
+        """Return a job as it is now, if it is not paused and still is this task."""
+        job = self._scheduler.get_job(*key)
+        if job is None or job.next_run_time is None:
+            return None
+        if self._scheduler._executors.get(job.executor) is not self:
+            return None
+        task = self._resolve(job, key[1])
+        if task.options is None or task.name != task_name or what_runs(job) != runs:
+            return None
+        return job, task
 
     def _check_database(self) -> None:
         """Check the task lock table; leave no connection behind if it cannot be used."""
@@ -234,12 +430,46 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
         raise NotImplementedError("the wrapped executor does this")
 
-    def _check_added_job(self, event: Any) -> None:
-        """Say at once what is wrong with a job that was added while the scheduler runs."""
+    def _check_job(self, event: Any) -> None:
+        """Say at once what is wrong with a job that was added or changed at run time."""
         job = self._scheduler.get_job(event.job_id, event.jobstore)
         if job is None or self._scheduler._executors.get(job.executor) is not self:
             return
         try:
-            self._tasks.of(job, event.jobstore, self._scheduler._jobstores)
+            task = self._resolve(job, event.jobstore)
         except TaskLockError as error:
             logger.error("Job %r will not run: %s", job.id, error)
+            return
+        if task.options is not None:
+            self._failover.know(task.name, (job.id, event.jobstore), None)
+
+    def _forget_job(self, event: Any) -> None:
+        if event.code == EVENT_JOB_REMOVED:
+            self._failover.forget((event.job_id, event.jobstore))
+
+
+class _Active:
+    """A submission that is not over.
+
+    :ivar processes: of the pool that runs it, by their ids
+    """
+
+    def __init__(self, submission: Submission) -> None:
+        self.submission = submission
+        self.processes: Mapping[int, Any] = {}
+
+
+def what_runs(job: Any) -> str:
+    """Return what a job runs, as of ``ClaimRequest``."""
+    reference = function_reference(job)
+    if isinstance(job.trigger, DateTrigger):
+        return f"{reference} at {job.trigger.run_date.astimezone(timezone.utc).isoformat()}"
+    return reference
+
+
+def _lease(submission: Submission) -> float | None:
+    """Return the lease of a job with failover, within which its dead holders are to be found."""
+    if not submission.failover or submission.options is None:
+        return None
+    _, max_lock = submission.lock_times(submission.run_times[-1])
+    return submission.options.lease_within(max_lock)

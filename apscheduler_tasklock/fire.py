@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 import time
-from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from apscheduler.events import EVENT_JOB_ERROR
 
+from apscheduler_tasklock.asking import WantedClaim, WantedTakeover
 from apscheduler_tasklock.context import HeldLock, Refusal, holding
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.lateness import is_late
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.period import nominal_time
+from apscheduler_tasklock.releases import Ending
 from apscheduler_tasklock.reports import Dispatch, Reports
-from apscheduler_tasklock.submission import ALWAYS_MISSED, JobView, Submission, Watch, misfired
+from apscheduler_tasklock.submission import ALWAYS_MISSED, Blocked, JobView, Submission
 
 logger = logging.getLogger(__name__)
 
@@ -30,37 +35,48 @@ class Fire:
     ``begin`` and ``end`` wait for the database. Between them the job runs, in a thread or on an
     event loop; this class does not care.
 
+    :param claim_id: the claim's id, which a worker process's parent has to know
     :param dispatch: gets the lock events as they happen
-    :param late_by_nature: whether it is never a misfire, since it had to wait for a dead run
     :ivar run_time: the run time of the window that is run
     :ivar running: whether the job runs, under its lock
-    :ivar watch: the run that stood against this one, if it is to be watched
+    :ivar blocked: what stood against it, if that may turn out to be dead
     """
 
     def __init__(
         self,
         submission: Submission,
         run_time: datetime,
+        claim_id: UUID,
         locks: TaskLocks,
         dispatch: Dispatch,
-        *,
-        late_by_nature: bool = False,
     ) -> None:
         self.run_time = run_time
         self.running = False
-        self.watch: Watch | None = None
+        self.blocked: Blocked | None = None
         self._submission = submission
+        self._claim_id = claim_id
         self._locks = locks
         self._reports = Reports(submission, run_time, locks, dispatch)
         self._wanted_at = time.monotonic()
-        self._missed: bool | None = False if late_by_nature else None
+        self._missed = False
         self._held: HeldLock | None = None
-        self._cancelled = False
+        # Who ends the claim: the worker, or a shutdown that cuts the run.
+        self._ending = threading.Lock()
+        self._ended = False
+        self._cut = False
 
+    def check_lateness(self, began_at: float) -> None:
+        """Decide whether this is a misfire.
+
+        :param began_at: when it began, or would have begun, on the monotonic clock
+        """
+        if not self._submission.exempt_from_misfire:
+            grace = self._submission.job.misfire_grace_time
+            self._missed = is_late(self.run_time, grace, began_at)
+
+    @property
     def must_claim(self) -> bool:
-        """Decide whether this is a misfire, and tell whether ``begin`` will ask the database."""
-        if self._missed is None:
-            self._missed = misfired(self._submission.job, self.run_time)
+        """Whether ``begin`` will ask the database."""
         return not self._missed and self._submission.options is not None
 
     def begin(self) -> JobView | None:
@@ -68,7 +84,7 @@ class Fire:
 
         A misfire claims nothing. It is returned for APScheduler to say in its own words.
         """
-        if self.must_claim() and not self._may_run():
+        if self.must_claim and not self._may_run():
             return None
         return JobView(self._submission.job, ALWAYS_MISSED if self._missed else None)
 
@@ -77,24 +93,12 @@ class Fire:
         """Whether its lock was lost on the way to the job's start: it may be running elsewhere."""
         return self._held is not None and not self._held.inherited and self._held.lost
 
-    def forgo(self) -> None:
-        """Give up a lock that was lost before its job began. Waits for the database.
-
-        With a lease, the window is run again, here if nowhere else. Without, it is open again.
-        """
-        held = self._held
-        assert held is not None
-        self._reports.lost(held)
-        if held.lease is None:
-            self.give_back()
-        else:
-            self._locks.abandon(held)
-            self.watch = self._watch(held.window_start, 0.0)
-
-    @property
-    def again(self) -> bool:
-        """Whether the window asked for is still to be claimed, after that of a dead holder."""
-        return self._held is not None and self._held.window_left
+    def give_up_lost(self) -> None:
+        """Give up a lock that was lost before its job began. Waits for the database."""
+        assert self._held is not None
+        if not self._cut:
+            self._reports.lost(self._held)
+        self.give_back()
 
     @contextmanager
     def holding(self, cancel: Callable[[], object] | None = None) -> Iterator[None]:
@@ -113,26 +117,34 @@ class Fire:
         finally:
             self.running = False
 
-    def end(self, events: Sequence[Any] | None) -> None:
+    def end(self, events: Sequence[Any] | None, *, cut: bool = False) -> None:
         """Release what was claimed.
 
         :param events: what ``run_job`` returned; ``None`` if the job was not run to its end
+        :param cut: whether somebody else than the job has ended it
         """
-        if self._held is None or self._held.inherited:
-            return
-        if self._cancelled and (events is None or _was_cancelled(events)):
-            # It has not run to its end; whoever takes the lock over runs it again.
-            self._locks.abandon(self._held)
+        if cut:
+            self.cut(begun=True)
             return
         failed = events is None or any(event.code == EVENT_JOB_ERROR for event in events)
         options = self._submission.options
         opens = failed and options is not None and options.on_failure == "release"
-        self._release(self._held, keep_window=not opens)
+        self._end(Ending.OPEN if opens else Ending.KEEP)
 
     def give_back(self) -> None:
-        """Release what was claimed for a job that will not run; its window is open again."""
-        if self._held is not None and not self._held.inherited:
-            self._release(self._held, keep_window=False)
+        """Hand over what was claimed for a job that will not run here."""
+        self.cut(begun=False)
+
+    def cut(self, *, begun: bool) -> None:
+        """End the claim of a run that is cut short. Waits for the database.
+
+        What was begun is run again only with failover: without, a window is started once.
+        """
+        if self._held is not None:
+            self._cut = True
+            self._held.cut()
+        again = self._submission.failover or not begun
+        self._end(Ending.HAND_OVER if again else Ending.KEEP)
 
     def _may_run(self) -> bool:
         """Claim the run time, and tell what became of it."""
@@ -140,70 +152,119 @@ class Fire:
         if self._locks.closed:
             logger.debug("Task %r: not claimed, since the scheduler is shut down", task_name)
             return False
-        try:
-            claimed = self._claim()
-        except TaskLockError as error:
-            if self._locks.closed:
-                logger.info("Task %r: not run, since the scheduler is shut down", task_name)
-                return False
-            self._reports.failed(error)
-            died = self._submission.taken_over
-            if self._submission.run_unlocked:
-                return True
-            if died is not None and isinstance(error, TaskLockDatabaseError):
-                self.watch = self._watch(died.window_start, 0.0)
-            return False
+        with self._locks.claiming:
+            try:
+                claimed = self._take_over() if self._submission.dead_run else self._claim()
+            except TaskLockError as error:
+                return self._failed(error)
+            if isinstance(claimed, HeldLock):
+                self._held = claimed
+                if self._locks.closed:
+                    # Whoever waits for this may not be there any more.
+                    logger.info("Task %r: not run, since the scheduler is shut down", task_name)
+                    self.give_back()
+                    return False
+        if self._held is not None:
+            self._reports.granted(self._held)
+            return True
         if isinstance(claimed, Refusal):
-            self._reports.refused(claimed)
-            if claimed.unfinished and self._submission.failover is not None:
-                self.watch = self._watch(claimed.window_start, claimed.seconds_left)
+            self._refused(claimed)
+        return False
+
+    def _failed(self, error: TaskLockError) -> bool:
+        if self._locks.closed:
+            logger.info(
+                "Task %r: not run, since the scheduler is shut down", self._submission.task_name
+            )
             return False
-        self._held = claimed
-        self._reports.granted(claimed)
-        return True
+        self._reports.failed(error)
+        # A dead window is run again under a lock, or by another replica.
+        return self._submission.run_unlocked and self._submission.dead_run is None
+
+    def _refused(self, refusal: Refusal) -> None:
+        if self._submission.dead_run is not None:
+            logger.debug(
+                "Task %r: the window of %s is not run again here: %s has it",
+                self._submission.task_name,
+                self.run_time,
+                refusal.holder,
+            )
+            return
+        self._reports.refused(refusal)
+        if refusal.unfinished:
+            submission = replace(self._submission, run_times=(self.run_time,), claim_ids=())
+            self.blocked = Blocked(submission, refusal.token, refusal.blocked, refusal.waits)
 
     def _claim(self) -> HeldLock | Refusal:
-        nominal = nominal_time(self._submission.trigger, self.run_time)
-        min_lock, max_lock = self._submission.lock_times(nominal)
-        claimed = self._locks.claim(
-            self._submission.task_name,
-            nominal,
-            min_lock=min_lock,
-            max_lock=max_lock,
-            failover=self._submission.failover,
-            takes_over=self._submission.failover is not None,
-            keep_unanswered=self._submission.run_unlocked,
-            since=self._wanted_at,
+        submission = self._submission
+        assert submission.options is not None
+        nominal = nominal_time(submission.trigger, self.run_time)
+        min_lock, max_lock = submission.lock_times(nominal)
+        wanted = WantedClaim(
+            submission.task_name,
+            min_lock,
+            max_lock,
+            run_time=nominal,
+            lease=submission.options.lease_within(max_lock),
+            failover=submission.failover,
+            exact=submission.run_time_is_shared(nominal),
+            runs=submission.runs,
+            one_off=submission.one_off,
+            claim_id=self._claim_id,
+            keep_window_if_in_doubt=submission.run_unlocked,
         )
+        claimed = self._locks.claim(wanted, self._wanted_at)
         if isinstance(claimed, HeldLock):
-            if claimed.window_left and claimed.run_time is not None:
-                self.run_time = self._reports.run_time = claimed.run_time
             claimed.run_time = self.run_time
         return claimed
 
-    def _watch(self, window_start: datetime, seconds_left: float) -> Watch:
-        submission = replace(self._submission, run_times=(self.run_time,), taken_over=None)
-        return Watch(submission, window_start, seconds_left)
+    def _take_over(self) -> HeldLock | Refusal | None:
+        submission, dead_run = self._submission, self._submission.dead_run
+        assert submission.options is not None
+        assert dead_run is not None
+        _, max_lock = submission.lock_times(self.run_time)
+        wanted = WantedTakeover(
+            submission.task_name,
+            dead_run.claim_id,
+            dead_run.holder,
+            lease=submission.options.lease_within(max_lock),
+            failover=submission.failover,
+            claim_id=self._claim_id,
+        )
+        claimed = self._locks.take_over(wanted, self._wanted_at)
+        if isinstance(claimed, HeldLock):
+            assert claimed.run_time is not None
+            if submission.run_time_is_shared(claimed.window_start):
+                claimed.run_time = claimed.window_start
+            claimed.run_time = claimed.run_time.astimezone(self.run_time.tzinfo)
+            self.run_time = self._reports.run_time = claimed.run_time
+        return claimed
 
     def _lose(self, held: HeldLock, cancel: Callable[[], object] | None) -> None:
         """Tell that the lock was lost while the job runs, and cancel the job if it wants that."""
         self._reports.lost(held)
         options = self._submission.options
         if cancel is not None and options is not None and options.cancel_on_lost:
-            self._cancelled = True
             cancel()
 
-    def _release(self, held: HeldLock, *, keep_window: bool) -> None:
+    def _end(self, ending: Ending) -> None:
+        with self._ending:
+            if self._ended or self._held is None or self._held.inherited:
+                return
+            self._ended = True
         try:
-            released = self._locks.release(held, keep_window=keep_window)
+            released = self._locks.release(self._held, ending)
         except TaskLockError as error:
-            self._reports.not_released(held, error)
+            self._reports.not_released(self._held, error)
             return
-        if released is None:
-            self._reports.lost(held)
-        else:
-            self._reports.released(held, released.locked_until)
+        if released is not None:
+            self._reports.released(self._held, released.locked_until, ending)
+        elif not self._cut:
+            self._reports.lost(self._held)
 
 
-def _was_cancelled(events: Sequence[Any]) -> bool:
-    return any(isinstance(getattr(event, "exception", None), CancelledError) for event in events)
+def is_being_cancelled() -> bool:
+    """Tell whether somebody has cancelled the current asyncio task, rather than its own code."""
+    task = asyncio.current_task()
+    cancelling = getattr(task, "cancelling", None)  # from Python 3.11 on
+    return cancelling is not None and cancelling() > 0

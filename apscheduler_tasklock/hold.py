@@ -16,13 +16,15 @@ from inspect import (
 )
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from apscheduler_tasklock.context import HeldLock, holding
+from apscheduler_tasklock.asking import WantedClaim
+from apscheduler_tasklock.context import HeldLock, Refusal, holding
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockOptionError,
     TaskLockRefusedError,
 )
+from apscheduler_tasklock.releases import Ending
 
 if TYPE_CHECKING:
     from apscheduler_tasklock.locks import TaskLocks
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+# Seconds after which it is looked again whether a run that seems dead is.
+PAUSE = 0.3
 
 LOST = (
     "Task %r: its lock is lost (token %s), and another replica may hold it. Either it could not be "
@@ -43,13 +47,13 @@ class Hold:
 
     Made by ``TaskLocks.hold``.
 
-    :param times: ``min_lock``, ``max_lock`` and ``failover`` of ``TaskLocks.claim``
+    :param wanted: what is claimed each time
     """
 
-    def __init__(self, locks: TaskLocks, name: str, times: dict[str, Any]) -> None:
+    def __init__(self, locks: TaskLocks, wanted: WantedClaim) -> None:
         self._locks = locks
-        self._name = name
-        self._times = times
+        self._name = wanted.task_name
+        self._wanted = wanted
         self._entered = False
         self._held: HeldLock | None = None
         self._context = ExitStack()
@@ -67,7 +71,7 @@ class Hold:
                 self._claim()  # raises
             with self._locks.in_use:
                 held = await self._locks.offload.claim(
-                    self._claim, partial(self._release, keep_window=False)
+                    self._claim, partial(self._release, ending=Ending.OPEN)
                 )
             return self._make_current(held)
 
@@ -110,7 +114,7 @@ class Hold:
         )
 
     def _anew(self) -> Hold:
-        return Hold(self._locks, self._name, self._times)
+        return Hold(self._locks, self._wanted)
 
     def _entering(self) -> ExitStack:
         """Return a context in which this is entered; it is not if an exception leaves it."""
@@ -125,7 +129,11 @@ class Hold:
         self._entered = exception is None
 
     def _claim(self) -> HeldLock:
-        claimed = self._locks.claim(self._name, **self._times)
+        claimed = self._locks.claim(self._wanted)
+        # A run whose lease has ended counts as dead only after a while, in which it may be renewed
+        # or released: right after an outage, and in a process that has just started.
+        while isinstance(claimed, Refusal) and claimed.waits and not self._locks.wait(PAUSE):
+            claimed = self._locks.claim(self._wanted)
         if not isinstance(claimed, HeldLock):
             raise TaskLockRefusedError(
                 self._name, claimed.holder, claimed.locked_until, claimed.reason
@@ -145,11 +153,11 @@ class Hold:
         self._context.close()
         return held
 
-    def _release(self, held: HeldLock, *, keep_window: bool = True) -> None:
+    def _release(self, held: HeldLock, ending: Ending = Ending.KEEP) -> None:
         if held.inherited:
             return
         try:
-            released = self._locks.release(held, keep_window=keep_window)
+            released = self._locks.release(held, ending)
         except TaskLockDatabaseError:
             return  # logged as an outage; the release is owed
         except TaskLockError:

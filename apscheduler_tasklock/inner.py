@@ -13,7 +13,6 @@ from apscheduler.util import maybe_ref
 
 from apscheduler_tasklock.carrier import QUIET_LOGGER, JobEvents
 from apscheduler_tasklock.errors import TaskLockOptionError
-from apscheduler_tasklock.submission import Watch
 
 
 def make_inner(
@@ -56,16 +55,22 @@ def _make_configured(options: dict[str, Any], scheduler: Any) -> Any:
     raise ValueError("its configuration has neither 'type' nor 'class'")
 
 
-def report_jobs(inner: Any, watch: Callable[[Watch], None]) -> None:
+def report_jobs(
+    inner: Any,
+    ended: Callable[[str, JobEvents | None], None],
+    failed: Callable[[str, BaseException], None],
+) -> None:
     """Let a started executor report the events of the jobs, not those of their carriers.
 
-    :param watch: gets the runs of other replicas that are to be watched
+    :param ended: gets the job's id and what its carrier returned, if it did
+    :param failed: gets the job's id and why its carrier was not run to its end
     """
     logger = inner._logger
-    report = inner._run_job_success
+    report, report_error = inner._run_job_success, inner._run_job_error
     if isinstance(report, _JobReport):  # of the last start
-        report = report.report
-    inner._run_job_success = _JobReport(report, inner, logger, watch)
+        report, report_error = report.report, report_error.report
+    inner._run_job_success = _JobReport(report, inner, logger, ended)
+    inner._run_job_error = _ErrorReport(report_error, failed)
     inner._logger = _InnerLogger(logger, {})
 
 
@@ -80,20 +85,35 @@ class _JobReport:
         report: Callable[..., Any],
         inner: Any,
         logger: logging.Logger,
-        watch: Callable[[Watch], None],
+        ended: Callable[[str, JobEvents | None], None],
     ) -> None:
         self.report = report
         self._inner = inner
         self._logger = logger
-        self._watch = watch
+        self._ended = ended
 
     def __call__(self, job_id: str, events: list[Any], *more: Any, **named: Any) -> None:
         self.report(job_id, _carried(events, self._inner, self._logger), *more, **named)
         # Only now is the instance counted out that a takeover needs.
-        for event in events:
-            if event.code == EVENT_JOB_EXECUTED and isinstance(event.retval, JobEvents):
-                for watch in event.retval.watches:
-                    self._watch(watch)
+        results = [event.retval for event in events if event.code == EVENT_JOB_EXECUTED]
+        self._ended(job_id, next((r for r in results if isinstance(r, JobEvents)), None))
+
+
+class _ErrorReport:
+    """Stands in for ``_run_job_error`` of a wrapped executor.
+
+    :ivar report: the executor's own
+    """
+
+    def __init__(
+        self, report: Callable[..., Any], failed: Callable[[str, BaseException], None]
+    ) -> None:
+        self.report = report
+        self._failed = failed
+
+    def __call__(self, job_id: str, exc: BaseException, *more: Any, **named: Any) -> None:
+        self.report(job_id, exc, *more, **named)
+        self._failed(job_id, exc)
 
 
 def _carried(events: list[Any], inner: Any, logger: logging.Logger) -> list[Any]:

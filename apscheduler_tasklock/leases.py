@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -140,16 +141,19 @@ def _is_nearly_due(lease: _Lease) -> bool:
 def _first_due(held: HeldLock) -> float:
     assert held.lease is not None
     # The claim's answer may have taken most of the first lease.
-    return time.monotonic() + min(held.lease, held.seconds_left) / RENEWALS_PER_LEASE
+    return time.monotonic() + min(held.lease, held.lease_left) / RENEWALS_PER_LEASE
 
 
 def _due(held: HeldLock, now: float) -> float:
     assert held.lease is not None
-    return now + held.lease / RENEWALS_PER_LEASE
+    # Not after the maximum lock: that it is lost by then is told at once.
+    return now + min(held.lease / RENEWALS_PER_LEASE, held.seconds_left)
 
 
 def _put_off(leases: Sequence[_Lease]) -> None:
     now = time.monotonic()
     for lease in leases:
         assert lease.held.lease is not None
-        lease.due = now + min(RETRY_INTERVAL, lease.held.lease / 10)
+        # With jitter: replicas that lost a server must not all come back at the same moment.
+        pause = min(RETRY_INTERVAL, lease.held.lease / 10)
+        lease.due = now + pause * random.uniform(0.8, 1.2)  # noqa: S311  # no secret

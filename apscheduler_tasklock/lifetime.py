@@ -73,6 +73,33 @@ class Lifetime:
                 self._give_up()
 
 
+class InProgress:
+    """Counts what is going on, for whoever has to wait until nothing is. A context manager."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+        begins_anew_in_a_fork(self)
+
+    def begin_anew(self) -> None:
+        """Count from zero. What goes on in the parent does not here."""
+        self._changed = threading.Condition()
+        self._count = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until nothing goes on, for so long at most; tell whether nothing does."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._count == 0, seconds)
+
+
 def off_the_loop(function: Callable[[], None]) -> None:
     """Call a function that waits: here, or in a thread where an event loop would wait with it."""
     try:

@@ -7,10 +7,12 @@ import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock.asking import WantedClaim, WantedTakeover
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.blockers import Blockers
 from apscheduler_tasklock.check import check_table
@@ -21,13 +23,14 @@ from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.database import Database
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.hold import Hold
-from apscheduler_tasklock.lifetime import Lifetime, off_the_loop
+from apscheduler_tasklock.lifetime import InProgress, Lifetime, off_the_loop
 from apscheduler_tasklock.messages import ReleaseAnswer, RunState
 from apscheduler_tasklock.names import check_name, make_replica_id
 from apscheduler_tasklock.offload import Offload
-from apscheduler_tasklock.options import LockOptions
+from apscheduler_tasklock.options import DEFAULT, Default, LockOptions
 from apscheduler_tasklock.outage import Outage
 from apscheduler_tasklock.protocol import TaskLockProtocol
+from apscheduler_tasklock.releases import Ending, OwedRelease
 from apscheduler_tasklock.settings import LockSettings, as_url
 from apscheduler_tasklock.table import DEFAULT_TABLE, task_lock_table
 
@@ -43,6 +46,7 @@ class TaskLocks:
     :raises TaskLockOptionError: ``database`` is not one that the task lock can use
     :ivar blockers: knows which blocking runs were told of
     :ivar offload: makes claims and releases for coroutines
+    :ivar claiming: counts the claims that are being made, and given back if nobody wants them
     :ivar in_use: counts who still needs the threads after :meth:`close`
     """
 
@@ -63,11 +67,12 @@ class TaskLocks:
         self._database = Database(
             database, timeout=claim_timeout, application_name=f"tasklock {replica_id}"[:63]
         )
-        self._clock = DatabaseClock()
-        self._protocol = TaskLockProtocol(self.table)
         self._closed = threading.Event()
         self.blockers = Blockers()
-        outage = Outage(self._database.where, attempt_limit(claim_timeout))
+        limit = attempt_limit(claim_timeout)
+        outage = Outage(self._database.where, limit)
+        self._clock = DatabaseClock(outage.clock_stepped)
+        self._protocol = TaskLockProtocol(self.table, lock_timeout=limit)
         self._attempts = Attempts(self._database, self.table, outage)
         self._claims = Claims(
             self._attempts,
@@ -79,12 +84,18 @@ class TaskLocks:
             stop=self._closed,
         )
         self.offload = Offload()
+        self.claiming = InProgress()
         self.in_use = Lifetime(self.offload.close)
 
     @classmethod
     def from_settings(cls, settings: LockSettings) -> TaskLocks:
         """Return the same task locks in another process, on an engine of its own."""
         return cls(**vars(settings))
+
+    @property
+    def where(self) -> str:
+        """The database's host, port and name, shown in logs."""
+        return self._database.where
 
     @property
     def closed(self) -> bool:
@@ -100,101 +111,141 @@ class TaskLocks:
 
         def statement(cursor: Any) -> None:
             sent = time.monotonic()
-            database_time = check_table(cursor, self.table, self._database.url.username)
-            self._clock.learn(
-                sent=sent,
-                answered=time.monotonic(),
-                database_time=database_time,
-                bound=self._clock.latest(sent),
-            )
+            self._learn(sent, check_table(cursor, self.table, self._database.url.username))
 
         self._attempts.once(statement)
 
-    def claim(
-        self,
-        task_name: str,
-        run_time: datetime | None = None,
-        *,
-        min_lock: float,
-        max_lock: float,
-        failover: float | None = None,
-        takes_over: bool = False,
-        keep_unanswered: bool = False,
-        since: float | None = None,
-    ) -> HeldLock | Refusal:
-        """Claim a task for one run time, and try again while the database is away.
+    def _learn(self, sent: float, database_time: datetime) -> None:
+        bound = self._clock.latest(sent)
+        now = time.monotonic()
+        self._clock.learn(sent=sent, answered=now, database_time=database_time, bound=bound)
 
-        :param task_name: the task's name
-        :param run_time: the nominal run time, with a time zone; ``None`` for now
-        :param min_lock: seconds from the run time until which its window lasts
-        :param max_lock: seconds after which the claim counts as dead
-        :param failover: seconds after which it does so without a renewal, which a thread makes
-            for as long as it is held
-        :param takes_over: whether the window of a holder that died is claimed in place of this
-            one, to be run again
-        :param keep_unanswered: whether the window stays taken if the claim was sent and never
-            answered, although the database may have granted it
+    def claim(self, wanted: WantedClaim, since: float | None = None) -> HeldLock | Refusal:
+        """Claim a task for one run time, and try again while the database is unavailable.
+
         :param since: when the claim was wanted, from :func:`time.monotonic`, if that was not now
         :return: the held lock, which must be released, or why it was refused
         :raises TaskLockDatabaseError: the database stayed away for ``claim_timeout``. A claim
-            that it may have granted all the same is released in the background.
+            that it may have granted all the same is ended in the background.
         :raises TaskLockError: the database refused the statement, and the message names the
             remedy; or these task locks are closed
         """
-        self.in_use.begin_use()
         claimed = None
         try:
-            if self.closed:
-                raise TaskLockError(f"task {task_name!r} is not claimed: these locks are closed")
-            claimed = self._claims.claim(
-                task_name,
-                run_time,
-                min_lock=min_lock,
-                max_lock=max_lock,
-                failover=failover,
-                takes_over=takes_over,
-                keep_unanswered=keep_unanswered,
-                since=since,
-            )
+            self._begin(wanted.task_name)
+            claimed = self._claims.claim(wanted, since)
         finally:
             if not isinstance(claimed, HeldLock):
                 self.in_use.end_use()
         return claimed
 
-    def release(self, held: HeldLock, *, keep_window: bool = True) -> ReleaseAnswer | None:
+    def take_over(
+        self, wanted: WantedTakeover, since: float | None = None
+    ) -> HeldLock | Refusal | None:
+        """Take over the run of a holder that died; see :meth:`claim`.
+
+        :return: the held lock, which must be released; or who has the task instead; or ``None``
+            if its row is gone
+        :raises TaskLockError: as of :meth:`claim`
+        """
+        claimed = None
+        try:
+            self._begin(wanted.task_name)
+            claimed = self._claims.take_over(wanted, since)
+        finally:
+            if not isinstance(claimed, HeldLock):
+                self.in_use.end_use()
+        return claimed
+
+    def _begin(self, task_name: str) -> None:
+        self.in_use.begin_use()
+        if self.closed:
+            raise TaskLockError(f"task {task_name!r} is not claimed: these locks are closed")
+
+    def release(self, held: HeldLock, ending: Ending = Ending.KEEP) -> ReleaseAnswer | None:
         """End a claim, now or in the background.
 
         :param held: the lock to release
-        :param keep_window: whether its window stays taken; ``False`` opens it at once
+        :param ending: what becomes of its window
         :return: the task's row, or ``None`` if the claim had expired and was somebody else's
         :raises TaskLockDatabaseError: the database is away. The release is owed: it is sent again
             in the background until the claim's end.
         :raises TaskLockError: the database refused the statement
         """
         try:
-            return self._claims.release(held, keep_window=keep_window)
+            return self._claims.release(held, ending)
         finally:
             if held.end():
                 self.in_use.end_use()
 
-    def abandon(self, held: HeldLock) -> None:
-        """Give up a claim that is lost, and leave its row to who takes it over."""
-        self._claims.abandon(held)
-        if held.end():
-            self.in_use.end_use()
-
     @property
-    def settled(self) -> bool:
+    def stable(self) -> bool:
         """Whether the database has been there for long enough to believe that a holder died."""
-        return self._attempts.settled
+        return self._attempts.outage.stable
 
-    def read_runs(self, task_names: Sequence[str]) -> list[RunState]:
-        """Return the last run of each of these tasks.
+    def believe(self) -> None:
+        """Believe that holders died whose leases have ended, unless an outage is known here.
+
+        A worker process is as sure as its parent, which has seen the database for longer.
+        """
+        self._attempts.outage.believe()
+
+    def read_runs(self, task_names: Sequence[str], always: Sequence[str] = ()) -> list[RunState]:
+        """Return which of these tasks have a run whose holder died.
+
+        :param always: tasks whose last run is returned whatever its state
+        :raises TaskLockDatabaseError: the database is away
+        :raises TaskLockError: it refuses
+        """
+
+        def statement(cursor: Any) -> list[RunState]:
+            sent = time.monotonic()
+            states, database_time = self._protocol.read(cursor, task_names, always)
+            self._learn(sent, database_time)
+            return states
+
+        return self._attempts.once(statement)
+
+    def give_up(self, dead: RunState) -> bool:
+        """Finish a dead run that is not to be run again; tell whether this replica did.
 
         :raises TaskLockDatabaseError: the database is away
         :raises TaskLockError: it refuses
         """
-        return self._attempts.once(lambda cursor: self._protocol.read(cursor, task_names))
+        return self._attempts.once(
+            lambda cursor: self._protocol.give_up(cursor, dead.task_name, dead.claim_id)
+        )
+
+    def end_lease(self, task_name: str, claim_id: UUID, holders: Sequence[str]) -> bool:
+        """End the lease of a claim whose holder, one of these, is known to be dead.
+
+        :return: whether there was such a claim
+        :raises TaskLockDatabaseError: the database is away
+        :raises TaskLockError: it refuses
+        """
+        ended = self._attempts.once(
+            lambda cursor: self._protocol.end_lease(
+                cursor, task_name, claim_id, handed_over=False, holders=holders
+            )
+        )
+        return ended is not None
+
+    def prune(self, age: float) -> int:
+        """Delete the rows of one-off jobs that were over so many seconds ago; return how many.
+
+        :raises TaskLockDatabaseError: the database is away
+        :raises TaskLockError: it refuses, as for a role that may not delete
+        """
+        return self._attempts.once(lambda cursor: self._protocol.prune(cursor, age))
+
+    def take_pending(self) -> list[OwedRelease]:
+        """Return the releases that could not be sent, for another process to send them."""
+        return self._claims.owed.take()
+
+    def adopt_pending(self, releases: Sequence[OwedRelease]) -> None:
+        """Send releases that another process could not send."""
+        for release in releases:
+            self._claims.owed.adopt(release)
 
     def hold(
         self,
@@ -202,7 +253,7 @@ class TaskLocks:
         *,
         min_lock: float | timedelta,
         max_lock: float | timedelta,
-        failover: float | timedelta | None = None,
+        lease: float | timedelta | Default | None = DEFAULT,
     ) -> Hold:
         """Return a context manager, sync or async, and decorator that holds a task's lock.
 
@@ -212,18 +263,19 @@ class TaskLocks:
         :param min_lock: seconds or ``timedelta``, 0 or more, from the claim on, during which the
             task is refused to others even after it was released
         :param max_lock: seconds or ``timedelta``, above 0, after which the holder counts as dead
-        :param failover: seconds or ``timedelta``, 1 or more, after which a holder that does not
-            renew its claim counts as dead; ``None`` leaves it at ``max_lock``
+        :param lease: seconds or ``timedelta``, 1 or more, after which a holder that does not
+            renew its claim counts as dead; by default 60 s or a third of ``max_lock``, whichever is
+            shorter; ``None`` leaves it at ``max_lock``
         :raises TaskLockOptionError: one of them is impossible
         :raises TaskLockRefusedError: when entered: the task runs elsewhere, or was just run
         :raises TaskLockError: when entered: the database is away, or refuses
         """
         where = f"hold({name!r})"
-        given = {"min_lock": min_lock, "max_lock": max_lock, "failover": failover}
+        given = {"min_lock": min_lock, "max_lock": max_lock, "lease": lease}
         options = LockOptions.parse(given, where)
         least, most = options.lock_times(period=0)
-        times = {"min_lock": least, "max_lock": most, "failover": options.failover or None}
-        return Hold(self, check_name(name, where), times)
+        wanted = WantedClaim(check_name(name, where), least, most, lease=options.lease_within(most))
+        return Hold(self, wanted)
 
     def open(self) -> None:
         """Let claims through again after :meth:`close`."""
@@ -232,17 +284,25 @@ class TaskLocks:
         self.offload.open()
         self._closed.clear()
 
+    def wait(self, seconds: float) -> bool:
+        """Wait for so long, or until these task locks are closed; tell whether they are."""
+        return self._closed.wait(seconds)
+
     def stop_claiming(self) -> None:
         """End the retries of claims under way. Releases still go through."""
         self._closed.set()
 
-    def close(self) -> None:
-        """Claim nothing more, send what releases are owed, and close idle connections.
+    def close(self, *, blocking: bool = False) -> None:
+        """Claim nothing more, send pending releases, and close idle connections.
 
-        While the database is away, these are tried for 3 seconds and what the last attempt takes.
-        What is held can still be released, on a connection that is closed after it.
+        While the database is unavailable, these are tried for 3 seconds. On an event loop a thread
+        does that, which the process waits for when it ends, unless ``blocking``. What is held can
+        still be released, on a connection that is closed after it.
         """
         self._closed.set()
-        off_the_loop(self._claims.close)
+        if blocking:
+            self._claims.close()
+        else:
+            off_the_loop(self._claims.close)
         self._database.close()
         self.in_use.close()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 from uuid import UUID
-
-DeadRun = Literal["forget", "take over", "leave"]
 
 
 @dataclass(frozen=True)
@@ -18,12 +15,18 @@ class ClaimRequest:
     :ivar lag: seconds since the run time, by the replica's clock; never below 0
     :ivar latest: the latest time the database's clock can have had when ``lag`` was read
     :ivar min_lock: seconds from the run time until which its window lasts
-    :ivar max_lock: seconds after which a claim without a release counts as dead
-    :ivar replica_id: who asks, for people
+    :ivar max_lock: seconds after which a run has to have ended
+    :ivar replica_id: who asks, shown in logs
     :ivar claim_id: made for this request; asking twice with it claims once
-    :ivar lease: seconds after which a claim without a renewal counts as dead, if that is sooner
-    :ivar dead_run: what is to become of a run whose holder died: ``"forget"`` it, ``"take over"``
-        its window and run that again, or ``"leave"`` it for now, and be refused
+    :ivar lease: seconds after which a holder that does not renew counts as dead; ``None``: the
+        maximum lock
+    :ivar run_time: the run time itself, where every replica computes the same one; else ``None``
+    :ivar runs: what is run, so that nobody runs something else in its place: the function and, of
+        a one-off job, its run date; ``""`` for ``hold``
+    :ivar one_off: whether no other run time follows, so that the row can be deleted one day
+    :ivar failover: whether the window is to be run again if its holder dies
+    :ivar stable: whether the rows can be believed. If not, as after an outage, a run whose lease
+        has ended may be going on, and stands against the claim.
     """
 
     task_name: str
@@ -34,16 +37,32 @@ class ClaimRequest:
     replica_id: str
     claim_id: UUID
     lease: float | None = None
-    dead_run: DeadRun = "forget"
+    run_time: datetime | None = None
+    runs: str = ""
+    one_off: bool = False
+    failover: bool = False
+    stable: bool = True
 
 
-def takeover_id(claim_id: UUID) -> UUID:
-    """Return the id that a claim gets if it is granted the window of a dead holder.
+@dataclass(frozen=True)
+class TakeoverRequest:
+    """What a replica asks for that runs the window of a dead holder again.
 
-    Another one, so that the row tells which of the two windows was granted when the first answer
-    was lost. It differs in the last bit.
+    :ivar task_name: the task's name
+    :ivar dead_claim_id: the claim of the dead holder; no other is taken over
+    :ivar replica_id: who asks, shown in logs
+    :ivar claim_id: made for this request; asking twice with it claims once
+    :ivar lease: seconds after which a holder that does not renew counts as dead; ``None``: the end
+        of the maximum lock of the run that died, which a takeover keeps
+    :ivar failover: whether the window is to be run again if this holder dies as well
     """
-    return UUID(int=claim_id.int ^ 1)
+
+    task_name: str
+    dead_claim_id: UUID
+    replica_id: str
+    claim_id: UUID
+    lease: float | None = None
+    failover: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,15 +71,15 @@ class ClaimAnswer:
 
     :ivar granted: whether the claim stands and the job may run
     :ivar running: whether a run is going on, granted or not
-    :ivar new_window: whether the window asked for was new, and was not granted: because of the run
-        that is going on, or because the window of a dead holder was granted in its place
+    :ivar new_window: whether the window asked for was new, and was not granted
     :ivar unfinished: whether the last claim was never released: it is running, or its holder died
+    :ivar waits: whether a dead run stands against the claim: its window is run again first, or the
+        rows cannot be believed yet
     :ivar window_start: start of the last claim's window
-    :ivar dead_holder: whom a granted claim took the window over from, or ``None``; ``"unknown"``
-        if it did so the first time it was asked, and that answer was lost
     :ivar holder: replica of the last claim
     :ivar token: fencing token of the last claim
     :ivar locked_until: database time until which the last claim holds the task
+    :ivar run_until: database time at which its maximum lock ends
     :ivar database_time: when this was decided
     :ivar claim_id: what a release of the last claim has to match on
     """
@@ -69,11 +88,12 @@ class ClaimAnswer:
     running: bool
     new_window: bool
     unfinished: bool
+    waits: bool
     window_start: datetime
-    dead_holder: str | None
     holder: str
     token: int
     locked_until: datetime
+    run_until: datetime
     database_time: datetime
     claim_id: UUID
 
@@ -95,13 +115,26 @@ class Renewal:
     """A claim that is to stand for another lease.
 
     :ivar lease: seconds, from the renewal on
-    :ivar max_lock: seconds since it was granted, which no renewal exceeds
     """
 
     task_name: str
     claim_id: UUID
     lease: float
-    max_lock: float
+
+
+@dataclass(frozen=True)
+class LockTimes:
+    """When a claim ends, after it was renewed or extended.
+
+    :ivar locked_until: database time at which its lease ends; ``None`` if it could not be renewed,
+        since somebody has locked the row
+    :ivar run_until: database time at which its maximum lock ends
+    :ivar database_time: when this was decided
+    """
+
+    locked_until: datetime | None
+    run_until: datetime
+    database_time: datetime
 
 
 @dataclass(frozen=True)
@@ -109,17 +142,29 @@ class RunState:
     """The last run of a task, as its row tells of it.
 
     :ivar finished: whether it was released
-    :ivar dead: whether it was not, and its time is over
+    :ivar dead: whether it was not, and its lease has ended
+    :ivar expired: whether its maximum lock has ended
+    :ivar failover: whether its holder wanted it to be run again
+    :ivar deaths: how many holders died since a run of the task ended
+    :ivar handovers: how many holders handed this window over
+    :ivar handed_over: whether its holder has handed it over, so that nobody need wait
+    :ivar runs: what it runs, as of :class:`ClaimRequest`
     :ivar window_start: start of its window
     :ivar holder: who runs it, or ran it
-    :ivar locked_until: database time until which the task is held
     :ivar database_time: when this was read
     """
 
     task_name: str
+    claim_id: UUID
+    token: int
     finished: bool
     dead: bool
+    expired: bool
+    failover: bool
+    deaths: int
+    handovers: int
+    handed_over: bool
+    runs: str
     window_start: datetime
     holder: str
-    locked_until: datetime
     database_time: datetime

@@ -60,12 +60,16 @@ class Offload:
                 self._releases.submit(give_back, call.result())
             raise
 
+    def call(self, function: Callable[[], Result]) -> Future[Result]:
+        """Call a function in a thread, where it does not queue behind claims."""
+        return self._releases.submit(function)
+
     def release(self, release: Callable[[], Any]) -> Callable[[], Any]:
         """Call ``release`` in a thread.
 
         :return: to be called and awaited by who wants to wait for it
         """
-        return partial(_result_of, self._releases.submit(release))
+        return partial(_result_of, self.call(release))
 
 
 class _Claiming(Generic[Result]):

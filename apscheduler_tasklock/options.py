@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, Literal
+from enum import Enum
+from typing import Any, Final, Literal
 
 from apscheduler_tasklock.errors import TaskLockOptionError
 
@@ -15,6 +16,22 @@ RESERVED_KEY = "task_lock"
 
 # Longer than any schedule, and far from where PostgreSQL's timestamps end.
 LONGEST_SECONDS = timedelta(days=36500).total_seconds()
+
+# The longest lease that holds where nobody says otherwise; and its share of the maximum lock.
+DEFAULT_LEASE = 60.0
+DEFAULT_LEASE_SHARE = 1 / 3
+
+
+class Default(Enum):
+    """Stands for an option that was not given, where ``None`` says something."""
+
+    DEFAULT = "the default"
+
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
+
+DEFAULT: Final = Default.DEFAULT
 
 
 @dataclass(frozen=True)
@@ -27,8 +44,10 @@ class LockOptions:
     :ivar min_lock: minimum lock in seconds, instead of a factor
     :ivar max_lock: maximum lock in seconds, instead of a factor
     :ivar period: seconds that stand for the period of a run time that no other follows
-    :ivar failover: seconds after which a holder that does not renew its claim counts as dead, so
-        that another replica runs its window again; 0 for never
+    :ivar lease: seconds after which a holder that does not renew its claim counts as dead; infinite
+        for the maximum lock
+    :ivar failover: whether another replica runs the window of a dead holder again
+    :ivar max_takeovers: how often in a row, until it is given up; 0 or more
     :ivar cancel_on_lost: whether a coroutine job is cancelled when its lock is lost
     :ivar on_failure: ``"keep"`` or ``"release"`` the window of a run that raised
     """
@@ -39,7 +58,9 @@ class LockOptions:
     min_lock: float | None = None
     max_lock: float | None = None
     period: float | None = None
-    failover: float | None = None
+    lease: float | None = None
+    failover: bool | None = None
+    max_takeovers: int | None = None
     cancel_on_lost: bool | None = None
     on_failure: Literal["keep", "release"] | None = None
 
@@ -58,7 +79,11 @@ class LockOptions:
                     f"{where}: unknown task lock option {option!r}; allowed are "
                     f"{', '.join(allowed)}"
                 )
-        given = {key: value for key, value in options.items() if value is not None}
+        given = {
+            key: value
+            for key, value in options.items()
+            if value is not DEFAULT and (value is not None or key == "lease")
+        }
         parsed = cls(**{key: _PARSERS[key](value, key, where) for key, value in given.items()})
         parsed._check_pairs(where)
         return parsed
@@ -107,9 +132,21 @@ class LockOptions:
         most = self.max_lock if self.max_lock is not None else (self.max_factor or 0) * period
         return min(least, LONGEST_SECONDS), min(most, LONGEST_SECONDS)
 
+    def lease_within(self, max_lock: float) -> float | None:
+        """Return the lease in seconds, or ``None`` if a claim stands for the maximum lock.
+
+        :param max_lock: the maximum lock in seconds
+        """
+        lease = self.lease
+        if lease is None:
+            lease = min(DEFAULT_LEASE, max_lock * DEFAULT_LEASE_SHARE)
+            if lease < SHORTEST_LEASE:
+                return None
+        return lease if lease < max_lock else None
+
 
 # Seconds. Three renewals go into a lease, each over the network and on a thread of a busy process.
-SHORTEST_FAILOVER = 1.0
+SHORTEST_LEASE = 1.0
 
 # What holds where nobody says otherwise (0.9 and not 1.0, because with 1.0 a replica's
 # next fire misses its window by milliseconds).
@@ -117,7 +154,8 @@ DEFAULTS = LockOptions(
     min_factor=0.9,
     max_factor=5.0,
     period=3600.0,
-    failover=0.0,
+    failover=False,
+    max_takeovers=3,
     cancel_on_lost=False,
     on_failure="keep",
 )
@@ -175,17 +213,39 @@ def _parse_on_failure(value: Any, option: str, where: str) -> str:
     return str(value)
 
 
-def _parse_failover(value: Any, option: str, where: str) -> float:
-    seconds = 0.0 if value is False else parse_seconds(value, option, where)
-    if 0 < seconds < SHORTEST_FAILOVER:
+def _parse_lease(value: Any, option: str, where: str) -> float:
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        return math.inf
+    seconds = parse_seconds(value, option, where)
+    if seconds < SHORTEST_LEASE:
         raise TaskLockOptionError(
-            f"{where}: {option} must be {SHORTEST_FAILOVER:g} s or more, so that renewals have "
-            f"time to arrive, or 0 for none, not {value!r}"
+            f"{where}: {option} must be {SHORTEST_LEASE:g} s or more, so that renewals have "
+            f"time to arrive, or None for the maximum lock, not {value!r}"
         )
     return seconds
 
 
-def _parse_switch(value: Any, option: str, where: str) -> bool:
+def _parse_failover(value: Any, option: str, where: str) -> bool:
+    try:
+        return parse_switch(value, option, where)
+    except TaskLockOptionError:
+        raise TaskLockOptionError(
+            f"{where}: {option} must be True or False, not {value!r}; after how many seconds a "
+            "holder counts as dead is the option 'lease'"
+        ) from None
+
+
+def _parse_count(value: Any, option: str, where: str) -> int:
+    number = parse_number(value, option, where, "a whole number, 0 or more")
+    if number != int(number):
+        raise TaskLockOptionError(
+            f"{where}: {option} must be a whole number, 0 or more, not {value!r}"
+        )
+    return int(number)
+
+
+def parse_switch(value: Any, option: str, where: str) -> bool:
+    """Return a yes or no, given as such or as ``"true"`` or ``"false"``."""
     switches = {"true": True, "false": False}
     switched = switches.get(str(value).lower())
     if switched is None:
@@ -200,8 +260,10 @@ _PARSERS: dict[str, Callable[[Any, str, str], Any]] = {
     "min_lock": parse_seconds,
     "max_lock": parse_positive_seconds,
     "period": parse_positive_seconds,
+    "lease": _parse_lease,
     "failover": _parse_failover,
-    "cancel_on_lost": _parse_switch,
+    "max_takeovers": _parse_count,
+    "cancel_on_lost": parse_switch,
     "on_failure": _parse_on_failure,
 }
 

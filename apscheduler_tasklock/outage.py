@@ -9,10 +9,10 @@ import time
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
-# Seconds for which the database has to be back until a holder that it did not hear of counts as
-# dead, and one attempt more: enough for releases that are owed, which are sent every second, even
-# if one that got lost on its way is still being waited for.
-SETTLING = 2.5
+# Seconds for which the database has to be there, after an outage or a start, until a holder that it
+# did not hear of counts as dead, and one attempt more: enough for pending releases, which are sent
+# every second, even if one that got lost on its way is still being waited for.
+RECOVERY_GRACE = 2.5
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ class Outage:
         self._since: float | None = None
         self.reason: str | None = None
         self._over_at: float | None = None
+        # Nothing is known of the time before the start: an outage may just have ended.
+        self._stable_from: float | None = None
 
     def begin_anew(self) -> None:
         """Take a lock that nobody holds. What is known of the database holds in a fork, too."""
@@ -53,17 +55,39 @@ class Outage:
                 return
             self._since = time.monotonic()
         logger.warning(
-            "The task lock database is away (%s): %s (each run that it costs is logged at INFO)",
+            "The task lock database is away (%s): %s (each run that it costs is logged)",
             self._where,
             error,
         )
 
     @property
-    def settled(self) -> bool:
-        """Whether the database is there, and has been for a little while."""
-        if self.reason is not None:
-            return False
-        return self._over_at is None or time.monotonic() > self._over_at + self._attempt + SETTLING
+    def stable(self) -> bool:
+        """Whether the database is there, and has been for long enough to believe its rows."""
+        known = self.reason is None and self._stable_from is not None
+        return known and time.monotonic() >= (self._stable_from or 0.0)
+
+    @property
+    def grace(self) -> float:
+        """Seconds from the first answer, after a start or an outage, until rows are believed."""
+        return self._attempt + RECOVERY_GRACE
+
+    def believe(self) -> None:
+        """Believe the rows from now on, unless an outage is known: somebody else does already."""
+        with self._lock:
+            if self._over_at is None and self._since is None:
+                self._stable_from = 0.0
+
+    def clock_stepped(self, seconds: float) -> None:
+        """Note that the database's clock has stepped: leases may have ended by that alone."""
+        with self._lock:
+            self._stable_from = time.monotonic() + self.grace
+        logger.warning(
+            "The clock of the task lock database (%s) has stepped by %+.1f sec. Holders whose "
+            "leases ended by that are given %.1f sec to renew them",
+            self._where,
+            seconds,
+            self.grace,
+        )
 
     def end(self, begun: float) -> None:
         """Note that it did.
@@ -71,13 +95,18 @@ class Outage:
         :param begun: when the statement was, on the monotonic clock; an answer that was on its way
             when the outage was noticed does not end it
         """
-        if self._since is None:
+        if self._since is None and self._stable_from is not None:
             return
         with self._lock:
-            if self._since is None or begun < self._since:
+            if self._since is None:
+                if self._stable_from is None:
+                    self._stable_from = time.monotonic() + self.grace
+                return
+            if begun < self._since:
                 return
             since, self._since, self.reason = self._since, None, None
             self._over_at = time.monotonic()
+            self._stable_from = self._over_at + self.grace
         logger.info(
             "The task lock database is back (%s), %.1f sec after this replica noticed",
             self._where,

@@ -66,6 +66,34 @@ def nominal_time(trigger: Any, run_time: datetime) -> datetime:
         return run_time
 
 
+def is_shared(trigger: Any, nominal: datetime) -> bool:
+    """Tell whether every replica computes this very run time.
+
+    So it is with a cron expression, a date, a calendar interval, and an interval that counts from a
+    start on a whole second, which somebody has set. By default an interval counts from when its
+    replica made it. A run time that the trigger does not give is one that a user has set, as
+    by ``modify_job(next_run_time=...)``.
+
+    :param trigger: an APScheduler trigger
+    :param nominal: a nominal run time of it, with a time zone
+    """
+    if not _has_shared_times(trigger):
+        return False
+    if type(trigger) is CalendarIntervalTrigger:
+        # Its walk from the start date would take long.
+        return bool(nominal.astimezone(trigger.timezone).timetz() == trigger._time)
+    first = _first_from(_without_jitter_and_end(trigger), nominal)
+    return first is not None and first.timestamp() == nominal.timestamp()
+
+
+def _has_shared_times(trigger: Any) -> bool:
+    if isinstance(trigger, (AndTrigger, OrTrigger)):
+        return all(_has_shared_times(part) for part in trigger.triggers)
+    if type(trigger) is IntervalTrigger:
+        return bool(trigger.start_date.microsecond == 0)
+    return type(trigger) in (CronTrigger, DateTrigger, CalendarIntervalTrigger)
+
+
 def period_after(trigger: Any, run_time: datetime) -> float | None:
     """Return the seconds from ``run_time`` to the trigger's next run time.
 
@@ -84,7 +112,7 @@ def period_after(trigger: Any, run_time: datetime) -> float | None:
     return None if following is None else following.timestamp() - run_time.timestamp()
 
 
-def follows(trigger: Any, run_time: datetime) -> bool:
+def has_next_run(trigger: Any, run_time: datetime) -> bool:
     """Tell whether a run time follows, so that the scheduler keeps the job."""
     try:
         return _copied(trigger).get_next_fire_time(run_time, run_time) is not None

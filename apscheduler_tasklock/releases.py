@@ -6,12 +6,14 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
+from apscheduler_tasklock.messages import ReleaseAnswer
 from apscheduler_tasklock.protocol import TaskLockProtocol
 
 logger = logging.getLogger(__name__)
@@ -24,13 +26,34 @@ CLOSING_INTERVAL = 0.2
 CLOSING_PATIENCE = 3.0
 
 
+class Ending(Enum):
+    """How a claim is ended."""
+
+    KEEP = "released, its window taken"
+    OPEN = "released, its window open again"
+    HAND_OVER = "handed over: its window is run again by another replica"
+
+
+def send_ending(
+    protocol: TaskLockProtocol, cursor: Any, task_name: str, claim_id: UUID, ending: Ending
+) -> ReleaseAnswer | None:
+    """End a claim. ``None`` means that it no longer stood, and that nothing was changed."""
+    if ending is Ending.HAND_OVER:
+        return protocol.end_lease(cursor, task_name, claim_id, handed_over=True)
+    return protocol.release(cursor, task_name, claim_id, keep_window=ending is Ending.KEEP)
+
+
 @dataclass(frozen=True)
 class OwedRelease:
-    """A release that has not arrived yet, or of which no answer came."""
+    """A release that has not arrived yet, or of which no answer came. Can be pickled.
+
+    :ivar until: when it need not be sent any more, on the monotonic clock, which the processes of a
+        machine share
+    """
 
     task_name: str
     claim_id: UUID
-    keep_window: bool
+    ending: Ending
     until: float
 
 
@@ -57,12 +80,22 @@ class OwedReleases:
         self._thread: threading.Thread | None = None
         self._closers = 0
 
-    def add(self, task_name: str, claim_id: UUID, *, keep_window: bool, seconds: float) -> None:
+    def add(self, task_name: str, claim_id: UUID, ending: Ending, *, seconds: float) -> None:
         """Owe a release.
 
         :param seconds: how long it is worth sending: until the claim ends by itself
         """
-        owed = OwedRelease(task_name, claim_id, keep_window, time.monotonic() + seconds)
+        self.adopt(OwedRelease(task_name, claim_id, ending, time.monotonic() + seconds))
+
+    def take(self) -> list[OwedRelease]:
+        """Return what is owed, and owe it no more: somebody else will send it."""
+        with self._changed:
+            taken, self._owed = self._owed, []
+            self._changed.notify_all()
+            return taken
+
+    def adopt(self, owed: OwedRelease) -> None:
+        """Owe a release, maybe one that another process could not send."""
         with self._changed:
             self._owed.append(owed)
             if self._thread is None:
@@ -103,7 +136,7 @@ class OwedReleases:
                 if closing:
                     self._changed.wait(CLOSING_INTERVAL)
                 else:
-                    self._changed.wait_for(lambda: self._closers, RETRY_INTERVAL)
+                    self._changed.wait_for(lambda: self._closers or not self._owed, RETRY_INTERVAL)
                 closing, batch = self._closers > 0, list(self._owed)
             # When one fails, the others would fail alike, one by one.
             arrived = all(self._sent(owed) for owed in batch)
@@ -137,7 +170,7 @@ class OwedReleases:
         return True
 
     def _send(self, cursor: Any, owed: OwedRelease) -> None:
-        self._protocol.release(cursor, owed.task_name, owed.claim_id, keep_window=owed.keep_window)
+        send_ending(self._protocol, cursor, owed.task_name, owed.claim_id, owed.ending)
 
     def _forget(self, owed: OwedRelease) -> None:
         with self._changed:

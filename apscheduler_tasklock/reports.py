@@ -19,6 +19,7 @@ from apscheduler_tasklock.events import (
     TaskLockEvent,
 )
 from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.releases import Ending
 from apscheduler_tasklock.submission import Submission
 
 logger = logging.getLogger(__name__)
@@ -75,8 +76,8 @@ class Reports:
             refusal.holder,
             refusal.locked_until,
         )
-        if self._submission.failover is not None or not refusal.blocked:
-            return  # what blocks it is watched, or nothing does
+        if self._submission.failover or not refusal.blocked:
+            return  # what blocks it is run again, or nothing does
         if self._locks.blockers.is_news(task_name, refusal.token):
             logger.warning(
                 "Task %r: the run time %s is skipped, because %s still runs the task (token %s), "
@@ -92,10 +93,10 @@ class Reports:
     def failed(self, error: TaskLockError) -> None:
         """Tell of a claim that was not decided."""
         self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
-        # That the database is away has been said once, as a warning; a wrong set-up is an error.
+        # A run that an outage costs is a warning; a wrong set-up is an error.
         away = isinstance(error, TaskLockDatabaseError)
         logger.log(
-            logging.INFO if away else logging.ERROR,
+            logging.WARNING if away else logging.ERROR,
             "Task %r: %s for the run time %s: %s",
             self._submission.task_name,
             "run without its lock" if self._submission.run_unlocked else "not run",
@@ -103,9 +104,22 @@ class Reports:
             error,
         )
 
-    def released(self, held: HeldLock, locked_until: datetime) -> None:
+    def released(self, held: HeldLock, locked_until: datetime, ending: Ending) -> None:
         """Tell of a release that arrived."""
-        self._tell_of(held, EVENT_TASK_LOCK_RELEASED, locked_until=locked_until)
+        handed_over = ending is Ending.HAND_OVER
+        self._tell_of(
+            held,
+            EVENT_TASK_LOCK_RELEASED,
+            locked_until=locked_until,
+            reason="handed over" if handed_over else None,
+        )
+        if handed_over:
+            logger.info(
+                "Task %r: the window of %s is handed over to another replica (token %s)",
+                held.name,
+                self.run_time,
+                held.token,
+            )
 
     def not_released(self, held: HeldLock, error: TaskLockError) -> None:
         """Tell of a release that failed."""
@@ -122,8 +136,8 @@ class Reports:
         self._tell_of(held, EVENT_TASK_LOCK_LOST)
         logger.warning(
             "Task %r: the lock of the run scheduled at %s is lost (token %s), and another replica "
-            "may run the task. Either it could not be renewed in time, or the run outlived its "
-            "maximum lock; if so, raise max_factor or max_lock above what the job takes",
+            "may run the task. Either it was not renewed for longer than its lease, or the run "
+            "outlived its maximum lock; if so, raise max_factor or max_lock above what it takes",
             held.name,
             self.run_time,
             held.token,

@@ -6,62 +6,121 @@ Each is a transaction of its own and one round trip. All times are the database'
 from __future__ import annotations
 
 # Point 1 of the decision: nobody is running the task. A run that never finished counts until its
-# lease, or its maximum lock, has passed.
+# lease has ended.
 NOT_RUNNING = "(finished_at IS NOT NULL OR locked_until <= now())"
+
+# A claim that its holder may go on with: also after its lease, as long as nobody has taken it over.
+STANDS = "(finished_at IS NULL AND NOT handed_over AND run_until > now())"
 
 # The run time in database time. The replica says how late it is by its own clock, so that the
 # offset between the clocks cancels out; `latest` caps the database's time at what it can have
-# been when the replica said so (see clock.py). LEAST passes over a null.
-FIRED = "(LEAST(now(), %(latest)s::timestamptz) - %(lag)s::float8 * interval '1 second')"
+# been when the replica said so (see clock.py). LEAST passes over a null. Where every replica
+# computes the same run time, it is that one: clocks that differ by more than a short gap of the
+# schedule would otherwise take one run time for another. More than 5 minutes away it is not
+# believed, since then the replica's clock is wrong.
+_ASKED = """
+    SELECT GREATEST(reckoned - interval '5 minutes', LEAST(reckoned + interval '5 minutes',
+               COALESCE(%(run_time)s::timestamptz, reckoned))) AS fired
+    FROM (SELECT LEAST(now(), %(latest)s::timestamptz) - %(lag)s::float8 * interval '1 second'
+                 AS reckoned) AS clock
+"""
 
-MIN_LOCK = "(%(min_lock)s::float8 * interval '1 second')"
+_MIN_LOCK = "(%(min_lock)s::float8 * interval '1 second')"
+_MAX_LOCK = "(%(max_lock)s::float8 * interval '1 second')"
 # LEAST passes over a null: a claim without a lease.
-LOCK = "(LEAST(%(max_lock)s::float8, %(lease)s::float8) * interval '1 second')"
+_LEASE = "(%(lease)s::float8 * interval '1 second')"
+
+# A release that opens the window again puts its end this far before its start: early enough for
+# every fire of the same window, whose `fired` differ by the clocks' noise, and too late for a
+# fire of the window before.
+_JUST_BEFORE = """GREATEST(interval '1 microsecond',
+    LEAST(interval '1 second', (window_until - window_start) / 2))"""
 
 # Point 2: the window is new. The claimer's own minimum lock counts if it is the shorter one, so
-# that an interval shortened by a deployment takes effect at once.
-NEW_WINDOW = f"({FIRED} >= LEAST(window_until, window_start + {MIN_LOCK}))"
+# that an interval shortened by a deployment takes effect at once; not where either is a hold, whose
+# minimum lock was promised to it. One run time is run once, also with a minimum lock of 0.
+_NEW_WINDOW = f"""(
+    fired >= LEAST(window_until,
+                   CASE WHEN runs <> '' AND %(runs)s <> '' THEN window_start + {_MIN_LOCK} END)
+    AND (%(run_time)s::timestamptz IS NULL OR fired > window_start OR window_until < window_start)
+)"""
 
-# What the claimer wants with a run whose holder died. Its window is taken over before the
-# claimer's own, however new that is; else it would be lost.
-LEAVES_DEAD = "(%(dead_run)s::text = 'leave' AND finished_at IS NULL)"
-TAKES_OVER = "(%(dead_run)s::text = 'take over' AND finished_at IS NULL)"
+# A dead run that stands against a new window: its own one is run again first; or the rows cannot
+# be believed yet.
+_WAITS = """(
+    finished_at IS NULL AND (
+        NOT (handed_over OR %(stable)s::boolean)
+        OR (runs <> '' AND runs = %(runs)s AND run_until > now()
+            AND (handed_over OR (failover AND %(failover)s::boolean)))
+    )
+)"""
 
-# A claim whose answer was lost finds one of its ids in the row: it was granted the first time, and
-# the id tells which window. If that is its own one, it is not left to be claimed, however short.
-OWN = "claim_id IN (%(claim_id)s::uuid, %(takeover_id)s::uuid)"
-GRANTED_BEFORE = f"({OWN} AND NOT {NOT_RUNNING})"
-TOOK_OVER = f"(claim_id = %(takeover_id)s::uuid AND NOT {NOT_RUNNING})"
-# Not by what the statement found: a holder that is late may have released while it waited.
-TAKES_IT_OVER = "(new_claim_id = %(takeover_id)s::uuid)"
+# A claim whose answer was lost finds its id in the row: it was granted the first time.
+_OWN = "claim_id = %(claim_id)s::uuid"
+_GRANTED_BEFORE = f"({_OWN} AND {STANDS})"
+
+# What the server crashes on must not be a claim that was answered: its token would be given to
+# somebody else. A limit for the wait on a row, since a statement whose replica has given up must
+# not claim later. Both hold for this statement's transaction only. True, and asked last.
+_SAFELY = """(
+    CASE WHEN current_setting('synchronous_commit') = 'off'
+         THEN set_config('synchronous_commit', 'local', true) IS NOT NULL ELSE true END
+    AND set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL
+)"""
 
 # The columns of a ``ClaimAnswer``: from the row as the statement found it, and as a granted claim
 # made it.
-_ANSWER = {
-    GRANTED_BEFORE: "true",
-    f"NOT {NOT_RUNNING}": "true",
-    f"{NEW_WINDOW} AND (NOT {GRANTED_BEFORE} OR {TOOK_OVER})": f"{NEW_WINDOW} AND {TAKES_IT_OVER}",
-    "finished_at IS NULL": "true",
-    "window_start": "new_start",
-    f"CASE WHEN {TOOK_OVER} THEN 'unknown' END": f"CASE WHEN {TAKES_IT_OVER} THEN locked_by END",
-    "locked_by": "%(replica_id)s",
-    "token": "new_token",
-    "locked_until": "new_locked_until",
-    "now()": "now()",
-    "claim_id": "new_claim_id",
-}
-ROW_BEFORE = ", ".join(_ANSWER)
-ROW_AFTER = ", ".join(
-    f"CASE WHEN new_token IS NULL THEN {before} ELSE {after} END"
-    for before, after in _ANSWER.items()
+_ROW_AFTER = (
+    "true",
+    "true",
+    "false",
+    "true",
+    "false",
+    "new_start",
+    "%(replica_id)s",
+    "new_token",
+    "new_locked_until",
+    "new_run_until",
+    "now()",
+    "%(claim_id)s::uuid",
 )
 
-# A release can open the window again. It ends then half a window before its start: early enough
-# for every fire of the same window, whose `fired` differ by the clocks' noise, and too late for a
-# fire of the window before. A release that is sent twice opens once.
-RELEASED_WINDOW = (
+
+def _row_before(new_window: str, waits: str) -> tuple[str, ...]:
+    return (
+        _GRANTED_BEFORE,
+        f"NOT {NOT_RUNNING}",
+        f"{new_window} AND NOT {_GRANTED_BEFORE}",
+        "finished_at IS NULL",
+        f"{NOT_RUNNING} AND {waits}",
+        "window_start",
+        "locked_by",
+        "token",
+        "locked_until",
+        "run_until",
+        "now()",
+        "claim_id",
+    )
+
+
+_BEFORE_CLAIM = _row_before(_NEW_WINDOW, _WAITS)
+_BEFORE_TAKEOVER = _row_before("false", "false")
+
+
+def _made_or_found(before: tuple[str, ...]) -> str:
+    return ", ".join(
+        f"CASE WHEN new_token IS NULL THEN {found} ELSE {made} END"
+        for found, made in zip(before, _ROW_AFTER, strict=True)
+    )
+
+
+_RETURNED = """window_start AS new_start, token AS new_token, locked_until AS new_locked_until,
+               run_until AS new_run_until"""
+
+# A release can open the window again. A release that is sent twice opens once.
+_RELEASED_WINDOW = (
     "CASE WHEN %(keep_window)s::boolean OR finished_at IS NOT NULL THEN window_until"
-    " ELSE window_start - (window_until - window_start) / 2 END"
+    f" ELSE window_start - {_JUST_BEFORE} END"
 )
 
 
@@ -76,105 +135,198 @@ def claim(table: str) -> str:
     arrive after the release, and nobody would know of what it got.
     """
     return f"""
-        WITH claimed AS (
+        WITH asked AS ({_ASKED}), claimed AS (
             UPDATE {table} SET
                 started_at = now(),
-                locked_until = now() + {LOCK},
-                window_start = CASE WHEN {TAKES_OVER} THEN window_start ELSE {FIRED} END,
-                window_until = CASE WHEN {TAKES_OVER} THEN window_until
-                                    ELSE {FIRED} + {MIN_LOCK} END,
+                locked_until = now() + LEAST({_MAX_LOCK}, {_LEASE}),
+                run_until = now() + {_MAX_LOCK},
+                window_start = fired,
+                window_until = fired + {_MIN_LOCK},
                 locked_by = %(replica_id)s,
-                claim_id = CASE WHEN {TAKES_OVER} THEN %(takeover_id)s::uuid
-                                ELSE %(claim_id)s::uuid END,
+                claim_id = %(claim_id)s::uuid,
                 token = token + 1,
+                deaths = deaths + CASE WHEN finished_at IS NULL AND NOT handed_over
+                                       THEN 1 ELSE 0 END,
+                handovers = 0,
+                handed_over = false,
+                failover = %(failover)s::boolean,
+                runs = %(runs)s,
+                one_off = %(one_off)s::boolean,
                 finished_at = NULL
-            WHERE task_name = %(task_name)s AND {NOT_RUNNING} AND NOT {LEAVES_DEAD}
-              AND ({NEW_WINDOW} OR {TAKES_OVER}) AND NOT {OWN}
-            RETURNING window_start AS new_start, token AS new_token,
-                      locked_until AS new_locked_until, claim_id AS new_claim_id
+            FROM asked
+            WHERE task_name = %(task_name)s AND {NOT_RUNNING} AND NOT {_OWN} AND {_NEW_WINDOW}
+              AND NOT {_WAITS} AND {_SAFELY}
+            RETURNING {_RETURNED}
         )
-        SELECT {ROW_AFTER} FROM {table} LEFT JOIN claimed ON true WHERE task_name = %(task_name)s
+        SELECT {_made_or_found(_BEFORE_CLAIM)}
+        FROM {table} CROSS JOIN asked LEFT JOIN claimed ON true WHERE task_name = %(task_name)s
     """
 
 
 def first_claim(table: str) -> str:
-    """Return the statement that claims a task that has no row; if it has one, it returns none."""
+    """Return the statement that claims a task that has no row; if it has one, it returns none.
+
+    The first token comes from the clock, in milliseconds: where a row was deleted, the tokens of
+    the next one are larger all the same.
+    """
     return f"""
-        INSERT INTO {table} (task_name, started_at, locked_until, window_start, window_until,
-                             locked_by, claim_id, token)
-        VALUES (%(task_name)s, now(), now() + {LOCK}, {FIRED}, {FIRED} + {MIN_LOCK},
-                %(replica_id)s, %(claim_id)s::uuid, 1)
+        WITH asked AS ({_ASKED})
+        INSERT INTO {table} (task_name, started_at, locked_until, run_until, window_start,
+                             window_until, locked_by, claim_id, token, deaths, handovers,
+                             handed_over, failover, runs, one_off)
+        SELECT %(task_name)s, now(), now() + LEAST({_MAX_LOCK}, {_LEASE}), now() + {_MAX_LOCK},
+               fired, fired + {_MIN_LOCK}, %(replica_id)s, %(claim_id)s::uuid,
+               (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false,
+               %(failover)s::boolean, %(runs)s, %(one_off)s::boolean
+        FROM asked WHERE {_SAFELY}
         ON CONFLICT DO NOTHING
-        RETURNING true, true, false, true, window_start, NULL, locked_by, token, locked_until,
-                  now(), claim_id
+        RETURNING true, true, false, true, false, window_start, locked_by, token, locked_until,
+                  run_until, now(), claim_id
     """
 
 
 def look(table: str) -> str:
     """Return the statement that says what became of a claim that was not granted."""
-    return f"SELECT {ROW_BEFORE} FROM {table} WHERE task_name = %(task_name)s"
+    return f"""
+        WITH asked AS ({_ASKED})
+        SELECT {", ".join(_BEFORE_CLAIM)} FROM {table} CROSS JOIN asked
+        WHERE task_name = %(task_name)s
+    """
+
+
+def take_over(table: str) -> str:
+    """Return the statement that takes over one claim of a dead holder, or says why it may not.
+
+    Its window and the end of its maximum lock stay what they were.
+    """
+    return f"""
+        WITH claimed AS (
+            UPDATE {table} SET
+                started_at = now(),
+                locked_until = LEAST(now() + {_LEASE}, run_until),
+                locked_by = %(replica_id)s,
+                claim_id = %(claim_id)s::uuid,
+                token = token + 1,
+                deaths = deaths + CASE WHEN handed_over THEN 0 ELSE 1 END,
+                handovers = handovers + CASE WHEN handed_over THEN 1 ELSE 0 END,
+                handed_over = false,
+                failover = %(failover)s::boolean
+            WHERE task_name = %(task_name)s AND claim_id = %(dead_claim_id)s::uuid
+              AND finished_at IS NULL AND locked_until <= now() AND run_until > now() AND {_SAFELY}
+            RETURNING {_RETURNED}
+        )
+        SELECT {_made_or_found(_BEFORE_TAKEOVER)}
+        FROM {table} LEFT JOIN claimed ON true WHERE task_name = %(task_name)s
+    """
+
+
+def look_after_takeover(table: str) -> str:
+    """Return the statement that says what became of a takeover that was not granted."""
+    return f"SELECT {', '.join(_BEFORE_TAKEOVER)} FROM {table} WHERE task_name = %(task_name)s"
 
 
 def release(table: str) -> str:
-    """Return the statement that ends a claim."""
+    """Return the statement that ends a claim whose run has ended."""
     return f"""
         UPDATE {table} SET
             finished_at = COALESCE(finished_at, now()),
-            window_until = {RELEASED_WINDOW},
-            locked_until = GREATEST(now(), {RELEASED_WINDOW})
-        WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid
+            window_until = {_RELEASED_WINDOW},
+            locked_until = GREATEST(now(), {_RELEASED_WINDOW}),
+            deaths = 0,
+            handovers = 0,
+            handed_over = false
+        WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND {_SAFELY}
         RETURNING locked_until, now()
     """
 
 
-def extend(table: str) -> str:
-    """Return the statement that moves the end of a running claim."""
+def end_lease(table: str) -> str:
+    """Return the statement that ends the lease of a run that has not ended, and will not."""
     return f"""
-        UPDATE {table} SET locked_until = locked_until + %(by)s::float8 * interval '1 second'
-        WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND NOT {NOT_RUNNING}
-        RETURNING locked_until
+        UPDATE {table} SET
+            locked_until = LEAST(locked_until, now()), handed_over = %(handed_over)s::boolean
+        WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND finished_at IS NULL
+          AND (%(holders)s::text[] IS NULL OR locked_by = ANY(%(holders)s::text[])) AND {_SAFELY}
+        RETURNING locked_until, now()
     """
 
 
-def renew(table: str, *, waits: bool) -> str:
+def give_up(table: str) -> str:
+    """Return the statement that finishes a dead run which is not run again; one replica's does."""
+    return f"""
+        UPDATE {table} SET
+            finished_at = now(), locked_until = GREATEST(now(), window_until),
+            handed_over = false, deaths = deaths + 1
+        WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid
+          AND finished_at IS NULL AND locked_until <= now()
+        RETURNING token
+    """
+
+
+def extend(table: str) -> str:
+    """Return the statement that moves the end of a running claim's maximum lock."""
+    return f"""
+        UPDATE {table} SET
+            run_until = run_until + %(by)s::float8 * interval '1 second',
+            locked_until = GREATEST(locked_until, LEAST(
+                now() + {_LEASE}, run_until + %(by)s::float8 * interval '1 second'))
+        WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND {STANDS}
+        RETURNING locked_until, run_until, now()
+    """
+
+
+def renew(table: str) -> str:
     """Return the statement that renews all that a replica holds, and tells what of it stands.
 
-    A claim whose lease has ended stays so, even if nobody has taken it over: its holder has been
-    told that it is lost. A row that somebody has locked is passed over, and told without an end:
-    else one of them would keep all the others waiting until their leases end.
-
-    :param waits: whether it is waited for all the same, as for a single claim
+    A lease that has ended is revived, as long as nobody has taken the run over: during an outage
+    nobody could renew, and the run goes on. A row that somebody has locked is passed over, and
+    told without an end: else one of them would keep all the others waiting until their leases end.
     """
     return f"""
         WITH wanted AS (
             SELECT * FROM unnest(%(task_names)s::text[], %(claim_ids)s::uuid[],
-                                 %(leases)s::float8[], %(max_locks)s::float8[])
-                     AS renewal (task_name, claim_id, lease, max_lock)
+                                 %(leases)s::float8[]) AS renewal (task_name, claim_id, lease)
         ), free AS (
-            SELECT claim.task_name, lease, max_lock
+            SELECT claim.task_name, lease
             FROM {table} AS claim JOIN wanted USING (task_name, claim_id)
-            WHERE NOT {NOT_RUNNING}
-            FOR NO KEY UPDATE OF claim {"" if waits else "SKIP LOCKED"}
+            WHERE {STANDS}
+            FOR NO KEY UPDATE OF claim SKIP LOCKED
         ), renewed AS (
             UPDATE {table} AS claim SET
-                locked_until = GREATEST(locked_until, LEAST(
-                    now() + lease * interval '1 second',
-                    started_at + max_lock * interval '1 second'
-                ))
+                locked_until = GREATEST(
+                    locked_until, LEAST(now() + lease * interval '1 second', run_until))
             FROM free WHERE claim.task_name = free.task_name
             RETURNING claim.claim_id, locked_until AS renewed_until
         )
-        SELECT claim_id, renewed_until, now()
+        SELECT claim_id, renewed_until, run_until, now()
         FROM {table} JOIN wanted USING (task_name, claim_id) LEFT JOIN renewed USING (claim_id)
-        WHERE NOT {NOT_RUNNING}
+        WHERE {STANDS}
     """
 
 
 def read(table: str) -> str:
-    """Return the statement that reads the last runs of tasks."""
+    """Return the statement that reads the last runs of tasks: the dead ones, and some tasks' all.
+
+    A row without a task has the server's own state, also where there is no other row.
+    """
     return f"""
-        SELECT task_name, finished_at IS NOT NULL, finished_at IS NULL AND locked_until <= now(),
-               window_start, locked_by, locked_until, now(), read_only
+        SELECT task_name, claim_id, token, finished_at IS NOT NULL,
+               finished_at IS NULL AND locked_until <= now(), run_until <= now(), failover, deaths,
+               handovers, handed_over, runs, window_start, locked_by, now(), read_only
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
         LEFT JOIN {table} ON task_name = ANY(%(task_names)s::text[])
+            AND ((finished_at IS NULL AND locked_until <= now())
+                 OR task_name = ANY(%(always)s::text[]))
+    """
+
+
+def prune(table: str) -> str:
+    """Return the statement that deletes rows of one-off jobs that were over long ago."""
+    return f"""
+        DELETE FROM {table} WHERE task_name IN (
+            SELECT task_name FROM {table}
+            WHERE one_off AND GREATEST(finished_at, window_until, run_until)
+                              < now() - %(age)s::float8 * interval '1 second'
+            LIMIT 1000 FOR UPDATE SKIP LOCKED
+        )
     """

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from apscheduler.util import iscoroutinefunction_partial
 
 from apscheduler_tasklock.messages import RunState
 from apscheduler_tasklock.options import RESERVED_KEY, LockOptions
-from apscheduler_tasklock.period import period_after
+from apscheduler_tasklock.period import has_next_run, is_shared, period_after
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,13 @@ class Submission:
     :ivar options: the job's lock options, or ``None`` if it runs on every replica
     :ivar run_unlocked: whether it runs all the same if the database stays away
     :ivar logger_name: logger of the executor
-    :ivar last: whether no run time follows, so that the scheduler has dropped the job
-    :ivar taken_over: the run that died, if the run times are submitted again on its account
+    :ivar runs: what is run, as of ``ClaimRequest``
+    :ivar one_off: whether the job has one run time only
+    :ivar exempt_from_misfire: whether the run times are not late, however late they are: they
+        had to wait for another replica's run
+    :ivar dead_run: the run that died, if its window is to be run again; there is one run time then
+    :ivar claim_ids: the claims' ids, one per run time
+    :ivar submitted_at: when the scheduler began to submit it, on the monotonic clock
     """
 
     job: Any
@@ -40,18 +46,27 @@ class Submission:
     options: LockOptions | None
     run_unlocked: bool
     logger_name: str
-    last: bool = False
-    taken_over: RunState | None = None
+    runs: str = ""
+    one_off: bool = False
+    exempt_from_misfire: bool = False
+    dead_run: RunState | None = None
+    claim_ids: Sequence[UUID] = ()
+    submitted_at: float = 0.0
 
     @property
-    def failover(self) -> float | None:
-        """Seconds after which a holder without a renewal counts as dead, if the job wants that."""
-        return (self.options.failover or None) if self.options is not None else None
+    def failover(self) -> bool:
+        """Whether a dead holder's window is run again."""
+        return self.options is not None and bool(self.options.failover)
 
     @property
     def awaited(self) -> bool:
         """Whether the job is a coroutine, for an event loop to await."""
         return bool(iscoroutinefunction_partial(self.job.func))
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no run time follows, so that the scheduler has dropped the job."""
+        return self.one_off or not has_next_run(self.trigger, self.run_times[-1])
 
     def lock_times(self, nominal: datetime) -> tuple[float, float]:
         """Return the minimum and maximum lock for a nominal run time, in seconds."""
@@ -69,19 +84,28 @@ class Submission:
             period = None
         return self.options.lock_times(period or self.options.period or 0)
 
+    def run_time_is_shared(self, nominal: datetime) -> bool:
+        """Tell whether every replica computes this very run time."""
+        try:
+            return is_shared(self.trigger, nominal)
+        except Exception:  # noqa: BLE001  # a custom trigger's own code; lock_times() tells of it
+            return False
+
 
 @dataclass(frozen=True)
-class Watch:
-    """A run of another replica that stood against a submission, to be watched until it ends.
+class Blocked:
+    """A run time that was refused because of a run that had not ended.
 
-    :ivar submission: with the run time that was refused
-    :ivar window_start: start of that run's window, in database time
-    :ivar seconds_left: until its lock ends, if it is not renewed
+    :ivar submission: with this run time only
+    :ivar token: of the run that stood against it
+    :ivar is_new: whether its window is new, so that it is to be run if that run died
+    :ivar waits: whether the lease of that run has ended, so that its holder may be dead
     """
 
     submission: Submission
-    window_start: datetime
-    seconds_left: float
+    token: int
+    is_new: bool
+    waits: bool
 
 
 class JobView:
@@ -101,11 +125,3 @@ class JobView:
 
     def __str__(self) -> str:
         return str(self._job)
-
-
-def misfired(job: Any, run_time: datetime) -> bool:
-    """Tell whether APScheduler would call this run time of the job missed."""
-    if job.misfire_grace_time is None:
-        return False
-    late = datetime.now(timezone.utc) - run_time
-    return late > timedelta(seconds=job.misfire_grace_time)

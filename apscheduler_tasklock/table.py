@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, DateTime, MetaData, Table, Text, Uuid
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    Uuid,
+)
 from sqlalchemy.dialects.postgresql.base import PGDialect, PGIdentifierPreparer
 
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -53,6 +63,13 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("claim_id", Uuid, nullable=False),
         Column("token", BigInteger, nullable=False),
         Column("finished_at", moment(), nullable=True),
+        Column("run_until", moment(), nullable=False),
+        Column("failover", Boolean, nullable=False),
+        Column("deaths", Integer, nullable=False),
+        Column("handovers", Integer, nullable=False),
+        Column("handed_over", Boolean, nullable=False),
+        Column("runs", Text, nullable=False),
+        Column("one_off", Boolean, nullable=False),
         schema=schema,
     )
 

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.util import iscoroutinefunction_partial
 
 from apscheduler_tasklock.decorator import function_options
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.names import (
+    UnnamedTask,
     check_name,
-    function_reference,
-    is_anonymous,
-    refuse_twins,
+    is_unnamed,
+    reject_duplicate_unnamed,
 )
 from apscheduler_tasklock.options import RESERVED_KEY, LockOptions, parse_job_options, resolve
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ResolvedTask:
+    """The task that a job is.
+
+    :ivar name: the task's name; of a job without a lock, its id
+    :ivar options: its lock options, or ``None`` if it has no lock
+    """
+
+    name: str
+    options: LockOptions | None
 
 
 class Tasks:
@@ -41,12 +56,10 @@ class Tasks:
             for job_id, options in jobs.items()
         }
         self._namespace = namespace
-        self._named_by_function: set[str] = set()
+        self._unnamed = _UnnamedJobs()
 
-    def of(
-        self, job: Any, jobstore: str, jobstores: Mapping[str, Any]
-    ) -> tuple[str, LockOptions | None]:
-        """Return a job's task name, and its lock options, or ``None`` if it has no lock.
+    def resolve(self, job: Any, jobstore: str, jobstores: Mapping[str, Any]) -> ResolvedTask:
+        """Return a job's task: its name and its lock options.
 
         :param jobstore: alias of the job's store
         :param jobstores: the scheduler's stores, by alias
@@ -54,14 +67,24 @@ class Tasks:
         """
         options = self._options(job)
         if options is False:
-            return job.id, None
+            return ResolvedTask(job.id, None)
         if options.cancel_on_lost and not iscoroutinefunction_partial(job.func):
             raise TaskLockOptionError(
                 f"job {job.id!r}: cancel_on_lost is for coroutines, and its function is none; let "
                 "it look at current_lock().lost instead"
             )
-        name = options.name or self._name_without_option(job, jobstore, jobstores)
-        return check_name(self._namespace + name, f"job {job.id!r}"), options
+        where = f"job {job.id!r}"
+        if options.name:
+            return ResolvedTask(check_name(self._namespace + options.name, where), options)
+        # Two job stores may have jobs of one id.
+        prefix = self._namespace if jobstore == "default" else f"{self._namespace}{jobstore}:"
+        store = jobstores.get(jobstore)
+        if not is_unnamed(job, store):
+            return ResolvedTask(check_name(f"{prefix}{job.id}", where), options)
+        unnamed = self._unnamed.named(job, jobstore, store)
+        name = check_name(f"{prefix}{unnamed.task.name}", where)
+        unnamed.warn_once(job, name)
+        return ResolvedTask(name, options)
 
     def _options(self, job: Any) -> LockOptions | Literal[False]:
         return resolve(
@@ -72,31 +95,115 @@ class Tasks:
             where=f"job {job.id!r}",
         )
 
-    def _name_without_option(self, job: Any, jobstore: str, jobstores: Mapping[str, Any]) -> str:
-        if not is_anonymous(job, jobstores.get(jobstore)):
-            return str(job.id)
-        refuse_twins(job, self._others_without_name(job, jobstores))
-        name = function_reference(job)
-        if name not in self._named_by_function:
-            self._named_by_function.add(name)
-            logger.warning(
-                "Job %s was added without an id, so its task is named after its function, %s. "
-                "Give it an id in add_job(..., id=...) to keep the name when the function moves",
-                job.id,
-                name,
-            )
-        return name
 
-    def _others_without_name(self, job: Any, jobstores: Mapping[str, Any]) -> Iterator[Any]:
-        """Yield the other jobs whose tasks are named after their functions.
+class _UnnamedJob:
+    """A job without an id, as it was when its task was named.
 
-        Only memory job stores have any; others are not read, which can take long.
+    :ivar task: the task's name, and what it is made of
+    :ivar key: the job's store, and the name
+    :ivar rejection: why it never runs; only of a one-off job
+    """
+
+    def __init__(self, job: Any, jobstore: str, on_dropped: Callable[[_UnnamedJob], None]) -> None:
+
+        def drop(_: Any) -> None:
+            self._parts = ()
+            on_dropped(self)
+
+        # A job that its store has dropped, and its arguments, are not kept alive here.
+        self._job = weakref.ref(job, drop)
+        self._parts = _parts(job)
+        self._is_warned = False
+        self.identity = id(job)
+        self.task = UnnamedTask.of(job)
+        self.key = jobstore, self.task.name
+        self.rejection: str | None = None
+
+    def is_current(self, job: Any) -> bool:
+        """Tell whether the job has not changed since. APScheduler replaces what it changes."""
+        return all(part is now for part, now in zip(self._parts, _parts(job), strict=True))
+
+    def job_in(self, store: Any) -> Any:
+        """Return the job, or ``None`` if it has changed since or left the store."""
+        job = self._job()
+        if job is None or not self.is_current(job) or store.lookup_job(job.id) is not job:
+            return None
+        return job
+
+    def warn_once(self, job: Any, name: str) -> None:
+        """Warn of a recurring job's name, which is another one after a change of its parts."""
+        if self._is_warned or self.task.is_one_off:
+            return
+        self._is_warned = True
+        made_of = ", trigger and arguments" if self.task.has_arguments else " and trigger"
+        logger.warning(
+            "Job %s was added without an id (32 hexadecimal digits count as none), so its task is "
+            "named after its function%s: %s. Give it an id in add_job(..., id=...), or the option "
+            "'name', to keep the name when these change",
+            job.id,
+            made_of,
+            name,
+        )
+
+
+class _UnnamedJobs:
+    """The jobs whose tasks are named after function, trigger and arguments.
+
+    A job comes here when it is added or modified, and at each of its run times. So those that
+    share a name are known without a search of the job stores.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[int, _UnnamedJob] = {}  # by the job's identity
+        self._sharing: dict[tuple[str, str], set[_UnnamedJob]] = {}  # by job store and name
+        # A job may be dropped by any thread, also by one that holds the lock.
+        self._dropped: deque[_UnnamedJob] = deque()
+
+    def named(self, job: Any, jobstore: str, store: Any) -> _UnnamedJob:
+        """Return the job with its task's name. It is computed once, and anew after a change.
+
+        :raises TaskLockOptionError: another job has this name, and they may not share it
         """
-        for jobstore in jobstores.values():
-            if not isinstance(jobstore, MemoryJobStore):
-                continue
-            for other in jobstore.get_all_jobs():
-                if is_anonymous(other, jobstore) and other.executor == job.executor:
-                    options = self._options(other)
-                    if options is not False and not options.name:
-                        yield other
+        with self._lock:
+            while self._dropped:
+                self._remove(self._dropped.popleft())
+            unnamed = self._jobs.get(id(job))
+            if unnamed is None or not unnamed.is_current(job):
+                if unnamed is not None:
+                    self._remove(unnamed)
+                unnamed = _UnnamedJob(job, jobstore, self._dropped.append)
+                self._jobs[unnamed.identity] = unnamed
+                self._sharing.setdefault(unnamed.key, set()).add(unnamed)
+            self._reject_duplicate(job, unnamed, store)
+        return unnamed
+
+    def _remove(self, unnamed: _UnnamedJob) -> None:
+        if self._jobs.get(unnamed.identity) is unnamed:
+            del self._jobs[unnamed.identity]
+        sharing = self._sharing.get(unnamed.key, set())
+        sharing.discard(unnamed)
+        if not sharing:
+            self._sharing.pop(unnamed.key, None)
+
+    def _reject_duplicate(self, job: Any, unnamed: _UnnamedJob, store: Any) -> None:
+        if unnamed.rejection is not None:
+            raise TaskLockOptionError(unnamed.rejection)
+        sharing = self._sharing[unnamed.key]
+        others = (other.job_in(store) for other in sharing if other is not unnamed)
+        other_job = next((other for other in others if other is not None), None)
+        if other_job is None:
+            return
+        try:
+            reject_duplicate_unnamed(job, other_job, unnamed.task)
+        except TaskLockOptionError as error:
+            if unnamed.task.is_one_off:
+                # The store drops each of them when it is due. The last one does not run either.
+                for each in sharing:
+                    each.rejection = str(error)
+            raise
+
+
+def _parts(job: Any) -> tuple[Any, ...]:
+    """Return what a job's name is made of, and who runs it."""
+    return job.func, job.trigger, job.args, job.kwargs, job.executor

@@ -28,6 +28,13 @@ def upgrade(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("claim_id", sa.Uuid, nullable=False),
         sa.Column("token", sa.BigInteger, nullable=False),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("run_until", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("failover", sa.Boolean, nullable=False),
+        sa.Column("deaths", sa.Integer, nullable=False),
+        sa.Column("handovers", sa.Integer, nullable=False),
+        sa.Column("handed_over", sa.Boolean, nullable=False),
+        sa.Column("runs", sa.Text, nullable=False),
+        sa.Column("one_off", sa.Boolean, nullable=False),
         schema=schema,
     )
     name = f"{quoted(schema)}.{quoted(table)}" if schema else quoted(table)

@@ -6,8 +6,8 @@ from apscheduler_tasklock.demo.fleet import Event, Fleet
 from apscheduler_tasklock.demo.jobs import LONG_TASK
 from apscheduler_tasklock.demo.ledger import Ledger
 
-# What the whole story takes, in seconds: the first long run, its death, the failover, the run that
-# takes over, and a new replica that has started and runs something.
+# What the whole story takes, in seconds: the first long run, its death, the end of its lease, the
+# run that takes over, and a new replica that has started and runs something.
 SHORTEST_STORY = 12.0
 
 # Somebody has to be left to take over.

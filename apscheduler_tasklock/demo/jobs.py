@@ -32,10 +32,10 @@ class DemoTask:
 
 
 # Seconds after its last sign of life that a replica counts as dead.
-FAILOVER = 2.0
+LEASE = 2.0
 
 # The one in whose run a replica is killed. Its period has room for the run that dies, for the
-# failover, and for the run that takes over.
+# rest of its lease, and for the run that takes over.
 LONG_TASK = "report-8s"
 
 TASKS = (

@@ -21,7 +21,7 @@ from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock.database import parse_url
-from apscheduler_tasklock.demo.jobs import FAILOVER, ExpectedError, schedule
+from apscheduler_tasklock.demo.jobs import LEASE, ExpectedError, schedule
 from apscheduler_tasklock.demo.ledger import Ledger
 from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ALL,
@@ -74,7 +74,9 @@ def make_scheduler(ledger: Ledger) -> BackgroundScheduler:
                 ledger.url,
                 schema=ledger.schema,
                 replica_id=f"replica {ledger.replica}",
-                failover=FAILOVER,
+                lease=LEASE,
+                failover=True,
+                poll_interval=1,
             )
         },
         # On a machine that stalls, runs are late and not left out: the demo counts them.

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -16,12 +15,20 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from apscheduler_tasklock.database import parse_url
 from apscheduler_tasklock.demo.conductor import Conductor, describe_plan
+from apscheduler_tasklock.demo.fires import Fires
 from apscheduler_tasklock.demo.fleet import Event, Fleet
 from apscheduler_tasklock.demo.jobs import TASKS
 from apscheduler_tasklock.demo.ledger import Ledger, new_schema_name
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.demo.verdict import verdict
-from apscheduler_tasklock.demo.views import View, choose_view, describe_tasks, summary
+from apscheduler_tasklock.demo.views import (
+    View,
+    choose_view,
+    compare_with_no_lock,
+    describe_tasks,
+    explain_summary,
+    summary,
+)
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.schema import upgrade
 
@@ -103,7 +110,7 @@ class _Demo:
         self._seconds = seconds
         self._interrupts = interrupts
         self._view = choose_view(replicas, seconds)
-        self._fires: dict[str, list[float]] = defaultdict(list)
+        self._fires = Fires()
         self._faults: list[str] = []
 
     def run(self, database: str | None) -> int:
@@ -170,9 +177,8 @@ class _Demo:
 
     def _take_in(self, event: Event, view: View, started: float) -> None:
         view.show(event, event.at - started)
-        if event.kind in ("granted", "refused"):
-            self._fires[event.task].append(event.run_time)
-        elif event.kind in ("lost", "error"):
+        self._fires.take_in(event)
+        if event.kind in ("lost", "error"):
             self._faults.append(
                 f"replica {event.replica}, {event.task}: {event.kind} {event.detail}"
             )
@@ -183,7 +189,7 @@ class _Demo:
         verdicts = [
             verdict(
                 [run for run in runs if run.task == task.name],
-                self._fires[task.name],
+                self._fires.run_times(task.name),
                 deaths,
                 task,
             )
@@ -195,6 +201,9 @@ class _Demo:
             if found.unfounded
         ]
         self._view.show_verdicts(verdicts, replicas)
+        print(explain_summary(verdicts))
+        if self._fires:
+            print(compare_with_no_lock(verdicts, len(self._fires)))
         sys.stdout.flush()
         for fault in self._faults:
             print(fault, file=sys.stderr, flush=True)

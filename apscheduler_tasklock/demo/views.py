@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
@@ -17,6 +19,19 @@ _REPLICAS_WITH_NAMES = 2
 
 # What is counted of each task, and of all.
 _COUNTS = ("windows", "runs", "doubled", "missed")
+
+# What the fields of the last line mean.
+_MEANINGS = {
+    "windows": "how often the jobs were due; each window should run once",
+    "runs": "how often the jobs ran to their end, on whichever replica",
+    "doubled": "runs of a window that had run already",
+    "missed": "windows that no replica ran to their end",
+    "takeovers": "how often a window was run again, because its replica was killed",
+    "run_again": "the windows of these takeovers, as task@run time",
+}
+
+# So that a terminal of 80 columns breaks no line in the middle of a word.
+_TEXT_WIDTH = 79
 
 
 class View(Protocol):
@@ -128,9 +143,59 @@ def describe_takeovers(verdicts: Sequence[Verdict]) -> list[str]:
     return lines
 
 
+def explain_summary(verdicts: Sequence[Verdict]) -> str:
+    """Return what the last line's fields mean, a line each, and an empty line."""
+    fields = [field.partition("=")[0] for field in summary(verdicts).split()]
+    width = max(map(len, fields))
+    lines = [f"  {field:<{width}}  {_MEANINGS[field]}" for field in fields]
+    return "\n".join(["What the last line counts:", *lines, ""])
+
+
+def compare_with_no_lock(verdicts: Sequence[Verdict], fires: int) -> str:
+    """Return how often the jobs would have run without the lock, and how often they did.
+
+    :param fires: how many fires there were, of all replicas
+    """
+    windows, runs, doubled, missed = (_total(verdicts, name) for name in _COUNTS)
+    outcome = f"there were {runs} runs for {windows} windows: {doubled} doubled, {missed} missed"
+    if not doubled and not missed:
+        outcome = f"each of the {windows} windows ran once"
+        if begun_again := _describe_begun_again(verdicts):
+            outcome += f" ({begun_again})"
+    without = f"Without the lock, every replica would have run every job: {fires} runs."
+    lines = textwrap.wrap(f"With it, {outcome}.", _TEXT_WIDTH, break_on_hyphens=False)
+    return "\n".join([without, *lines])
+
+
+def _describe_begun_again(verdicts: Sequence[Verdict]) -> str:
+    """Return which windows began more than once, in the order in which they did."""
+    again = Counter(
+        (takeover.task, takeover.run_time)
+        for verdict in verdicts
+        for takeover in verdict.takeovers
+        if takeover.died is not None  # else the run had not begun
+    )
+    told = [
+        f"{task} of {_clock_time(run_time)} began {_times(count + 1)}"
+        for (task, run_time), count in sorted(again.items(), key=lambda item: item[0][1])
+    ]
+    if not told:
+        return ""
+    died = "its holder was killed" if len(told) == 1 else "their holders were killed"
+    return f"{', '.join(told)}, because {died}"
+
+
+def _times(count: int) -> str:
+    return "twice" if count == 2 else f"{count} times"
+
+
+def _total(verdicts: Sequence[Verdict], count: str) -> int:
+    return sum(getattr(verdict, count) for verdict in verdicts)
+
+
 def summary(verdicts: Sequence[Verdict]) -> str:
     """Return the last line: all windows together, and which of them were run again."""
-    counts = [f"{name}={sum(getattr(found, name) for found in verdicts)}" for name in _COUNTS]
+    counts = [f"{name}={_total(verdicts, name)}" for name in _COUNTS]
     takeovers = [takeover for found in verdicts for takeover in found.takeovers]
     counts.append(f"takeovers={len(takeovers)}")
     if takeovers:

@@ -139,6 +139,12 @@ def test_piped_it_prints_events_then_a_table_then_the_verdict(start: Callable[..
     assert kinds["refused"] > kinds["granted"]
     assert kinds["raised"] >= 1
 
+    assert lines[-2] == f"With it, each of the {match[1]} windows ran once."
+    asked = kinds["granted"] + kinds["refused"]
+    assert lines[-3] == f"Without the lock, every replica would have run every job: {asked} runs."
+    explained = lines[lines.index("What the last line counts:") + 1 : -4]
+    assert [line.split()[0] for line in explained] == re.findall(r"(\w+)=", lines[-1])
+
     heading = next(n for n, line in enumerate(lines) if line.startswith("task "))
     assert lines[heading].split()[-4:] == ["takeovers", "#1", "#2", "#3"]
     rows = [line.split() for line in lines[heading + 1 : heading + 4]]
@@ -179,6 +185,13 @@ def test_a_replica_is_killed_in_mid_run_and_its_window_run_again(
     assert told["dead"] != told["heir"]
     assert f"report-8s@{told['at']}" in summary[4]
     assert f"replica {told['dead']}  exited" not in demo.out
+
+    event = re.compile(r"s  (replica \d  \S+) +(?:granted|refused) +\((scheduled [^,]+), (.+)\)")
+    asked = {found[:2] for found in event.findall(demo.out) if not found[2].endswith("takeover")}
+    without, _, outcome = demo.out.rpartition("Without the lock, ")[2].partition("\n")
+    assert without == f"every replica would have run every job: {len(asked)} runs."
+    assert len(asked) > int(summary[2])
+    assert f"report-8s of {told['at']} began twice" in outcome.replace("\n", " ")
 
 
 @linux_only
@@ -361,3 +374,5 @@ def test_on_a_terminal_it_draws_a_lane_per_replica(
     assert all("├" in line for line in last[9:]), "the new replica's start"
     summary = r"windows=\d+ runs=\d+ doubled=0 missed=0 takeovers=1 run_again=report-8s@\S+"
     assert re.fullmatch(summary, [*filter(None, lines)][-1])
+    assert len([line for line in lines if line.startswith("Without the lock, every ")]) == 1
+    assert lines.count("What the last line counts:") == 1

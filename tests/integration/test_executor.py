@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import re
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -47,6 +51,11 @@ RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_ERROR]
 def rows(connection: psycopg.Connection[Any]) -> dict[str, dict[str, Any]]:
     cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
     return {row["task_name"]: row for row in cursor.execute("SELECT * FROM task_lock").fetchall()}
+
+
+def now() -> dict[str, Any]:
+    """Return options of a job that is due at once, however late it is."""
+    return {"next_run_time": datetime.now(timezone.utc), "misfire_grace_time": None}
 
 
 class TestARun:
@@ -413,35 +422,51 @@ class TestJobOptions:
             assert replica.codes() == [EVENT_JOB_EXECUTED]
         assert rows(connection) == {}
 
-    def test_a_job_without_an_id_is_named_after_its_function(
+
+class TestJobsWithoutAnId:
+    def test_a_recurring_one_is_named_after_function_trigger_and_arguments_with_a_warning(
         self,
         make_replica: MakeReplica,
         connection: psycopg.Connection[Any],
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        now = datetime.now(timezone.utc)
         for _ in range(2):
-            replica = make_replica()
-            job = replica.scheduler.add_job(
-                _named, "interval", hours=1, next_run_time=now, misfire_grace_time=None
-            )
+            replica = make_replica(namespace="app/")
+            job = replica.scheduler.add_job(_named, "interval", hours=1, **now())
             eventually(lambda replica=replica, job=job: replica.of(job.id))
             replica.idle()
         assert replica.codes(job.id) == [EVENT_TASK_LOCK_REFUSED]
-        assert list(rows(connection)) == [f"{__name__}:_named"]
-        warnings = [r for r in caplog.records if "without an id" in r.getMessage()]
+        [name] = rows(connection)
+        assert re.fullmatch(rf"app/{__name__}:_named-[0-9a-f]{{16}}", name)
+        warnings = [m for m in caplog.messages if "without an id" in m]
         assert len(warnings) == 2  # one on each replica
+        assert all(name in warning and "add_job(..., id=...)" in warning for warning in warnings)
 
-    def test_a_decorated_job_without_an_id_runs_on_one_replica(
+    def test_a_one_off_one_that_each_replica_adds_runs_once_without_a_warning(
+        self,
+        make_replica: MakeReplica,
+        connection: psycopg.Connection[Any],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        codes = []
+        for _ in range(2):
+            replica = make_replica()
+            job = replica.scheduler.add_job(_takes, args=["hunter2"], misfire_grace_time=None)
+            eventually(lambda replica=replica, job=job: replica.of(job.id))
+            replica.idle()
+            codes.append(replica.codes(job.id))
+        assert codes == [RUN, [EVENT_TASK_LOCK_REFUSED]]
+        assert len(rows(connection)) == 1
+        assert "without an id" not in caplog.text
+        assert "hunter2" not in caplog.text + str(rows(connection))
+
+    def test_a_decorated_one_runs_on_one_replica(
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
     ) -> None:
         for _ in range(2):
             replica = make_replica(start=False)
-            now = datetime.now(timezone.utc)
 
-            @replica.scheduler.scheduled_job(
-                "interval", hours=1, next_run_time=now, misfire_grace_time=None
-            )
+            @replica.scheduler.scheduled_job("interval", hours=1, **now())
             def clean_up() -> None: ...
 
             replica.scheduler.start()
@@ -451,45 +476,122 @@ class TestJobOptions:
         assert replica.codes(job.id) == [EVENT_TASK_LOCK_REFUSED]
         [name] = rows(connection)
         assert name.startswith(f"{__name__}:")
-        assert name.endswith(".clean_up")
+        assert ".clean_up-" in name
+
+    def test_one_off_ones_with_random_ids_all_run(self, make_replica: MakeReplica) -> None:
+        replica = make_replica()
+        jobs = [
+            replica.scheduler.add_job(_takes, args=[n], id=uuid4().hex, misfire_grace_time=None)
+            for n in range(3)
+        ]
+        for job in jobs:
+            replica.one(EVENT_JOB_EXECUTED, job.id)
+
+    def test_interval_jobs_of_two_tenants_both_run_on_one_replica(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        tenants = [uuid4().hex, uuid4().hex]
+        replicas = [make_replica(), make_replica()]
+        for replica in replicas:
+            for tenant in tenants:
+                once = {"id": tenant, "kwargs": {"tenant": tenant}, **now()}
+                replica.scheduler.add_job(_takes, "interval", hours=1, **once)
+        for tenant in tenants:
+            for replica in replicas:
+                eventually(lambda replica=replica, tenant=tenant: replica.of(tenant))
+                replica.idle()
+            codes = [code for replica in replicas for code in replica.codes(tenant)]
+            assert codes.count(EVENT_JOB_EXECUTED) == 1
+            assert codes.count(EVENT_TASK_LOCK_REFUSED) == 1
+        assert len(rows(connection)) == 2
 
     @pytest.mark.parametrize(
         "functions",
         [
             pytest.param((lambda: 1, lambda: 2), id="lambdas"),
-            pytest.param((partial(max, 1, 2), partial(max, 3, 4)), id="partials"),
+            pytest.param((partial(max, 1, 2), partial(max, 1, 2)), id="partials"),
+            pytest.param((partial(max, {1: object()}), partial(max, object())), id="objects"),
         ],
     )
-    def test_two_lambdas_or_partials_without_ids_are_refused_as_namesakes(
-        self, make_replica: MakeReplica, functions: tuple[Any, Any]
+    @pytest.mark.parametrize(
+        "trigger", [("interval", {"hours": 1}), ("cron", {"hour": 3})], ids=lambda given: given[0]
+    )
+    def test_recurring_ones_that_nothing_tells_apart_do_not_run(
+        self,
+        make_replica: MakeReplica,
+        connection: psycopg.Connection[Any],
+        caplog: pytest.LogCaptureFixture,
+        functions: tuple[Any, Any],
+        trigger: tuple[str, dict[str, Any]],
     ) -> None:
         replica = make_replica()
         replica.scheduler.pause()
-        now = datetime.now(timezone.utc)
         jobs = [
-            replica.scheduler.add_job(function, "interval", hours=1, next_run_time=now)
+            replica.scheduler.add_job(function, trigger[0], id=uuid4().hex, **trigger[1], **now())
             for function in functions
+        ]
+        assert f"Job {jobs[1].id!r} will not run" in caplog.text
+        replica.scheduler.resume()
+        for job in jobs:
+            error = str(replica.one(EVENT_TASK_LOCK_ERROR, job.id).exception)
+            assert "give each an id" in error
+            assert all(part.id in error for part in jobs)
+        assert rows(connection) == {}
+
+    def test_one_of_two_that_nothing_tells_apart_runs_once_the_other_is_removed(
+        self, make_replica: MakeReplica
+    ) -> None:
+        replica = make_replica()
+        replica.scheduler.pause()
+        job, other = (
+            replica.scheduler.add_job(_named, "interval", hours=1, **now()) for _ in range(2)
+        )
+        other.remove()
+        replica.scheduler.resume()
+        replica.one(EVENT_JOB_EXECUTED, job.id)
+
+    def test_three_one_off_ones_with_objects_as_arguments_do_not_run(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        """The scheduler removes each as it is due, so that the last one is alone in the end."""
+        replica = make_replica()
+        replica.scheduler.pause()
+        jobs = [replica.scheduler.add_job(_takes, args=[object()], **now()) for _ in range(3)]
+        replica.scheduler.resume()
+        for job in jobs:
+            replica.one(EVENT_TASK_LOCK_ERROR, job.id)
+        assert rows(connection) == {}
+
+    def test_one_off_ones_that_are_the_same_in_everything_run_once(
+        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        replica = make_replica()
+        replica.scheduler.pause()
+        jobs = [replica.scheduler.add_job(_takes, args=[1], **now()) for _ in range(2)]
+        replica.scheduler.resume()
+        for job in jobs:
+            eventually(lambda job=job: replica.of(job.id))
+        replica.idle()
+        codes = [code for job in jobs for code in replica.codes(job.id)]
+        assert codes.count(EVENT_JOB_EXECUTED) == 1
+        assert codes.count(EVENT_TASK_LOCK_REFUSED) == 1
+        assert "will not run" not in caplog.text
+
+    def test_one_without_a_lock_or_with_a_name_does_not_count(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        replica = make_replica()
+        replica.scheduler.pause()
+        jobs = [
+            replica.scheduler.add_job(_takes, "interval", hours=1, kwargs=kwargs, **now())
+            for kwargs in ({}, {"task_lock": False}, {"task_lock": {"name": "other"}})
         ]
         replica.scheduler.resume()
         for job in jobs:
-            error = replica.one(EVENT_TASK_LOCK_ERROR, job.id).exception
-            assert "give each an id" in str(error)
+            replica.one(EVENT_JOB_EXECUTED, job.id)
+        assert len(rows(connection)) == 2
 
-    def test_a_namesake_without_a_lock_does_not_count(
-        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
-    ) -> None:
-        def job(**_: Any) -> None: ...
-
-        replica = make_replica()
-        replica.scheduler.pause()
-        once = {"next_run_time": datetime.now(timezone.utc), "misfire_grace_time": None}
-        locked = replica.scheduler.add_job(job, "interval", hours=1, **once)
-        replica.scheduler.add_job(job, "interval", hours=1, kwargs={"task_lock": False}, **once)
-        replica.scheduler.resume()
-        replica.one(EVENT_JOB_EXECUTED, locked.id)
-        assert len(rows(connection)) == 1
-
-    def test_two_jobs_without_an_id_that_share_a_function_do_not_run(
+    def test_a_modified_one_is_named_anew(
         self,
         make_replica: MakeReplica,
         connection: psycopg.Connection[Any],
@@ -497,17 +599,64 @@ class TestJobOptions:
     ) -> None:
         replica = make_replica()
         replica.scheduler.pause()
-        now = datetime.now(timezone.utc)
-        jobs = [
-            replica.scheduler.add_job(_named, "interval", hours=1, next_run_time=now)
-            for _ in range(2)
-        ]
+        job = replica.scheduler.add_job(_takes, "interval", hours=1, args=[1])
+        other = replica.scheduler.add_job(_takes, "interval", hours=1, args=[2])
+        job.modify(args=[2])
+        assert f"Job {job.id!r} will not run" in caplog.text
+        job.reschedule("interval", hours=2)
+        for each in (job, other):
+            each.modify(next_run_time=datetime.now(timezone.utc), misfire_grace_time=None)
         replica.scheduler.resume()
-        for job in jobs:
-            error = replica.one(EVENT_TASK_LOCK_ERROR, job.id).exception
-            assert "give each an id" in str(error)
-        assert rows(connection) == {}
-        assert "will not run" in caplog.text
+        for each in (job, other):
+            replica.one(EVENT_JOB_EXECUTED, each.id)
+        assert len(rows(connection)) == 2
+        warnings = [m for m in caplog.messages if "without an id" in m and "will not" not in m]
+        assert len(set(warnings)) == len(warnings) == 3
+
+    def test_the_same_id_in_two_job_stores_is_two_tasks(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        replica = make_replica(start=False, namespace="app/")
+        replica.scheduler.add_jobstore("memory", "second")
+        replica.scheduler.start()
+        for job_id in ("clean-up", uuid4().hex):
+            for jobstore in ("default", "second"):
+                once = {"id": job_id, "jobstore": jobstore, **now()}
+                replica.events.clear()
+                replica.scheduler.add_job(_named, "interval", hours=1, **once)
+                replica.one(EVENT_JOB_EXECUTED, job_id)
+                # APScheduler counts running instances by the id alone.
+                replica.idle()
+        names = {re.sub("-[0-9a-f]{16}$", "", name) for name in rows(connection)}
+        reference = f"{__name__}:_named"
+        assert names == {
+            "app/clean-up",
+            "app/second:clean-up",
+            f"app/{reference}",
+            f"app/second:{reference}",
+        }
+
+    def test_a_name_option_stands_alone_in_any_job_store(
+        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
+    ) -> None:
+        replica = make_replica(start=False, jobs={"job": {"name": "tidy"}})
+        replica.scheduler.add_jobstore("memory", "second")
+        replica.scheduler.start()
+        replica.run_once(_named, jobstore="second")
+        replica.one(EVENT_JOB_EXECUTED)
+        assert list(rows(connection)) == ["tidy"]
+
+    def test_a_removed_one_is_kept_nowhere(self, make_replica: MakeReplica) -> None:
+        replica = make_replica()
+        replica.scheduler.pause()
+        job = weakref.ref(replica.scheduler.add_job(_takes, "interval", hours=1))
+        replica.scheduler.remove_all_jobs()
+
+        def is_gone() -> bool:
+            gc.collect()
+            return job() is None
+
+        eventually(is_gone)
 
 
 class TestCurrentLock:
@@ -724,6 +873,9 @@ class TestScheduler:
         replica.run_once(lambda: "ran", executor="configured")
         assert replica.one(EVENT_JOB_EXECUTED).retval == "ran"
         replica.scheduler.shutdown()
+
+
+def _takes(*_args: Any, **_kwargs: Any) -> None: ...
 
 
 def _named() -> None:

@@ -94,7 +94,7 @@ def test_a_decorated_function_is_found_by_its_reference(
 def test_a_job_added_without_an_id_keeps_the_one_it_got(
     replica: Replica, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All replicas see it under that id, so its task need not be named after its function."""
+    """All replicas see it under that id, so its task has it as its name."""
     job = replica.scheduler.add_job(takes_anything, "interval", hours=1, misfire_grace_time=None)
     fire(replica, job.id)
     assert eventually(lambda: min_lock(connection, job.id))
@@ -113,4 +113,6 @@ def test_a_job_without_an_id_starts_beside_a_new_persistent_store(
     eventually(lambda: EVENT_JOB_EXECUTED in replica.codes(job.id))
     replica.shutdown()
     store.engine.dispose()
-    assert min_lock(connection, f"{__name__}:takes_anything")
+    names = connection.execute("SELECT task_name FROM task_lock").fetchall()
+    assert len(names) == 1
+    assert names[0][0].startswith(f"{__name__}:takes_anything-")

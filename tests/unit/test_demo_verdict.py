@@ -7,9 +7,16 @@ from collections.abc import Sequence
 import pytest
 
 from apscheduler_tasklock.demo.account import Run, Takeover
+from apscheduler_tasklock.demo.fires import Fires
+from apscheduler_tasklock.demo.fleet import Event
 from apscheduler_tasklock.demo.jobs import DemoTask
 from apscheduler_tasklock.demo.verdict import Verdict, verdict
-from apscheduler_tasklock.demo.views import describe_takeovers, summary
+from apscheduler_tasklock.demo.views import (
+    compare_with_no_lock,
+    describe_takeovers,
+    explain_summary,
+    summary,
+)
 
 BASE = 1_800_000_000.123456
 TICK = DemoTask("tick", 2, on_grid=False, about="")
@@ -238,3 +245,106 @@ def test_the_summary_says_which_windows_were_run_again() -> None:
     line = f"windows=2 runs=2 doubled=0 missed=0 takeovers=1 run_again=task@{at}"
     assert summary([found]) == line
     assert summary([found, found]).endswith(f"takeovers=2 run_again=task@{at},task@{at}")
+
+
+def test_the_last_line_is_explained_field_by_field() -> None:
+    clean = verdict([BEFORE], [], {}, CRON)
+    again_too = judge_deaths(CRON, [BEFORE, DIED, again()], {2: 4})
+    for found in (clean, again_too):
+        _heading, *explained, empty = explain_summary([found]).split("\n")
+        fields = [field.partition("=")[0] for field in summary([found]).split()]
+        assert [line.split()[0] for line in explained] == fields
+        assert max(map(len, explained)) <= 80
+        assert empty == ""
+
+
+@pytest.mark.parametrize(
+    ("runs", "deaths", "expected"),
+    [
+        pytest.param([], {}, "each of the 2 windows ran once.", id="clean"),
+        pytest.param(
+            [DIED, again()],
+            {2: 4},
+            "each of the 3 windows ran once (task of @3 began twice, because its holder was"
+            " killed).",
+            id="one was run again",
+        ),
+        pytest.param(
+            [DIED, again(took=None), run(4, 4, 3, late=4.6, takeover=True)],
+            {2: 4, 3: 5.4},
+            "each of the 3 windows ran once (task of @3 began 3 times, because its holder was"
+            " killed).",
+            id="one was run again, and again",
+        ),
+        pytest.param(
+            [again()],
+            {2: 4},
+            "each of the 3 windows ran once.",
+            id="died before it began",
+        ),
+        pytest.param(
+            [run(2, 1, 3), run(3, 2, 3), run(5, 1, 12)],
+            {},
+            "there were 5 runs for 5 windows: 1 doubled, 1 missed.",
+            id="faults",
+        ),
+    ],
+)
+def test_it_is_told_what_would_have_been_without_the_lock(
+    runs: list[Run], deaths: dict[int, float], expected: str
+) -> None:
+    found = judge_deaths(CRON, [BEFORE, *runs, run(9, 1, 6 if runs else 3)], deaths)
+    at = summary([found]).rpartition("@")[2]
+    without, *lines = compare_with_no_lock([found], 96).split("\n")
+    assert without == "Without the lock, every replica would have run every job: 96 runs."
+    assert " ".join(lines) == f"With it, {expected.replace('@3', at)}"
+    assert max(map(len, lines)) <= 80
+
+
+def test_two_windows_that_began_twice_are_told_in_their_order() -> None:
+    task = DemoTask("task", 3, on_grid=True, about="")
+    runs = [
+        run(1, 1, 0, None),
+        run(2, 2, 0, late=2.3, takeover=True),
+        run(3, 2, 3, None),
+        run(4, 3, 3, late=2.3, takeover=True),
+    ]
+    found = judge_deaths(task, runs, {1: 0.5, 2: 3.5})
+    first, second = summary([found]).rpartition("run_again=")[2].split(",")
+    told = " ".join(compare_with_no_lock([found], 6).split("\n"))
+    begun = ", ".join(f"task of {at.removeprefix('task@')} began twice" for at in (first, second))
+    assert told.endswith(f"ran once ({begun}, because their holders were killed).")
+
+
+def fired(replica: int, kind: str, time: float, reason: str | None = None) -> Event:
+    return Event(replica, kind, BASE + time + 0.1, "task", BASE + time, reason=reason)
+
+
+def test_the_fires_of_all_replicas_are_the_runs_that_there_would_be_without_the_lock() -> None:
+    fires = Fires()
+    assert not fires
+    for event in (
+        Event(1, "ready", BASE),
+        fired(1, "granted", 0),
+        fired(2, "refused", 0, "running"),
+        fired(1, "released", 0),
+        fired(2, "granted", 3),
+        fired(1, "refused", 3, "running"),
+        Event(2, "killed", BASE + 4, "task", BASE + 3, 2),
+        fired(1, "granted", 3, "takeover"),
+        fired(3, "granted", 3, "takeover"),
+        fired(1, "raised", 3),
+        fired(3, "released", 3),
+    ):
+        fires.take_in(event)
+    assert len(fires) == 4
+    assert sorted(set(fires.run_times("task"))) == [BASE, BASE + 3]
+    assert fires.run_times("another") == []
+
+
+@pytest.mark.parametrize("second", ["refused", "granted"])
+def test_a_fire_that_is_refused_and_asked_again_is_one(second: str) -> None:
+    fires = Fires()
+    fires.take_in(fired(1, "refused", 0, "running"))
+    fires.take_in(fired(1, second, 0))
+    assert len(fires) == 1

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import IntEnum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import NAMESPACE_DNS, UUID, uuid5
@@ -15,16 +22,27 @@ import pytest
 from apscheduler.jobstores.base import BaseJobStore
 from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.base import BaseTrigger
+from apscheduler.triggers.combining import AndTrigger, OrTrigger
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.date import DateTrigger
+from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.names import (
     LONGEST_NAME,
+    UnnamedTask,
     check_name,
     function_reference,
-    is_anonymous,
+    is_unnamed,
     make_replica_id,
-    refuse_twins,
+    reject_duplicate_unnamed,
 )
+
+try:
+    from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
+except ImportError:  # APScheduler 3.10 has none
+    CalendarIntervalTrigger = None
 
 WHERE = "job 'clean-up'"
 SOME_UUID4 = UUID("c803534d-15b6-4d1e-9c45-e4ff20a9b3ea")
@@ -97,40 +115,51 @@ def test_name_that_postgresql_cannot_store_is_refused(name: str, message: str) -
 
 
 @pytest.mark.parametrize("_again", range(20))
-def test_id_that_apscheduler_makes_is_anonymous(_again: int) -> None:
-    assert is_anonymous(added_job(), MemoryJobStore())
+def test_id_that_apscheduler_makes_is_none(_again: int) -> None:
+    assert is_unnamed(added_job(), MemoryJobStore())
+
+
+@pytest.mark.parametrize(
+    "job_id",
+    [
+        "0" * 32,
+        "e5a03e6ce57811f1ab0802fc00000001",
+        uuid5(NAMESPACE_DNS, "clean-up").hex,
+        "ABCDEF" + SOME_UUID4.hex[6:],
+        "d41d8cd98f00b204e9800998ecf8427e",  # an MD5 digest, as of the empty text
+    ],
+)
+def test_any_32_hexadecimal_digits_are_no_id(job_id: str) -> None:
+    assert is_unnamed(added_job(id=job_id), MemoryJobStore())
 
 
 @pytest.mark.parametrize(
     "job_id",
     [
         "clean-up",
-        "0" * 32,
         str(SOME_UUID4),
-        "e5a03e6ce57811f1ab0802fc00000001",
-        uuid5(NAMESPACE_DNS, "clean-up").hex,
-        "ABCDEF" + SOME_UUID4.hex[6:],
         SOME_UUID4.hex[:-1],
         SOME_UUID4.hex + "0",
         SOME_UUID4.hex + "\n",
+        "g" + SOME_UUID4.hex[1:],
+        "\u0661" * 32,
         f"job-{SOME_UUID4.hex}",
-        "d41d8cd98f00b204e9800998ecf8427e",  # an MD5 digest, as of the empty text
     ],
 )
-def test_id_that_was_given_is_not_anonymous(job_id: str) -> None:
-    assert not is_anonymous(added_job(id=job_id), MemoryJobStore())
+def test_id_that_was_given_is_one(job_id: str) -> None:
+    assert not is_unnamed(added_job(id=job_id), MemoryJobStore())
 
 
 @pytest.mark.parametrize("jobstore", [SimpleNamespace(), None, BaseJobStore])
-def test_random_id_in_a_persistent_store_is_not_anonymous(jobstore: Any) -> None:
-    assert not is_anonymous(added_job(), jobstore)
+def test_random_id_in_a_persistent_store_is_one(jobstore: Any) -> None:
+    assert not is_unnamed(added_job(), jobstore)
 
 
 def test_memory_store_of_an_application_is_one() -> None:
     class OwnStore(MemoryJobStore):
         pass
 
-    assert is_anonymous(added_job(), OwnStore())
+    assert is_unnamed(added_job(), OwnStore())
 
 
 HERE = __name__
@@ -165,29 +194,380 @@ def test_local_function_has_a_reference() -> None:
     assert function_reference(added_job(local)) == f"{HERE}:{where}"
 
 
+def job_of(trigger: Any = None, function: Any = module_function, **options: Any) -> Any:
+    """Return a job as APScheduler itself makes it, every hour by default."""
+    return BackgroundScheduler(timezone="UTC").add_job(
+        function, trigger or IntervalTrigger(hours=1), **options
+    )
+
+
+def name_of(*job: Any, **options: Any) -> str:
+    return UnnamedTask.of(job_of(*job, **options)).name
+
+
+def takes(*args: Any, **kwargs: Any) -> None: ...
+
+
+def name_with(*args: Any, **kwargs: Any) -> str:
+    return name_of(function=takes, args=args, kwargs=kwargs)
+
+
+class OwnTrigger(BaseTrigger):
+    def __init__(self, secret: object = None) -> None:
+        self.secret = secret
+
+    def get_next_fire_time(self, _previous: Any, _now: Any) -> None: ...
+
+
+class OwnCron(CronTrigger):
+    pass
+
+
+def utc(*fields: int) -> datetime:
+    return datetime(*fields, tzinfo=timezone.utc)  # type: ignore[misc,arg-type]
+
+
+def test_name_is_function_and_16_hexadecimal_digits() -> None:
+    assert re.fullmatch(rf"{HERE}:module_function-[0-9a-f]{{16}}", name_of())
+
+
+def test_name_is_pinned() -> None:
+    """Another hash on some replicas, as in a rolling deployment, would run each job twice."""
+    cron = CronTrigger(hour=3, day_of_week="mon-fri", jitter=5, timezone="Europe/Berlin")
+    each = OrTrigger([cron, DateTrigger(utc(2030, 1, 1)), IntervalTrigger(hours=1)])
+    job = job_of(each, "os:getcwd")
+    job.args, job.kwargs = (1, 1.0, True, None, "é", {2, 1}), {"a": {"b": [UUID(int=1)]}}
+    assert UnnamedTask.of(job).name == "os:getcwd-aac8fb3a576bb8b4"
+
+
 @pytest.mark.parametrize(
-    ("function", "same"),
+    ("one", "same"),
     [
-        (module_function, module_function),
-        (Service().method, Service().method),
-        (functools.partial(print, 1), functools.partial(print, 2)),
-        (module_function, functools.partial(module_function)),
+        pytest.param(
+            lambda: IntervalTrigger(hours=1),
+            lambda: IntervalTrigger(minutes=60, timezone="Asia/Tokyo"),
+            id="default-start",
+        ),
+        pytest.param(
+            lambda: IntervalTrigger(
+                hours=1, start_date="2030-01-01 09:00:00", timezone="Asia/Tokyo"
+            ),
+            lambda: IntervalTrigger(hours=1, start_date=utc(2030, 1, 1)),
+            id="start-in-another-zone",
+        ),
+        pytest.param(
+            lambda: CalendarIntervalTrigger(months=1, hour=3, start_date="2024-02-29"),
+            lambda: CalendarIntervalTrigger(months=1, hour=3, timezone="Asia/Tokyo"),
+            marks=pytest.mark.skipif(
+                CalendarIntervalTrigger is None,
+                reason="APScheduler 3.10 has no calendar interval trigger",
+            ),
+            id="calendar-start",
+        ),
+        pytest.param(DateTrigger, lambda: DateTrigger(timezone="Asia/Tokyo"), id="now"),
+        pytest.param(
+            lambda: DateTrigger(datetime.now(timezone.utc) + timedelta(seconds=30, microseconds=1)),
+            lambda: DateTrigger(datetime.now(timezone.utc) + timedelta(seconds=40, microseconds=1)),
+            id="in-some-seconds",
+        ),
+        pytest.param(
+            lambda: DateTrigger("2030-01-01 09:00:00", timezone="Asia/Tokyo"),
+            lambda: DateTrigger(utc(2030, 1, 1)),
+            id="date-in-another-zone",
+        ),
+        pytest.param(
+            lambda: CronTrigger(hour="3", minute=0, timezone="Asia/Tokyo"),
+            lambda: CronTrigger.from_crontab("0 3 * * *", timezone="UTC"),
+            id="cron-written-in-another-way",
+        ),
+        pytest.param(
+            lambda: OrTrigger([CronTrigger(hour=3), CronTrigger(hour=4)]),
+            lambda: OrTrigger([CronTrigger(hour=4), CronTrigger(hour=3)]),
+            id="parts-in-another-order",
+        ),
+        pytest.param(lambda: OwnTrigger("a"), lambda: OwnTrigger("b"), id="custom"),
+        pytest.param(lambda: OwnCron(hour=1), lambda: OwnCron(hour=2), id="subclass"),
+        pytest.param(
+            lambda: CronTrigger(jitter=None), lambda: CronTrigger(jitter=0), id="no-jitter"
+        ),
     ],
 )
-def test_twins_are_refused_with_both_ids_and_what_to_do(
-    function: Callable[..., Any], same: Callable[..., Any]
+def test_what_a_replica_makes_up_itself_is_not_in_the_name(
+    one: Callable[[], Any], same: Callable[[], Any]
 ) -> None:
-    job, twin = added_job(function), added_job(same)
-    with pytest.raises(TaskLockOptionError) as refused:
-        refuse_twins(job, [added_job(Service()), twin])
-    for part in (job.id, twin.id, function_reference(job), "add_job(..., id=...)"):
-        assert part in str(refused.value)
+    assert name_of(one()) == name_of(same())
 
 
-def test_job_is_no_twin_of_itself_or_of_other_functions() -> None:
+def test_each_trigger_has_a_name_of_its_own() -> None:
+    hourly = {"hours": 1, "timezone": "UTC"}
+    cron = CronTrigger(hour=3)
+    triggers = [
+        IntervalTrigger(**hourly),
+        IntervalTrigger(hours=2),
+        IntervalTrigger(**hourly, start_date="2030-01-01"),
+        IntervalTrigger(**hourly, start_date="2030-01-02"),
+        IntervalTrigger(**hourly, end_date="2030-01-01"),
+        IntervalTrigger(**hourly, jitter=1),
+        CronTrigger(),
+        cron,
+        CronTrigger(minute=3),
+        CronTrigger(hour=3, start_date="2030-01-01"),
+        CronTrigger(hour=3, end_date="2030-01-01"),
+        CronTrigger(hour=3, day="1st mon"),
+        CronTrigger(hour=3, day="last"),
+        CronTrigger(hour=3, day="1-31/2"),
+        CronTrigger(hour=3, jitter=1),
+        DateTrigger(),
+        DateTrigger("2030-01-01"),
+        DateTrigger("2030-01-02"),
+        AndTrigger([cron]),
+        OrTrigger([cron]),
+        OrTrigger([cron, cron]),
+        OrTrigger([cron], jitter=1),
+        OrTrigger([OrTrigger([cron])]),
+        OwnTrigger(),
+        OwnCron(hour=3),
+    ]
+    if CalendarIntervalTrigger is not None:
+        calendar = [{"days": 7}, {"weeks": 1}, {"days": 7, "second": 1}]
+        calendar.append({"days": 7, "end_date": "2999-01-01"})
+        triggers += [CalendarIntervalTrigger(**fields) for fields in calendar]
+    assert len({name_of(trigger) for trigger in triggers}) == len(triggers)
+
+
+@pytest.mark.parametrize("trigger", [CronTrigger(jitter=60), IntervalTrigger(hours=1, jitter=60)])
+def test_name_stays_when_the_trigger_was_asked(trigger: Any) -> None:
+    before = name_of(trigger)
+    trigger.get_next_fire_time(None, utc(2030, 1, 1))
+    assert name_of(trigger) == before
+
+
+ZONE = timezone(timedelta(hours=9))
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        (({"b": 1, "a": 2},), ({"a": 2, "b": 1},)),
+        (({"x", "y", "z"},), (frozenset("zyx"),)),
+        (([1, [2]],), ((1, (2,)),)),
+        ((datetime(2030, 1, 1, 9, tzinfo=ZONE),), (utc(2030, 1, 1),)),
+    ],
+)
+def test_equal_arguments_give_one_name(one: Any, same: Any) -> None:
+    assert name_with(*one) == name_with(*same)
+
+
+def test_the_arguments_of_a_partial_are_arguments() -> None:
+    inner = functools.partial(takes, 1, a=1)
+    one = name_of(None, functools.partial(inner, 2, b=1), args=[3], kwargs={"b": 2})
+    assert one == name_with(1, 2, 3, a=1, b=2)
+
+
+def test_lock_options_are_no_arguments() -> None:
+    assert name_with(1, task_lock={"max_factor": 7}) == name_with(1)
+
+
+TOLD_APART: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((), {}),
+    ((None,), {}),
+    ((1,), {}),
+    ((True,), {}),
+    ((1.0,), {}),
+    (("1",), {}),
+    ((Decimal(1),), {}),
+    ((10**5000,), {}),
+    ((float("nan"),), {}),
+    ((float("-inf"),), {}),
+    (([],), {}),
+    (({},), {}),
+    ((set(),), {}),
+    (([[]],), {}),
+    ((1, 2), {}),
+    (([1, 2],), {}),
+    (({1, 2},), {}),
+    (({1, 2.0},), {}),
+    (({"set": [1, 2]},), {}),
+    (({"a": 1},), {}),
+    ((), {"a": 1}),
+    ((), {"a": {"a": 1}}),
+    (("",), {}),
+    (("\ud83d\ude00",), {}),
+    (("😀",), {}),
+    ((date(2030, 1, 1),), {}),
+    (("2030-01-01",), {}),
+    ((datetime(2030, 1, 1),), {}),
+    ((utc(2030, 1, 1),), {}),
+    ((utc(2030, 1, 1, 0, 0, 0, 1),), {}),
+    ((datetime.max.replace(tzinfo=timezone(timedelta(hours=-9))),), {}),
+    ((time(3),), {}),
+    ((timedelta(1),), {}),
+    ((timedelta(microseconds=1),), {}),
+    ((UUID(int=1),), {}),
+    ((str(UUID(int=1)),), {}),
+]
+
+
+def test_each_argument_gives_a_name_of_its_own() -> None:
+    jobs = [job_of(None, takes, args=args, kwargs=kwargs) for args, kwargs in TOLD_APART]
+    tasks = [UnnamedTask.of(job) for job in jobs]
+    assert all(task.has_arguments for task in tasks)
+    assert len({task.name for task in tasks}) == len(TOLD_APART)
+
+
+class Kind(IntEnum):
+    ONE = 1
+
+
+class Text(str):
+    __slots__ = ()
+
+
+CYCLE: list[Any] = [1]
+CYCLE += [CYCLE, CYCLE]
+DEEP: list[Any] = []
+for _ in range(5000):
+    DEEP = [DEEP]
+
+OTHER_ARGUMENTS = [
+    object(),
+    Service(),
+    Kind.ONE,
+    Text("1"),
+    b"1",
+    module_function,
+    [object()],
+    {1: 1},
+    {"a": {object()}},
+    CYCLE,
+    DEEP,
+]
+
+
+@pytest.mark.parametrize("value", OTHER_ARGUMENTS, ids=lambda value: type(value).__name__)
+def test_with_any_other_argument_the_name_is_function_and_trigger(value: Any) -> None:
+    task = UnnamedTask.of(job_of(None, takes, args=[1, value]))
+    other = UnnamedTask.of(job_of(None, takes, kwargs={"x": object()}))
+    assert task == other
+    assert not task.has_arguments
+    assert task.name != name_with()
+    assert task.name != name_of(CronTrigger(hour=3), takes, args=[value])
+
+
+def test_arguments_that_are_no_sequence_have_no_canonical_form() -> None:
     job = added_job()
-    refuse_twins(job, [job, added_job(Service().method), added_job(lambda: None)])
-    refuse_twins(job, [])
+    job.modify(args=iter([]))
+    assert not UnnamedTask.of(job).has_arguments
+
+
+def jobs_for_other_processes() -> list[Any]:
+    """Return jobs as each replica adds them."""
+    triggers = [
+        CronTrigger(hour=3, day="last", jitter=60),
+        IntervalTrigger(hours=1),
+        IntervalTrigger(hours=1, start_date=utc(2030, 1, 1)),
+        DateTrigger(),
+        DateTrigger(utc(2030, 1, 1)),
+        AndTrigger([CronTrigger(hour=3), CronTrigger(day=1, hour=3)]),
+        OrTrigger([IntervalTrigger(hours=1), DateTrigger(), OwnTrigger()]),
+    ]
+    if CalendarIntervalTrigger is not None:
+        monthly = CalendarIntervalTrigger(months=1, hour=3)
+        triggers += [monthly, AndTrigger([CronTrigger(hour=3), monthly])]
+    words = ["alpha", "beta", "gamma", "delta"]
+    kwargs = {"words": set(words), "nested": dict.fromkeys(set(words), frozenset(words))}
+    arguments = [{"args": words}, {"kwargs": kwargs}, {"args": [object()]}]
+    return [
+        BackgroundScheduler().add_job(takes, trigger, **given)
+        for trigger in triggers
+        for given in arguments
+    ]
+
+
+def print_names() -> None:
+    """Print what another process compares with."""
+    print(datetime.now().astimezone().date())
+    print(json.dumps([UnnamedTask.of(job).name for job in jobs_for_other_processes()]))
+
+
+def test_names_are_the_same_in_processes_with_other_hashes_zones_and_dates() -> None:
+    """There is always another date on the one side of the date line than on the other."""
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", "from tests.unit.test_names import print_names; print_names()"],
+            env={**os.environ, "PYTHONHASHSEED": seed, "TZ": zone},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        for seed, zone in [("1", "Pacific/Kiritimati"), ("2", "Etc/GMT+12")]
+    ]
+    (today, names), (yesterday, same) = printed
+    assert today != yesterday
+    assert names == same
+    assert len(set(json.loads(names))) == len(jobs_for_other_processes())
+
+
+# Duplicates
+
+
+def rejection(job: Any, other: Any) -> str:
+    task = UnnamedTask.of(job)
+    assert UnnamedTask.of(other) == task
+    with pytest.raises(TaskLockOptionError) as rejected:
+        reject_duplicate_unnamed(job, other, task)
+    return str(rejected.value)
+
+
+SECRET = "hunter2"
+
+
+class Opaque:
+    def __repr__(self) -> str:
+        return SECRET
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(job_of, id="function"),
+        pytest.param(lambda: job_of(None, Service().method), id="method"),
+        pytest.param(lambda: job_of(None, functools.partial(takes, SECRET)), id="partial"),
+        pytest.param(lambda: job_of(None, takes, kwargs={"a": SECRET}), id="keyword"),
+        pytest.param(lambda: job_of(None, takes, args=[Opaque()]), id="other-argument"),
+        pytest.param(lambda: job_of("date", takes, args=[Opaque()]), id="one-off-other-argument"),
+        pytest.param(lambda: job_of("date", lambda: None), id="one-off-lambda"),
+        pytest.param(lambda: job_of("date", Service().method), id="one-off-method"),
+    ],
+)
+def test_duplicates_are_rejected_with_both_ids_function_and_remedy(
+    make: Callable[[], Any],
+) -> None:
+    job, other = make(), make()
+    message = rejection(job, other)
+    for part in (job.id, other.id, function_reference(job), "give each an id in add_job(..., id="):
+        assert part in message
+    assert SECRET not in message
+
+
+SERVICE, LIST = Service(), [0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: job_of("date"), id="function"),
+        pytest.param(lambda: job_of("date", SERVICE.method), id="method-of-one-object"),
+        pytest.param(lambda: job_of("date", LIST.append, args=[1]), id="builtin-method"),
+        pytest.param(lambda: job_of("date", functools.partial(takes, 1)), id="partial"),
+    ],
+)
+def test_one_off_jobs_may_be_the_same_in_everything(make: Callable[[], Any]) -> None:
+    job, other = make(), make()
+    task = UnnamedTask.of(job)
+    assert UnnamedTask.of(other) == task
+    reject_duplicate_unnamed(job, other, task)
 
 
 # Replicas

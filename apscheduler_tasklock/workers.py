@@ -1,0 +1,136 @@
+"""The worker processes of a process pool: what they are called, their signals, and their deaths."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from typing import Any
+
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.settings import LockSettings
+from apscheduler_tasklock.submission import Submission
+
+logger = logging.getLogger(__name__)
+
+# Seconds from a job's end until a signal that it put off ends its worker, unless the pool
+# has done that by then, or has given it another job.
+DELAY = 1.0
+
+# Seconds after which it is looked again which workers are dead.
+INTERVAL = 0.5
+
+
+def worker_id(settings: LockSettings, pid: int | None = None) -> str:
+    """Return who holds what a worker process claims, shown in logs."""
+    return f"{settings.replica_id} worker {os.getpid() if pid is None else pid}"
+
+
+@contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Let no SIGTERM or SIGINT end this process while a job runs in it.
+
+    A terminal and systemd send them to every process of a group. The parent gets them, too, and
+    shuts down as it sees fit; its workers have to end their jobs until then. A handler
+    that somebody else has set is left alone.
+    """
+    received: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number, default in _DEFAULTS.items():
+            if signal.getsignal(number) == default:
+                before[number] = signal.signal(number, lambda got, _frame: received.append(got))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        # The pool's own way to end a worker, if another one has died.
+        if signal.SIGTERM in received:
+            later = threading.Timer(DELAY, os.kill, (os.getpid(), signal.SIGTERM))
+            later.daemon = True
+            later.start()
+
+
+_DEFAULTS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+
+
+class LostWorkers:
+    """Frees the tasks of worker processes that died, which their parent lives to tell.
+
+    A pool of which one process was killed is broken: none of its runs is heard of again, although
+    the other processes end what they run.
+
+    :param locks: the task locks of this replica
+    """
+
+    def __init__(self, locks: TaskLocks) -> None:
+        self._locks = locks
+        self._changed = threading.Lock()
+        self._runs: list[tuple[Mapping[int, Any], Submission]] = []
+        self._thread: threading.Thread | None = None
+
+    def add(self, processes: Mapping[int, Any], submission: Submission) -> None:
+        """Free what a submission has claimed, as soon as the process is dead that ran it.
+
+        :param processes: those of its pool, by their ids
+        """
+        with self._changed:
+            self._runs.append((dict(processes), submission))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="tasklock-workers", daemon=True
+                )
+                self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                runs = list(self._runs)
+                if not runs:
+                    self._thread = None
+                    return
+            for run in runs:
+                if self._is_settled(*run):
+                    with self._changed:
+                        self._runs.remove(run)
+            alive = {p.sentinel for processes, _ in runs for p in processes.values() if _lives(p)}
+            if alive:
+                wait(alive, INTERVAL)
+            if self._locks.wait(0.0 if alive else INTERVAL):
+                return
+
+    def _is_settled(self, processes: Mapping[int, Any], submission: Submission) -> bool:
+        """End the leases of dead workers; tell whether there is nothing more to be done."""
+        dead = [pid for pid, process in processes.items() if not _lives(process)]
+        all_dead = len(dead) == len(processes)
+        holders = [worker_id(self._locks.settings, pid) for pid in dead]
+        try:
+            for claim_id in submission.claim_ids:
+                if self._locks.end_lease(submission.task_name, claim_id, holders):
+                    logger.warning(
+                        "Task %r: the worker process that ran it is dead; its lock is free",
+                        submission.task_name,
+                    )
+        except TaskLockDatabaseError:
+            return False
+        except TaskLockError as error:
+            logger.warning("Task %r: its lock is not free: %s", submission.task_name, error)
+        return all_dead
+
+
+def _lives(process: Any) -> bool:
+    try:
+        return bool(process.is_alive())
+    except ValueError:  # closed: it was waited for
+        return False
+
+
+def pool_processes(inner: Any) -> Mapping[int, Any]:
+    """Return the worker processes of a wrapped executor's pool, by their ids; empty without any."""
+    return getattr(getattr(inner, "_pool", None), "_processes", None) or {}

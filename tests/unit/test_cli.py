@@ -1,0 +1,28 @@
+"""The command line's answers to arguments that it cannot use."""
+
+from __future__ import annotations
+
+import pytest
+
+from apscheduler_tasklock.cli import main
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--seconds", "abc", "must be a number from 1 to 86400, not 'abc'"),
+        ("--seconds", "nan", "must be a number from 1 to 86400, not 'nan'"),
+        ("--seconds", "0.5", "must be a number from 1 to 86400, not '0.5'"),
+        ("--replicas", "abc", "must be a whole number, 1 or more, not 'abc'"),
+        ("--replicas", "2.5", "must be a whole number, 1 or more, not '2.5'"),
+        ("--replicas", "0", "must be a whole number, 1 or more, not '0'"),
+    ],
+)
+def test_an_invalid_number_is_told_with_what_is_allowed(
+    option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", option, value])
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"apscheduler-tasklock demo: error: argument {option}: {message}"
