@@ -38,8 +38,7 @@ _TABLES = """
             kind := 'released';
             kept := NEW.window_until = OLD.window_until;
             happened := NEW.finished_at;
-            -- Only its holder releases a claim. Others end it because its holders keep dying.
-            IF current_setting('application_name') <> 'tasklock ' || OLD.locked_by THEN
+            IF NEW.deaths > OLD.deaths THEN
                 kind := 'given up';
             END IF;
         ELSIF NEW.handed_over AND NOT OLD.handed_over THEN

@@ -14,6 +14,9 @@ BURST, BURST_NEAR = 100, 4.0
 # as the claim was under way, in seconds.
 UNDER_WAY = 0.05
 
+# Seconds from the time of a release, at which it began, until others see it: it has to be committed.
+COMMIT = 0.1
+
 # Seconds that a statement waits for an answer that does not come: the library's share of the claim
 # timeout.
 ATTEMPT = CLAIM_TIMEOUT / 3
@@ -28,7 +31,7 @@ SETTLING = ATTEMPT + 2.5 + 0.5
 
 # Seconds after its start, or after an outage, for which a replica at least believes nobody dead;
 # and how long the outage was of which it surely noticed, since it polls.
-SHORTEST_GRACE = 2.0
+SHORTEST_GRACE = SETTLING - 1.5
 NOTICED_OUTAGE = POLL_INTERVAL + 1.0
 
 # Seconds that `scheduler.shutdown()` may take beyond the jobs that it waits for.

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
 from math import inf
 
-from tests.chaos.bounds import RECOVERY, SETTLING, UNDER_WAY
+from tests.chaos.bounds import COMMIT, RECOVERY, SETTLING, UNDER_WAY
 from tests.chaos.finding import Finding
 from tests.chaos.history import Event
 from tests.chaos.records import ANY, BLIP, LATE, PATH, PROCESS, Claim, Records
@@ -130,7 +130,7 @@ def _stands_against(
         return False
     asked = _asked(records, fire)
     ends = [claim.released, claim.given_up, None if after is None else after.at]
-    if all(end is None or end > asked for end in ends):
+    if all(end is None or end + COMMIT > asked for end in ends):
         # It runs. Or it is dead, or handed over, and is run again first; see `_forgotten`.
         return task.failover or claim.until > asked
     assert fire.due is not None
@@ -174,8 +174,22 @@ def _unrun(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterat
         told = records.leaving.get(claim.replica, inf)
         if claim.token in begun and not task.failover and claim.kept and told <= claim.released:
             continue
+        if _is_claimed_again(records, claim, claims):
+            continue
         text = f"{claim}, was released {claim.released:.3f} without a run to its end"
         yield Finding(MISSED, task.name, claim.released, text)
+
+
+def _is_claimed_again(records: Records, given_back: Claim, claims: Sequence[Claim]) -> bool:
+    """Tell whether a claim was given back only to be claimed again, as one answered too late is."""
+    assert given_back.released is not None
+    by = given_back.released + records.reaction(given_back.released)
+    return not given_back.kept and any(
+        claim is not given_back
+        and given_back.released <= claim.at <= by
+        and abs(claim.window - given_back.window) < UNDER_WAY
+        for claim in claims
+    )
 
 
 def _left(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:

@@ -50,6 +50,9 @@ JOINING = 2.5
 BURST = (100, 140)
 BURST_TAKES = 0.02
 
+# Seconds: a renewal may be answered late in a stall.
+BURST_LEASE = 15.0
+
 # How many of them have ids that look as if APScheduler had made them up.
 RANDOM_IDS = 0.2
 
@@ -172,12 +175,13 @@ class _Draft:
             name = self._random_id() if looks_random else f"burst-{number + index}"
             # Which tasks those with such ids are is told when they begin: they all do.
             failover = looks_random or self._dice.random() < 0.5
-            self._one_offs.append(OneOff(name, due, BURST_TAKES, failover))
+            self._one_offs.append(OneOff(name, due, BURST_TAKES, failover, lease=BURST_LEASE))
         return due + 1.5
 
     def _burst_in_a_stall(self, at: float) -> float:
         lasts = self._dice.uniform(*STALL)
-        self._do(at + 0.5, "stall", lasts)
+        # Before the run times of the fastest clock.
+        self._do(at - NEAR_SKEW + 0.5, "stall", lasts + NEAR_SKEW)
         self._burst(at)
         return at + 0.5 + lasts + LATE_BY
 

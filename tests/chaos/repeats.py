@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tests.chaos.bounds import NOTICED_OUTAGE, RECOVERY, SHORTEST_GRACE, UNDER_WAY
+from tests.chaos.bounds import ATTEMPT, NOTICED_OUTAGE, RECOVERY, SHORTEST_GRACE, UNDER_WAY
 from tests.chaos.finding import Finding
-from tests.chaos.records import ANY, Claim, Records, Run
+from tests.chaos.plan import LATE_BY
+from tests.chaos.records import ANY, PATH, PROCESS, UNABLE, Claim, Records, Run
 from tests.chaos.tasks import ChaosTask
 
 RUN_TWICE = "window run twice"
@@ -30,6 +31,8 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
         if run.takeover and not any(_takes_over(run, *pair) for pair in pairwise(claims)):
             text = f"{run}, but there was nothing to take over"
             yield Finding(RUN_TWICE, task.name, run.begun, text)
+    for before, claim in pairwise(claims):
+        yield from _believed_too_soon(records, before, claim)
     window: float | None = None
     for before, claim in pairwise([None, *claims]):
         assert claim is not None
@@ -40,7 +43,6 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
             reason = _unfounded(records, task, before, claim)
             if reason:
                 yield Finding(RUN_TWICE, task.name, begun, f"{run or claim}, but {reason}")
-            yield from _believed_too_soon(records, before, claim)
             continue
         own = claim.window if run is None else run.due
         if before is not None and window is not None:
@@ -88,11 +90,14 @@ def _kept_back(task: ChaosTask, before: Claim, at: float, runs: list[Run]) -> st
 
 def _alive(records: Records, before: Claim, at: float, runs: list[Run]) -> str | None:
     """Return why a claim that has ended should not count as dead, or ``None``."""
+    lease = before.until - before.renewed
+    # A renewal is given a third of the lease to be answered.
+    unable = UNABLE if lease < 3 * (LATE_BY + ATTEMPT) else PROCESS + PATH
     troubled = sum(
         stretch.shared_with(before.renewed, before.until)
-        for stretch in records.troubles(before.replica)
+        for stretch in records.troubles(before.replica, unable)
     )
-    if troubled < TROUBLE_SHARE * (before.until - before.renewed):
+    if troubled < TROUBLE_SHARE * lease:
         return f"{before}, was not renewed after {before.renewed:.3f} by a replica without trouble"
     able = records.well(before.replica, at - RECOVERY, at, ANY)
     if able and any(run.ended is not None and run.ended < at - RECOVERY for run in runs):
@@ -103,18 +108,21 @@ def _alive(records: Records, before: Claim, at: float, runs: list[Run]) -> str |
 
 
 def _believed_too_soon(records: Records, before: Claim, claim: Claim) -> Iterator[Finding]:
-    """Find takeovers right after the start of a replica, or after an outage.
+    """Find dead runs that were followed right after the start of a replica, or after an outage.
 
     A holder that lives may not have had the time to renew, or to release.
     """
-    if before.handed_over is not None and before.handed_over <= claim.at:
+    ends = (before.released, before.handed_over, before.given_up)
+    if any(end is not None and end <= claim.at for end in ends):
         return
     since = claim.at - SHORTEST_GRACE
     life = records.lives.get(claim.replica)
     if life is not None and life.begun > since:
-        text = f"{claim}, took over {claim.at - life.begun:.3f} s after its start"
+        text = f"{claim}, believed {before} dead {claim.at - life.begun:.3f} s after its start"
         yield Finding(BELIEVED_TOO_SOON, claim.task, claim.at, text)
     for outage in records.outages:
         if since < outage.ended <= claim.at and outage.ended - outage.begun > NOTICED_OUTAGE:
-            text = f"{claim}, took over {claim.at - outage.ended:.3f} s after an outage"
+            text = (
+                f"{claim}, believed {before} dead {claim.at - outage.ended:.3f} s after an outage"
+            )
             yield Finding(BELIEVED_TOO_SOON, claim.task, claim.at, text)

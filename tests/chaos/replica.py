@@ -213,7 +213,10 @@ class Replica:
             self._add_job(scheduler, one_off.task, trigger)
 
     def _add_job(self, scheduler: Any, task: ChaosTask, trigger: Any, **options: Any) -> None:
-        kwargs = {"key": task.name, "task_lock": task.options}
+        lock = dict(task.options)
+        if task.cancels and self._settings.loop:
+            lock["cancel_on_lost"] = True
+        kwargs = {"key": task.name, "task_lock": lock}
         scheduler.add_job(work, trigger, id=task.name, kwargs=kwargs, **options)
 
     def task_of(self, key: str) -> ChaosTask:

@@ -70,8 +70,6 @@ class ChaosTask:
         options: dict[str, Any] = {"failover": self.failover}
         if self.raises:
             options["on_failure"] = "release"
-        if self.cancels:
-            options["cancel_on_lost"] = True
         if self.lease is not None:
             options["lease"] = self.lease
         if self.max_lock is not None:
