@@ -14,7 +14,7 @@ BURST, BURST_NEAR = 100, 4.0
 # as the claim was under way, in seconds.
 UNDER_WAY = 0.05
 
-# Seconds from the time of a release, at which it began, until others see it: it has to be committed.
+# Seconds from the time of a release, which is when it began, until it is committed.
 COMMIT = 0.1
 
 # Seconds that a statement waits for an answer that does not come: the library's share of the claim

@@ -20,11 +20,11 @@ class Event:
     """Something that happened.
 
     What is planned: ``planned``, a one-off job, as JSON in ``detail``.
-    What a replica tells: ``ready``, with ``far`` for a clock that is far off; ``fire``, APScheduler
-    handed a run time to the executor; ``skipped``, which then could not claim it; ``misfired``;
-    ``begin``, ``holds`` and ``end`` of a run, with what ``current_lock().lost`` was, and ``cut`` in
-    place of the end of a coroutine that is cancelled; ``early``, a job ran that was not due;
-    ``stalled``; ``erred``, something was logged as an error.
+    What a replica tells: ``loaded``, it is about to start; ``ready``, with ``far`` for a clock that
+    is far off; ``fire``, APScheduler handed a run time to the executor; ``skipped``, which then
+    could not claim it; ``misfired``; ``begin``, ``holds`` and ``end`` of a run, with what
+    ``current_lock().lost`` was, and ``cut`` in place of the end of a coroutine that is cancelled;
+    ``early``, a job ran that was not due; ``stalled``; ``erred``, something was logged as an error.
     What the task lock table shows: ``claimed``, ``renewed``, ``released``, ``handed over``,
     ``given up``.
     What the application's table shows: ``written``, an accepted write.

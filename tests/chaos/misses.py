@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
 from math import inf
 
-from tests.chaos.bounds import COMMIT, RECOVERY, SETTLING, UNDER_WAY
+from tests.chaos.bounds import ATTEMPT, COMMIT, RECOVERY, SETTLING, UNDER_WAY
 from tests.chaos.finding import Finding
 from tests.chaos.history import Event
 from tests.chaos.records import ANY, BLIP, LATE, PATH, PROCESS, Claim, Records
@@ -85,7 +85,10 @@ def _misfired(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find misfires of replicas that were never stopped: no job here keeps others waiting."""
     for misfire in records.misfires[task.name]:
         life = records.lives.get(misfire.replica)
-        since = misfire.at - RECOVERY if life is None else max(life.begun, misfire.at - RECOVERY)
+        assert misfire.due is not None
+        if life is None or misfire.due < life.begun:
+            continue  # due while it started
+        since = max(life.begun, misfire.at - RECOVERY)
         if records.well(misfire.replica, since, misfire.at, PROCESS):
             text = f"{misfire.replica} was never stopped, and took {misfire.due:.3f} for a misfire"
             yield Finding(MISSED, task.name, misfire.at, text)
@@ -115,6 +118,8 @@ def _answered_by(records: Records, fire: Event) -> float | None:
         if away > fire.at:
             return None
         by = over + records.reaction(fire.at)
+        if over > fire.at + CLAIM_TIMEOUT - ATTEMPT:
+            return None
     return by if records.well(fire.replica, over + 1e-6, by, ANY) else None
 
 
@@ -131,8 +136,8 @@ def _stands_against(
     asked = _asked(records, fire)
     ends = [claim.released, claim.given_up, None if after is None else after.at]
     if all(end is None or end + COMMIT > asked for end in ends):
-        # It runs. Or it is dead, or handed over, and is run again first; see `_forgotten`.
-        return task.failover or claim.until > asked
+        # It runs. Or it is dead, or handed over: then that is seen to first, see `_forgotten`.
+        return True
     assert fire.due is not None
     return claim.kept and claim.window > fire.due - task.window - UNDER_WAY
 
@@ -259,22 +264,20 @@ def _knows(records: Records, task: ChaosTask, replica: str, at: float) -> bool:
 def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
     """Find run times that were refused because of a run that died, and that were not run then."""
     for number, claim in enumerate(claims):
-        after = claims[number + 1] if number + 1 < len(claims) else None
-        if _over(claim, after) <= claim.until or (after is not None and after.at <= claim.until):
+        over = _over(claim, claims[number + 1] if number + 1 < len(claims) else None)
+        if over <= claim.until and claim.handed_over is None:
             continue  # it ended alive
+        done = _done_by(task, claims[number:])
         for fire in records.fires[task.name]:
             assert fire.due is not None
-            refused = (
-                claim.at < _asked(records, fire)
-                and fire.at + records.reaction(fire.at) < claim.until
-            )
-            if not refused or fire.due - task.window - UNDER_WAY < claim.window:
+            if not claim.at < _asked(records, fire) < over:
                 continue
-            by = _done_by(records, task, claims[number:])
-            since = fire.at - RECOVERY
+            if fire.due - task.window - UNDER_WAY < claim.window:
+                continue  # it is the run's own window
+            by = _believed_by(records, fire, done) + POLL_INTERVAL + records.reaction(fire.at)
             if (
-                records.well(fire.replica, since, by)
-                and records.well(fire.replica, min(fire.at, claim.until - SETTLING), by, ANY)
+                by < inf
+                and records.well(fire.replica, fire.at - RECOVERY, by, ANY)
                 and not _is_busy(records, task.name, fire.replica, fire.at, by)
                 and not _is_claimed_by(by, fire, task, claims)
             ):
@@ -285,15 +288,20 @@ def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> It
                 yield Finding(MISSED, task.name, fire.at, text)
 
 
-def _done_by(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> float:
-    """Return by when what a dead run stood against is claimed, once it has been run again."""
-    if task.failover:
-        again = [claim for claim in claims if claim.window == claims[0].window]
-        ends = [again[-1].released, again[-1].given_up]
-        over = min((end for end in ends if end is not None), default=inf)
-    else:
-        over = claims[0].until
-    return over + POLL_INTERVAL + records.reaction(over)
+def _done_by(task: ChaosTask, claims: Sequence[Claim]) -> float:
+    """Return when a dead run stands against nothing any more, as it has been run again."""
+    if not task.failover and claims[0].handed_over is None:
+        return claims[0].until
+    again = [claim for claim in claims if claim.window == claims[0].window]
+    ends = [again[-1].released, again[-1].given_up]
+    return min((end for end in ends if end is not None), default=inf)
+
+
+def _believed_by(records: Records, fire: Event, done: float) -> float:
+    """Return from when on a replica believes that a run is dead that was done with then."""
+    since = records.lives[fire.replica].begun if fire.replica in records.lives else inf
+    ends = [trouble.ended for trouble in records.troubles(fire.replica, ANY)]
+    return max([fire.at, done, *(end + SETTLING for end in [since, *ends] if end < fire.at)])
 
 
 def _is_claimed_by(by: float, fire: Event, task: ChaosTask, claims: Sequence[Claim]) -> bool:

@@ -41,18 +41,20 @@ class Monkey:
         self._fleet = fleet
         self._server = server
         self._history = history
-        self._started = time.monotonic()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._plan = plan
         self._down = self._slow = False
 
     def start(self) -> None:
-        """Start the fleet, and put the plan on the agenda."""
+        """Start the fleet."""
         for slot, newcomer in zip(self._fleet.slots, self._plan.first, strict=True):
             self._fleet.start(slot, newcomer)
+
+    def begin(self, started: float) -> None:
+        """Put the plan on the agenda."""
         for action in self._plan.actions:
-            self._later(self._started + action.at, partial(self._do, action))
+            self._later(started + action.at, partial(self._do, action))
 
     def act(self) -> None:
         """Do what is due."""

@@ -56,9 +56,10 @@ BURST_LEASE = 15.0
 # How many of them have ids that look as if APScheduler had made them up.
 RANDOM_IDS = 0.2
 
-# Seconds by which the database's answers are late in a stall, and how long that lasts.
+# Seconds by which the database's answers are late in a stall, and how long that lasts after jobs
+# were due: the claim timeout is longer.
 LATE_BY = 2.0
-STALL = (3.0, 5.0)
+STALL = (1.0, 2.5)
 
 
 @dataclass(frozen=True)
@@ -179,11 +180,12 @@ class _Draft:
         return due + 1.5
 
     def _burst_in_a_stall(self, at: float) -> float:
-        lasts = self._dice.uniform(*STALL)
+        after = self._dice.uniform(*STALL)
+        due = at + 1.0 + NEAR_SKEW
         # Before the run times of the fastest clock.
-        self._do(at - NEAR_SKEW + 0.5, "stall", lasts + NEAR_SKEW)
-        self._burst(at)
-        return at + 0.5 + lasts + LATE_BY
+        self._do(due - NEAR_SKEW - 0.5, "stall", 0.5 + 2 * NEAR_SKEW + after)
+        self._burst(due - 1.0)
+        return due + NEAR_SKEW + after + LATE_BY
 
     def _outage(self, at: float) -> float:
         """Take the server away for longer than leases; a replica starts when it is back."""

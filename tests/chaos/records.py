@@ -152,6 +152,7 @@ class Records:
         self.died = [event for event in events if event.kind == "died"]
         self.errors = [event for event in events if event.kind == "erred"]
         self._open: dict[tuple[str, str, int], Run] = {}
+        self._wrote: dict[str, list[float]] = defaultdict(list)
         # Names of tasks of which the id looks made up are not the ids; see `_take_in_run`.
         self._ids: dict[str, str] = {}
         # Stable: of one moment, what was written first happened first.
@@ -184,6 +185,10 @@ class Records:
             for trouble in self.troubles(replica, kinds)
         )
 
+    def wrote_before(self, replica: str, at: float) -> float:
+        """Return when a replica last changed a row before that; so it reached the server then."""
+        return max((moment for moment in self._wrote[replica] if moment < at), default=-inf)
+
     def reaction(self, at: float) -> float:
         """Return within how many seconds a replica that is well does what is due."""
         near = bisect(self._fired, at + BURST_NEAR) - bisect(self._fired, at - BURST_NEAR)
@@ -208,6 +213,7 @@ class Records:
     def _take_in_claim(self, event: Event) -> None:
         assert event.until is not None
         task = self._ids.get(event.task, event.task)
+        self._wrote[event.replica].append(event.at)
         if event.kind == "claimed":
             assert event.due is not None
             claim = Claim(
@@ -283,7 +289,9 @@ _LASTING = {
 def _troubles(ordered: Sequence[Event], lives: dict[str, Stretch]) -> dict[str, list[Trouble]]:
     found: dict[str, list[Trouble]] = defaultdict(list)
     for number, event in enumerate(ordered):
-        if event.kind == "stalled":
+        if event.kind == "gone":
+            trouble = Trouble(event.at, inf, PROCESS)
+        elif event.kind == "stalled":
             assert event.until is not None
             trouble = Trouble(event.at, event.until, PROCESS)
         elif event.kind in _LASTING:

@@ -130,10 +130,17 @@ class Replica:
         self.application = Application(settings.application, settings.name)
         self._settings = settings
         self._scheduler: Any = None
-        one_offs = json.loads(Path(settings.one_offs).read_text())
+        one_offs = json.loads(self._wait_for(Path(settings.one_offs)))
         self._one_offs = {one_off["id"]: OneOff(**one_off) for one_off in one_offs}
         self._tasks = {task.name: task for task in TASKS}
         self._tasks |= {one_off.id: one_off.task for one_off in self._one_offs.values()}
+
+    def _wait_for(self, file: Path) -> str:
+        """Tell that the replica could begin, and return what is in a file that is written then."""
+        self.tell("loaded")
+        while not file.exists():
+            _pause(_BEAT)
+        return file.read_text()
 
     def live(self) -> None:
         """Run the scheduler until the replica is told to end."""

@@ -25,8 +25,8 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
             continue
         if _settled_by(claim, after) <= gone or claim.until < told:
             continue
-        # Not by whether it lived: it was told to end.
-        end = Stretch(told - RECOVERY, gone)
+        # Not by whether it lived: it was told to end. It was well when it last wrote to its rows.
+        end = Stretch(max(told - RECOVERY, records.wrote_before(claim.replica, gone)), gone)
         if not any(_meets(end, trouble) for trouble in records.troubles(claim.replica, ANY)):
             text = f"{claim}, was held when its replica had ended, {gone:.3f}"
             yield Finding(STRANDED, task.name, gone, text)
@@ -58,4 +58,5 @@ def _settled_by(claim: Claim, after: Claim | None) -> float:
 
 
 def _meets(one: Stretch, other: Stretch) -> bool:
-    return one.begun <= other.ended and other.begun <= one.ended
+    # Being gone is a trouble as well; not one of those in which it ended.
+    return one.begun <= other.ended and other.begun < one.ended
