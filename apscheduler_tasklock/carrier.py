@@ -225,10 +225,13 @@ async def run_coroutine(
 ) -> JobEvents:
     """Do the same for a coroutine job; its event loop never waits for the database."""
     events = JobEvents(submission.claim_ids)
+    began_at = time.monotonic()
+    if submission.scheduler_pass is not None:
+        began_at = submission.scheduler_pass.begin_coroutine()
+    busy = 0.0  # seconds that the jobs have taken
     with locks.in_use:
         for fire in _fires(submission, locks, dispatch, events):
-            # No worker is waited for: what a coroutine is late by is its event loop's doing.
-            fire.check_lateness(time.monotonic())
+            fire.check_lateness(began_at + busy)
             coroutines.add(fire)
             try:
                 job = await _begun(fire, locks)
@@ -237,7 +240,9 @@ async def run_coroutine(
                 if fire.lost:
                     await locks.offload.release(fire.give_up_lost)()
                     continue
+                started = time.monotonic()
                 told, whole = await _run_to_its_end(fire, job, submission, locks)
+                busy += time.monotonic() - started
             except CancelledError:
                 logger.debug("Task %r: cancelled before it ran", submission.task_name)
                 break

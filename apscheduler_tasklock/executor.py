@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import replace
@@ -29,7 +28,7 @@ from apscheduler_tasklock.events import EVENT_TASK_LOCK_ERROR, TaskLockEvent
 from apscheduler_tasklock.failover import Failover, JobKey
 from apscheduler_tasklock.fire import Fire
 from apscheduler_tasklock.inner import make_inner, report_jobs
-from apscheduler_tasklock.lateness import SchedulerPass, WorkerQueue
+from apscheduler_tasklock.lateness import SchedulerPasses, WorkerQueue
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.loops import call_as_scheduler, dispatcher
 from apscheduler_tasklock.messages import RunState
@@ -155,7 +154,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._poll_interval = parse_positive_seconds(poll_interval, "poll_interval", where)
         self._defaults = defaults
         self._workers = WorkerQueue()
-        self._pass = SchedulerPass()
+        self._passes = SchedulerPasses()
         self._coroutines: set[Fire] = set()
         self._active: dict[UUID, _Active] = {}
         self._lost_workers = LostWorkers(self.locks)
@@ -244,7 +243,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         :raises MaxInstancesReachedError: as many instances as allowed are running
         :raises TaskLockOptionError: the job's options are impossible
         """
-        submitted_at = self._pass.began(run_times[-1])
+        scheduler_pass = self._passes.submitting(run_times[-1])
         jobstore = job._jobstore_alias
         try:
             task = self._resolve(job, jobstore)
@@ -257,7 +256,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 )
             raise
         submission = self._submission(job, jobstore, task, run_times)
-        self._submit(replace(submission, submitted_at=submitted_at))
+        self._submit(replace(submission, scheduler_pass=scheduler_pass))
 
     def _resolve(self, job: Any, jobstore: str) -> ResolvedTask:
         task = self._tasks.resolve(job, jobstore, self._scheduler._jobstores)
@@ -277,7 +276,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             logger_name=self._logger.name,
             runs=what_runs(job),
             one_off=isinstance(job.trigger, DateTrigger),
-            submitted_at=time.monotonic(),
         )
         key = (job.id, jobstore)
         if task.options is not None and not self._failover.knows(task.name, key):
@@ -380,7 +378,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def renewed(self, submission: Submission) -> Submission | None:
         """Return a refused submission with the job as it is now, if it is still to run."""
         if submission.is_last:
-            return replace(submission, submitted_at=time.monotonic())
+            return submission
         key = (submission.job.id, submission.jobstore)
         found = self._find(key, submission.task_name, submission.runs)
         if found is None:

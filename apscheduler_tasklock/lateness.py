@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from heapq import heappop, heappush
 
@@ -19,22 +20,47 @@ from apscheduler_tasklock.forking import begins_anew_in_a_fork
 LONGEST_PASS = 30.0
 
 
+@dataclass
 class SchedulerPass:
-    """Knows when the scheduler began to submit the jobs that are due together.
+    """One pass of the scheduler over its jobs, in which it submits all that are due.
 
-    The last of hundreds is submitted while workers claim for the first ones already.
+    The last of hundreds is submitted, and begun, while others claim already.
+
+    :ivar wall: when it began, on the wall clock
+    :ivar began_at: the same on the monotonic clock
+    :ivar submitted_at: when the last job was submitted in it so far
+    :ivar begun_at: when the first coroutine of it began; ``None``: not yet
     """
 
-    def __init__(self) -> None:
-        self._began = (0.0, 0.0)  # on the wall clock, and on the monotonic one
+    wall: float
+    began_at: float
+    submitted_at: float
+    begun_at: float | None = None
 
-    def began(self, run_time: datetime) -> float:
-        """Return when the pass began that submits this run time now, on the monotonic clock."""
-        wall, monotonic = time.time(), time.monotonic()
-        due_before_it_began = run_time.timestamp() <= self._began[0]
-        if not due_before_it_began or monotonic > self._began[1] + LONGEST_PASS:
-            self._began = (wall, monotonic)
-        return self._began[1]
+    def begin_coroutine(self) -> float:
+        """Let a coroutine begin; return when it would have if the lock took no time.
+
+        Those of one pass begin together, after it. What lies between is the event loop's doing.
+        """
+        if self.begun_at is None:
+            self.begun_at = time.monotonic()
+        return self.began_at + max(0.0, self.begun_at - self.submitted_at)
+
+
+class SchedulerPasses:
+    """Knows in which pass of the scheduler a job is submitted."""
+
+    def __init__(self) -> None:
+        self._latest = SchedulerPass(0.0, 0.0, 0.0)
+
+    def submitting(self, run_time: datetime) -> SchedulerPass:
+        """Return the pass in which this run time is submitted now."""
+        wall, now = time.time(), time.monotonic()
+        was_due = run_time.timestamp() <= self._latest.wall
+        if not was_due or now > self._latest.began_at + LONGEST_PASS:
+            self._latest = SchedulerPass(wall, now, now)
+        self._latest.submitted_at = now
+        return self._latest
 
 
 class WorkerQueue:

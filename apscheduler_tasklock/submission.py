@@ -11,6 +11,7 @@ from uuid import UUID
 
 from apscheduler.util import iscoroutinefunction_partial
 
+from apscheduler_tasklock.lateness import SchedulerPass
 from apscheduler_tasklock.messages import RunState
 from apscheduler_tasklock.options import RESERVED_KEY, LockOptions
 from apscheduler_tasklock.period import has_next_run, is_shared, period_after
@@ -35,7 +36,8 @@ class Submission:
         had to wait for another replica's run
     :ivar dead_run: the run that died, if its window is to be run again; there is one run time then
     :ivar claim_ids: the claims' ids, one per run time
-    :ivar submitted_at: when the scheduler began to submit it, on the monotonic clock
+    :ivar scheduler_pass: the pass of the scheduler in which it was submitted; ``None`` if it was
+        not the scheduler that did
     """
 
     job: Any
@@ -51,7 +53,7 @@ class Submission:
     exempt_from_misfire: bool = False
     dead_run: RunState | None = None
     claim_ids: Sequence[UUID] = ()
-    submitted_at: float = 0.0
+    scheduler_pass: SchedulerPass | None = None
 
     @property
     def failover(self) -> bool:
@@ -62,6 +64,11 @@ class Submission:
     def awaited(self) -> bool:
         """Whether the job is a coroutine, for an event loop to await."""
         return bool(iscoroutinefunction_partial(self.job.func))
+
+    @property
+    def submitted_at(self) -> float:
+        """When the scheduler began to submit it, on the monotonic clock."""
+        return self.scheduler_pass.began_at if self.scheduler_pass else 0.0
 
     @property
     def is_last(self) -> bool:
