@@ -71,8 +71,12 @@ class Errors(logging.Handler):
 
 
 def unexpected(record: logging.LogRecord) -> bool:
-    """Tell whether a line in the log is about something else than a job that raised on purpose."""
-    return not (record.exc_info and isinstance(record.exc_info[1], ExpectedError))
+    """Tell whether a line in the log is about something else than a job that is to fail.
+
+    Of coroutines that a graceful stop cancels, APScheduler says so.
+    """
+    expected = (ExpectedError, asyncio.CancelledError)
+    return not (record.exc_info and isinstance(record.exc_info[1], expected))
 
 
 class Work:
@@ -170,6 +174,8 @@ class Replica:
             await asyncio.sleep(_BEAT)
             before = self._tell_stall(before)
         scheduler.shutdown()
+        # It is shut down by a callback of the loop. Servers wait for the task of the lifespan.
+        await asyncio.sleep(0)
         if self._settings.loop == "signal":
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
