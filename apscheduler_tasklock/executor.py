@@ -44,7 +44,7 @@ from apscheduler_tasklock.options import (
 from apscheduler_tasklock.submission import Submission
 from apscheduler_tasklock.table import DEFAULT_TABLE
 from apscheduler_tasklock.tasks import ResolvedTask, Tasks
-from apscheduler_tasklock.workers import LostWorkers, pool_processes
+from apscheduler_tasklock.workers import LostWorkers, pool_processes, shutting_down
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +221,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self.locks.stop_claiming()
         self._failover.close()
         if self._inner is not None:
-            self._inner.shutdown(wait)
+            with shutting_down(self._inner):
+                self._inner.shutdown(wait)
         self.locks.claiming.wait(CLOSING_TIMEOUT)
         self._cut_coroutines()
         if self._scheduler is not None:

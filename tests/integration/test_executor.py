@@ -38,6 +38,7 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
+from apscheduler_tasklock.names import UnnamedTask
 from tests.polling import eventually
 from tests.proxy import Proxy, pass_on
 from tests.schedulers import Replica
@@ -538,15 +539,25 @@ class TestJobsWithoutAnId:
             assert all(part.id in error for part in jobs)
         assert rows(connection) == {}
 
-    def test_one_of_two_that_nothing_tells_apart_runs_once_the_other_is_removed(
-        self, make_replica: MakeReplica
+    @pytest.mark.parametrize(
+        "settle",
+        [
+            pytest.param(lambda other: other.remove(), id="removed"),
+            pytest.param(lambda other: other.modify(args=[1]), id="modified"),
+            pytest.param(lambda other: other.modify(kwargs={"task_lock": False}), id="unlocked"),
+            pytest.param(lambda other: other.modify(executor="plain"), id="of-another-executor"),
+        ],
+    )
+    def test_one_of_two_that_nothing_tells_apart_runs_once_the_other_is_settled(
+        self, make_replica: MakeReplica, settle: Callable[[Any], None]
     ) -> None:
         replica = make_replica()
         replica.scheduler.pause()
         job, other = (
-            replica.scheduler.add_job(_named, "interval", hours=1, **now()) for _ in range(2)
+            replica.scheduler.add_job(_takes, "interval", hours=1, **now()) for _ in range(2)
         )
-        other.remove()
+        replica.scheduler.add_executor("threadpool", "plain")
+        settle(other)
         replica.scheduler.resume()
         replica.one(EVENT_JOB_EXECUTED, job.id)
 
@@ -646,17 +657,32 @@ class TestJobsWithoutAnId:
         replica.one(EVENT_JOB_EXECUTED)
         assert list(rows(connection)) == ["tidy"]
 
-    def test_a_removed_one_is_kept_nowhere(self, make_replica: MakeReplica) -> None:
+    def test_a_removed_or_modified_one_is_not_kept(self, make_replica: MakeReplica) -> None:
+        class Argument:
+            pass
+
         replica = make_replica()
         replica.scheduler.pause()
-        job = weakref.ref(replica.scheduler.add_job(_takes, "interval", hours=1))
-        replica.scheduler.remove_all_jobs()
+        argument = Argument()
+        modified = replica.scheduler.add_job(_takes, "interval", hours=1, args=[argument])
+        kept = [weakref.ref(argument)]
+        del argument
+        modified.modify(args=[1])
+        for hours in range(2, 12):
+            removed = replica.scheduler.add_job(_takes, "interval", hours=hours, args=[Argument()])
+            kept += [weakref.ref(removed), weakref.ref(removed.args[0])]
+            removed.remove()
+            del removed
 
-        def is_gone() -> bool:
+        def are_gone() -> bool:
             gc.collect()
-            return job() is None
+            return all(each() is None for each in kept)
 
-        eventually(is_gone)
+        eventually(are_gone)
+        modified.modify(args=[2])  # the names of those that are gone are forgotten by now
+        gc.collect()
+        tasks = [found for found in gc.get_objects() if type(found) is UnnamedTask]
+        assert len(tasks) == 1
 
 
 class TestCurrentLock:

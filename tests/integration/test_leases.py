@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -287,11 +288,11 @@ def test_it_is_renewed_while_every_worker_and_connection_is_busy(
 
     def busy() -> bool:
         database = replica.executor.locks._database
-        lent = [database._borrow() for _ in range(5)]
-        until = locked_until(connection) + timedelta(seconds=2)
-        eventually(lambda: locked_until(connection) > until)
-        for connection_in_use in lent:
-            database._lender.give_back(connection_in_use, whole=True)
+        with ExitStack() as in_use:
+            for _ in range(5):
+                in_use.enter_context(database.cursor())
+            until = locked_until(connection) + timedelta(seconds=2)
+            eventually(lambda: locked_until(connection) > until)
         lock = current_lock()
         assert lock is not None
         return lock.lost
