@@ -129,7 +129,7 @@ class _Draft:
         self._one_offs: list[OneOff] = []
 
     def draw(self) -> Plan:
-        first = [self._newcomer(loop=number % 2 == 1) for number in range(self._replicas)]
+        first = [self._newcomer(slot) for slot in range(self._replicas)]
         ordinary = [self._burst_in_a_stall, self._deployment, self._outage]
         others = [
             self._burst,
@@ -162,7 +162,7 @@ class _Draft:
     def _deployment(self, at: float) -> float:
         """Replace each replica in turn; some do not end in time, and are killed."""
         for slot in self._shuffled():
-            kind = self._dice.choices(["leave", "kill"], [3, 1])[0]
+            kind = "leave" if _is_loop(slot) or self._dice.random() < 0.6 else "kill"
             self._do(at, kind, self._dice.uniform(0.2, 0.6), slot)
             at += self._dice.uniform(0.4, 1.2)
         return at + JOINING
@@ -193,7 +193,7 @@ class _Draft:
         how = self._dice.choice(["restart fast", "restart immediate"])
         self._do(at, how, lasts)
         back = at + lasts
-        for slot in self._shuffled()[:2]:
+        for slot in [slot for slot in self._shuffled() if not _is_loop(slot)][:2]:
             # A replica's start takes about as long as the server's.
             self._do(at + 0.2, "kill", lasts - 0.4, slot)
         return back + JOINING
@@ -228,7 +228,7 @@ class _Draft:
 
     def _do(self, at: float, kind: str, lasts: float, slot: int = 0, aim: str = "") -> None:
         lasts = max(0.0, min(lasts, self._end - at))
-        self._actions.append(Action(at, kind, aim, slot, lasts, self._newcomer()))
+        self._actions.append(Action(at, kind, aim, slot, lasts, self._newcomer(slot)))
 
     def _random_id(self) -> str:
         return uuid.UUID(int=self._dice.getrandbits(128), version=4).hex
@@ -238,11 +238,15 @@ class _Draft:
         self._dice.shuffle(slots)
         return slots
 
-    def _newcomer(self, loop: bool | None = None) -> Newcomer:
+    def _newcomer(self, slot: int) -> Newcomer:
         dice = self._dice
         offset, kind = dice.uniform(0, LARGEST_OFFSET), dice.random()
         near, far = dice.uniform(-NEAR_SKEW, NEAR_SKEW), dice.uniform(-LARGEST_SKEW, LARGEST_SKEW)
         skew = 0.0 if kind < 0.45 or not self._skewed else near if kind < 0.88 else far
-        on_loop = dice.random() < 0.5 if loop is None else loop
         how = dice.choice(["cancels", "left", "signal"])
-        return Newcomer(round(offset, 3), round(skew, 3), how if on_loop else "")
+        return Newcomer(round(offset, 3), round(skew, 3), how if _is_loop(slot) else "")
+
+
+def _is_loop(slot: int) -> bool:
+    """Tell whether a place of the fleet has replicas on event loops, but for who is aimed at."""
+    return slot % 2 == 1
