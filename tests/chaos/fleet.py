@@ -40,18 +40,17 @@ def find_faketime() -> Path | None:
 class Member:
     """One replica's process. It dies with this one, however that ends.
 
-    :ivar skew: seconds by which its clock is ahead
+    It is started ahead of time, since that takes seconds on a busy machine, and begins when it is
+    told its settings.
     """
 
-    def __init__(
-        self, name: str, newcomer: Newcomer, settings: Settings, folder: Path, note: Note
-    ) -> None:
+    def __init__(self, name: str, newcomer: Newcomer, folder: Path, note: Note) -> None:
         self.name = name
+        self.newcomer = newcomer
         self.stopped = self.leaving = self.killed = False
         self.on_loop = bool(newcomer.loop)
-        self.skew = newcomer.skew
         self._note = note
-        command = [sys.executable, "-m", "tests.chaos.replica", json.dumps(asdict(settings))]
+        command = [sys.executable, "-m", "tests.chaos.replica", name]
         command += ["--loop"] * self.on_loop
         with (folder / f"{name}.log").open("wb") as log:
             self.process = subprocess.Popen(
@@ -65,6 +64,12 @@ class Member:
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def begin(self, settings: Settings) -> None:
+        """Let it start its scheduler."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
+        self.process.stdin.flush()
 
     @property
     def alive(self) -> bool:
@@ -186,22 +191,26 @@ class Fleet:
         self._note = note
         self._members: list[Member] = []
 
-    def start(self, slot: Slot, newcomer: Newcomer) -> Member:
-        """Start a replica in a slot."""
+    def prepare(self, newcomer: Newcomer) -> Member:
+        """Start a process that waits to be a replica."""
         name = f"r{len(self._members) + 1}"
-        settings = Settings(
-            name=name,
-            start_after=newcomer.offset,
-            loop=newcomer.loop,
-            far=abs(newcomer.skew) > NEAR_SKEW,
-            locks=slot.proxy.url,
-            application=self._url,
-            one_offs=str(self._folder / ONE_OFFS),
-            clock_offset=self._offset,
+        self._members.append(Member(name, newcomer, self._folder, self._note))
+        return self._members[-1]
+
+    def begin(self, slot: Slot, member: Member) -> None:
+        """Let a process that waits be the replica in a slot."""
+        slot.member = member
+        member.begin(
+            Settings(
+                start_after=member.newcomer.offset,
+                loop=member.newcomer.loop,
+                far=abs(member.newcomer.skew) > NEAR_SKEW,
+                locks=slot.proxy.url,
+                application=self._url,
+                one_offs=str(self._folder / ONE_OFFS),
+                clock_offset=self._offset,
+            )
         )
-        slot.member = Member(name, newcomer, settings, self._folder, self._note)
-        self._members.append(slot.member)
-        return slot.member
 
     def close(self) -> None:
         """Let all replicas end their jobs, and note those that cannot."""

@@ -314,9 +314,9 @@ def _is_claimed_by(by: float, fire: Event, task: ChaosTask, claims: Sequence[Cla
 def _long_leases(task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
     """Find claims that would have stood for longer without a sign of life than a lease."""
     for claim in claims:
-        if claim.released is None and claim.until - claim.renewed > task.longest_silence + _SAME:
-            text = f"{claim}, stood until {claim.until:.3f}, renewed {claim.renewed:.3f}"
-            yield Finding(SILENT, task.name, claim.until, text)
+        if claim.lasts > task.longest_silence + _SAME:
+            text = f"{claim}, stood for {claim.lasts:.3f} s without a sign of life"
+            yield Finding(SILENT, task.name, claim.at, text)
 
 
 def _is_busy(records: Records, task: str, replica: str, begun: float, ended: float) -> bool:

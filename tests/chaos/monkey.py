@@ -23,6 +23,9 @@ _TERMINATE = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s
 """
 
+# Seconds before an action at which the processes are started of those that join after it.
+AHEAD = 7.0
+
 # So many events back it looks for runs that are going on.
 _RECENT = 5000
 
@@ -44,17 +47,25 @@ class Monkey:
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._plan = plan
+        self._first_ones: list[Member] = []
+        self._waiting: dict[int, list[Member]] = {}
         self._down = self._slow = False
 
-    def start(self) -> None:
-        """Start the fleet."""
-        for slot, newcomer in zip(self._fleet.slots, self._plan.first, strict=True):
-            self._fleet.start(slot, newcomer)
+    def prepare(self) -> None:
+        """Start the processes of the first replicas."""
+        self._first_ones = [self._fleet.prepare(newcomer) for newcomer in self._plan.first]
 
     def begin(self, started: float) -> None:
-        """Put the plan on the agenda."""
+        """Let the first replicas begin, and put the plan on the agenda."""
+        for slot, member in zip(self._fleet.slots, self._first_ones, strict=True):
+            self._fleet.begin(slot, member)
         for action in self._plan.actions:
+            self._later(started + action.at - AHEAD, partial(self._get_ready, action))
             self._later(started + action.at, partial(self._do, action))
+
+    def _get_ready(self, action: Action) -> None:
+        """Start the processes of those that an action lets join."""
+        self._waiting[id(action)] = [self._fleet.prepare(one) for one in action.newcomers]
 
     def act(self) -> None:
         """Do what is due."""
@@ -98,9 +109,9 @@ class Monkey:
     def _first(self) -> int:
         """Return the place of the replica whose exact run times come first."""
         near = {
-            number: slot.member.skew
+            number: slot.member.newcomer.skew
             for number, slot in enumerate(self._fleet.slots)
-            if slot.member and slot.member.alive and slot.member.skew <= NEAR_SKEW
+            if slot.member and slot.member.alive and abs(slot.member.newcomer.skew) <= NEAR_SKEW
         }
         return max(near, key=near.__getitem__, default=0)
 
@@ -148,7 +159,8 @@ class Monkey:
                 self.done["leave"] += 1
 
     def _join(self, slot: Slot, action: Action) -> None:
-        member = self._fleet.start(slot, action.newcomer)
+        member = self._waiting[id(action)].pop()
+        self._fleet.begin(slot, member)
         self.done["join"] += 1
         if slot.disturbed:
             self._note("hung", member, slot.disturbed)

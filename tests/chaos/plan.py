@@ -86,7 +86,7 @@ class Action:
     :ivar aim: whose: the replica that runs this task at that moment
     :ivar slot: if there is none, the one in this place of the fleet; a restart concerns all
     :ivar lasts: seconds
-    :ivar newcomer: who joins in place of a replica that goes
+    :ivar newcomers: who join in place of replicas that go
     """
 
     at: float
@@ -94,7 +94,7 @@ class Action:
     aim: str
     slot: int
     lasts: float
-    newcomer: Newcomer
+    newcomers: Sequence[Newcomer]
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,9 @@ class _Draft:
 
     def _do(self, at: float, kind: str, lasts: float, slot: int = 0, aim: str = "") -> None:
         lasts = max(0.0, min(lasts, self._end - at))
-        self._actions.append(Action(at, kind, aim, slot, lasts, self._newcomer(slot)))
+        joining = {"kill": [slot], "leave": [slot], "replace others": range(self._replicas - 1)}
+        newcomers = [self._newcomer(place) for place in joining.get(kind, [])]
+        self._actions.append(Action(at, kind, aim, slot, lasts, newcomers))
 
     def _random_id(self) -> str:
         return uuid.UUID(int=self._dice.getrandbits(128), version=4).hex

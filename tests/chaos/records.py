@@ -53,6 +53,7 @@ class Claim:
     :ivar window: where its window starts
     :ivar renewed: when it was last renewed, or granted
     :ivar until: when it ends if it is not renewed again
+    :ivar lasts: how long it stood at most without a sign of life
     :ivar released: when it was; ``None`` if never
     :ivar kept: whether its window stayed taken then
     :ivar handed_over: when its window was handed over to whoever takes it; ``None`` if never
@@ -69,6 +70,7 @@ class Claim:
     renewed: float
     until: float
     released: float | None = None
+    lasts: float = 0.0
     kept: bool = True
     handed_over: float | None = None
     given_up: float | None = None
@@ -221,6 +223,7 @@ class Records:
             )
             claim.run_until = inf if event.run_until is None else event.run_until
             claim.deaths = event.deaths
+            claim.lasts = event.until - event.at
             self.claims[task].append(claim)
             self.claim_of[task][event.token] = claim
             return
@@ -228,6 +231,7 @@ class Records:
         match event.kind:
             case "renewed":
                 claim.renewed, claim.until = event.at, event.until
+                claim.lasts = max(claim.lasts, event.until - event.at)
             case "released":
                 claim.released, claim.kept = event.at, event.kept
             case "handed over":

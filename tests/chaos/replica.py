@@ -1,8 +1,9 @@
-"""One replica: ``python -m tests.chaos.replica SETTINGS``, as JSON; see ``settings.py``.
+"""One replica: ``python -m tests.chaos.replica NAME [--loop]``.
 
-It runs a background scheduler until standard input ends, or a scheduler on an event loop until
-SIGTERM. What happens goes to standard output, a line of JSON per event: it is not lost when the
-replica is killed.
+It begins when its settings come from standard input, a line of JSON; see ``settings.py``. It runs a
+background scheduler until standard input ends, or a scheduler on an event loop until SIGTERM. What
+happens goes to standard output, a line of JSON per event: it is not lost when the replica is
+killed.
 """
 
 from __future__ import annotations
@@ -130,21 +131,15 @@ class Work:
 class Replica:
     """The scheduler and its jobs."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.application = Application(settings.application, settings.name)
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.application = Application(settings.application, name)
+        self._name = name
         self._settings = settings
         self._scheduler: Any = None
-        one_offs = json.loads(self._wait_for(Path(settings.one_offs)))
+        one_offs = json.loads(Path(settings.one_offs).read_text())
         self._one_offs = {one_off["id"]: OneOff(**one_off) for one_off in one_offs}
         self._tasks = {task.name: task for task in TASKS}
         self._tasks |= {one_off.id: one_off.task for one_off in self._one_offs.values()}
-
-    def _wait_for(self, file: Path) -> str:
-        """Tell that the replica could begin, and return what is in a file that is written then."""
-        self.tell("loaded")
-        while not file.exists():
-            _pause(_BEAT)
-        return file.read_text()
 
     def live(self) -> None:
         """Run the scheduler until the replica is told to end."""
@@ -186,7 +181,7 @@ class Replica:
             self._settings.locks,
             claim_timeout=CLAIM_TIMEOUT,
             poll_interval=POLL_INTERVAL,
-            replica_id=self._settings.name,
+            replica_id=self._name,
             **options,
         )
         scheduler = self._scheduler = kind(executors={"default": executor}, timezone="UTC")
@@ -275,9 +270,7 @@ class Replica:
 
     def tell(self, kind: str, at: float | None = None, **details: Any) -> None:
         """Write an event to standard output."""
-        at = time.monotonic() if at is None else at
-        told = {"at": at, "kind": kind, "replica": self._settings.name, **details}
-        os.write(1, (json.dumps(told) + "\n").encode())  # at once: jobs run in several threads
+        tell(self._name, kind, at, **details)
 
     def on_monotonic_clock(self, run_time: datetime, *, exact: bool) -> float:
         """Return a run time on the machine's monotonic clock.
@@ -300,6 +293,13 @@ class Replica:
         if now - before > _BEAT + _STALL:
             self.tell("stalled", before, until=now)
         return now
+
+
+def tell(name: str, kind: str, at: float | None = None, **details: Any) -> None:
+    """Write an event of a replica to standard output."""
+    at = time.monotonic() if at is None else at
+    line = json.dumps({"at": at, "kind": kind, "replica": name, **details}) + "\n"
+    os.write(1, line.encode())  # in a single call: jobs run in several threads
 
 
 def _pause(seconds: float) -> None:
@@ -347,5 +347,8 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
     logging.getLogger("apscheduler.executors.default").addFilter(unexpected)
-    replica = Replica(Settings(**json.loads(sys.argv[1])))
-    replica.live()
+    tell(sys.argv[1], "loaded")
+    # Not by sys.stdin, which would read on.
+    if told := os.read(0, select.PIPE_BUF):
+        replica = Replica(sys.argv[1], Settings(**json.loads(told)))
+        replica.live()

@@ -61,7 +61,6 @@ def unleash(plan: Plan, seconds: float, folder: Path) -> Outcome:
     events: list[Event] = []
     with ExitStack() as stack:
         check_interrupt = stack.enter_context(_interrupts())
-        (folder / ONE_OFFS).unlink(missing_ok=True)  # of another run that was kept there
         server = stack.enter_context(EmbeddedServer())
         upgrade(server.url)
         create_tables(server.url)
@@ -70,7 +69,7 @@ def unleash(plan: Plan, seconds: float, folder: Path) -> Outcome:
             Fleet(server.url, folder, offset, events.append).running(len(plan.first))
         )
         monkey = Monkey(plan, fleet, server, events)
-        monkey.start()
+        monkey.prepare()
         while sum(event.kind == "loaded" for event in list(events)) < len(plan.first):
             check_interrupt()
             time.sleep(_TICK)
@@ -96,10 +95,7 @@ def unleash(plan: Plan, seconds: float, folder: Path) -> Outcome:
 def _write_one_offs(plan: Plan, started: float, folder: Path, events: list[Event]) -> None:
     """Let the replicas and the checker know of the one-off jobs, on the monotonic clock."""
     jobs = [replace(job, at=started + job.at) for job in plan.one_offs]
-    file = folder / ONE_OFFS
-    draft = file.with_suffix(".draft")
-    draft.write_text(json.dumps([asdict(job) for job in jobs]))
-    draft.rename(file)  # the replicas wait for it
+    (folder / ONE_OFFS).write_text(json.dumps([asdict(job) for job in jobs]))
     events += [Event(started, "planned", detail=json.dumps(asdict(job))) for job in jobs]
 
 

@@ -1,4 +1,4 @@
-"""What a replica is told when it starts."""
+"""What a replica is told when it begins."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ ONE_OFFS = "one_offs.json"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a replica is told when it starts.
+    """What a replica is told when it begins.
 
-    :ivar name: its name
     :ivar start_after: seconds to wait first
     :ivar loop: how it ends, if it runs on an event loop; see ``Newcomer``
     :ivar far: whether its clock is so far off that it has no tasks with exact run times
@@ -22,7 +21,6 @@ class Settings:
     :ivar clock_offset: what to add to the server's wall clock time for the monotonic one
     """
 
-    name: str
     start_after: float
     loop: str
     far: bool
