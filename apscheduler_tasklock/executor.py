@@ -48,9 +48,9 @@ from apscheduler_tasklock.workers import LostWorkers, pool_processes, shutting_d
 
 logger = logging.getLogger(__name__)
 
-# Seconds that a shutdown waits for claims under way to be made and handed over, and for those of
-# coroutines that it cuts.
-CLOSING_TIMEOUT = 1.5
+# Seconds that a shutdown waits for claims under way to be given up, or made and handed over, and for
+# those of coroutines that it cuts. A claim without an answer is given up a second before.
+CLOSING_TIMEOUT = 2.5
 
 
 class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
@@ -223,20 +223,21 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if self._inner is not None:
             with shutting_down(self._inner):
                 self._inner.shutdown(wait)
+        cuts = self._cut_coroutines()
+        deadline = time.monotonic() + CLOSING_TIMEOUT
         self.locks.claiming.wait(CLOSING_TIMEOUT)
-        self._cut_coroutines()
+        futures.wait(cuts, timeout=max(0.0, deadline - time.monotonic()))
         if self._scheduler is not None:
             self._scheduler.remove_listener(self._check_job)
             self._scheduler.remove_listener(self._forget_job)
         self.locks.close(blocking=True)
 
-    def _cut_coroutines(self) -> None:
-        """End the claims of coroutine jobs that the wrapped executor has cancelled."""
+    def _cut_coroutines(self) -> list[futures.Future[None]]:
+        """Begin to end the claims of coroutine jobs that the wrapped executor has cancelled."""
         if not hasattr(self._inner, "_pending_futures"):
-            return  # as tornado's, which lets them go on
+            return []  # as tornado's, which lets them go on
         fires = list(self._coroutines)
-        cuts = [self.locks.offload.call(partial(fire.cut, begun=fire.running)) for fire in fires]
-        futures.wait(cuts, timeout=CLOSING_TIMEOUT)
+        return [self.locks.offload.call(partial(fire.cut, begun=fire.running)) for fire in fires]
 
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
         """Hand a job to the wrapped executor; its worker will claim it. No database work here.

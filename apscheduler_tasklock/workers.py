@@ -39,14 +39,15 @@ def deferred_signals() -> Iterator[None]:
     """Let no SIGTERM or SIGINT end this process while a job runs in it.
 
     A terminal and systemd send them to every process of a group. The parent gets them, too, and
-    shuts down as it sees fit; its workers have to end their jobs until then. A handler
-    that somebody else has set is left alone.
+    shuts down as it sees fit; its workers have to end their jobs until then. A handler that
+    somebody has set for the workers is left alone, but not one that they inherited in a fork.
     """
     received: list[int] = []
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number, default in _DEFAULTS.items():
-            if signal.getsignal(number) == default:
+            handler = signal.getsignal(number)
+            if handler is not None and handler in (default, _inherited.get(number)):
                 before[number] = signal.signal(number, lambda got, _frame: received.append(got))
     try:
         yield
@@ -99,6 +100,16 @@ def shutting_down(inner: Any) -> Iterator[None]:
         if teller.ident is not None:
             teller.join()
 
+
+_inherited: dict[int, Any] = {}
+
+
+def _note_inherited() -> None:
+    _inherited.update({number: signal.getsignal(number) for number in _DEFAULTS})
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_note_inherited)
 
 # Ignored by those who do not know it.
 _SHUTDOWN_SIGNAL = getattr(signal, "SIGURG", None)

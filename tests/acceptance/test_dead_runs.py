@@ -137,8 +137,10 @@ def test_a_job_that_ended_in_an_outage_is_not_run_again_by_a_replica_that_starts
     executor: str | None,
 ) -> None:
     job = daily("work", kwargs={"folder": str(tmp_path)})
+    # The recovery grace grows with the timeout: the machine may be busy.
+    options = {**OPTIONS, "claim_timeout": 60}
     with proxy_to(direct_url) as proxy:
-        holder = start_replica(database=proxy.url, options=OPTIONS, **job)
+        holder = start_replica(database=proxy.url, options=options, **job)
         holder.says("runs")
         [run] = holder.runs
         proxy.accepting = False
@@ -147,7 +149,7 @@ def test_a_job_that_ended_in_an_outage_is_not_run_again_by_a_replica_that_starts
         holder.says(f"ends {run.token}")
         eventually(lambda: rows["job"]["free"])
         new = start_replica(
-            executor=executor, options=OPTIONS, **{**job, "next_run_time": moment()}
+            executor=executor, options=options, **{**job, "next_run_time": moment()}
         )
         # Its link is back first, and the holder's a moment later.
         seen = ("refused", "granted", "runs")
