@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
 from tests.chaos.history import Event
@@ -157,6 +158,24 @@ class Slot:
         """Let what is sent through, and no answer."""
         self.disturbed = "mute"
         self.proxy.to_client = lambda _data: b""
+
+    def mute_after_claim(self, task: str, note: Callable[[], None]) -> None:
+        """Lose the answer to a replica's first claim of a task, and all answers after it.
+
+        A claim of a task that has no row takes two statements: the second one is granted.
+        """
+        assert self.member is not None
+        texts = (task.encode(), self.member.name.encode())
+        claims = count(1)
+
+        def watch(data: bytes) -> bytes:
+            if all(text in data for text in texts) and next(claims) == 2:
+                self.proxy.to_client = lambda _data: b""
+                note()
+            return data
+
+        self.disturbed = "mute"
+        self.proxy.to_server = watch
 
     def free(self) -> None:
         """Let everything through again. Connections that lost something are cut."""

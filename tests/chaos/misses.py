@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
 from math import inf
 
-from tests.chaos.bounds import ATTEMPT, COMMIT, RECOVERY, SETTLING, UNDER_WAY
+from tests.chaos.bounds import ATTEMPT, BURST_REACTION, COMMIT, RECOVERY, SETTLING, UNDER_WAY
 from tests.chaos.finding import Finding
 from tests.chaos.history import Event
-from tests.chaos.records import ANY, BLIP, LATE, PATH, PROCESS, Claim, Records
+from tests.chaos.records import ANY, BLIP, LATE, PATH, PROCESS, SLOW, UNABLE, Claim, Records
 from tests.chaos.tasks import CLAIM_TIMEOUT, POLL_INTERVAL, ChaosTask
 
 MISSED = "window missed"
@@ -52,7 +52,7 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
 def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
     """Find run times that were given up, or nobody claimed while nothing stood against them."""
     for fire in records.fires[task.name]:
-        answered = _answered_by(records, fire)
+        answered = _answered_by(records, fire, task)
         if answered is None:
             continue
         if _gave_up(records, fire, answered):
@@ -94,14 +94,21 @@ def _misfired(records: Records, task: ChaosTask) -> Iterator[Finding]:
             yield Finding(MISSED, task.name, misfire.at, text)
 
 
-def _answered_by(records: Records, fire: Event) -> float | None:
-    """Return by when a fire's claim must have been answered; ``None`` if that need not be."""
+def _answered_by(records: Records, fire: Event, task: ChaosTask) -> float | None:
+    """Return by when a fire's claim must have been answered; ``None`` if that need not be.
+
+    One that is due once may be late: no other one comes meanwhile, for which it is excused.
+    """
     life = records.lives.get(fire.replica)
+    slack = BURST_REACTION if task.once else 0.0
+    unable, ever = (kinds.replace(SLOW, "") if task.once else kinds for kinds in (UNABLE, ANY))
     if life is None:
         return None
     since = max(life.begun, fire.at - RECOVERY)
-    by = fire.at + records.reaction(fire.at)
-    if records.well(fire.replica, since, by) and records.well(fire.replica, fire.at, by, ANY):
+    by = fire.at + records.reaction(fire.at) + slack
+    if records.well(fire.replica, since, by, unable) and records.well(
+        fire.replica, fire.at, by, ever
+    ):
         return by
     # It is asked again until the replica reaches the server. Late answers are answers.
     met = [
@@ -111,16 +118,16 @@ def _answered_by(records: Records, fire: Event) -> float | None:
     ]
     over = max([fire.at, *(trouble.ended for trouble in met)])
     away = max([fire.at, *(trouble.ended for trouble in met if trouble.kind != LATE)])
-    by = over + RECOVERY
+    by = over + RECOVERY + slack
     if away > fire.at + PATIENCE or not records.well(fire.replica, since, by, PROCESS):
         return None
     if any(trouble.kind == LATE for trouble in met):
         if away > fire.at:
             return None
-        by = over + records.reaction(fire.at)
+        by = over + records.reaction(fire.at) + slack
         if over > fire.at + CLAIM_TIMEOUT - ATTEMPT:
             return None
-    return by if records.well(fire.replica, over + 1e-6, by, ANY) else None
+    return by if records.well(fire.replica, over + 1e-6, by, ever) else None
 
 
 def _stands_against(

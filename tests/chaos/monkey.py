@@ -6,7 +6,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -79,8 +78,9 @@ class Monkey:
         self._later(time.monotonic() + action.lasts, what)
 
     def _do(self, action: Action) -> None:
-        if action.kind == "mute the first":
-            action = replace(action, kind="mute", slot=self._first())
+        if action.kind == "mute claim":
+            self._mute_claim(action)
+            return
         slot = self._holder_of(action.aim) or self._fleet.slots[action.slot]
         member = slot.member
         if action.kind == "replace others":
@@ -106,14 +106,19 @@ class Monkey:
                 )
         return None
 
-    def _first(self) -> int:
-        """Return the place of the replica whose exact run times come first."""
+    def _mute_claim(self, action: Action) -> None:
+        """Lose the answer of the replica that claims a task first: that of the fastest clock."""
         near = {
             number: slot.member.newcomer.skew
             for number, slot in enumerate(self._fleet.slots)
             if slot.member and slot.member.alive and abs(slot.member.newcomer.skew) <= NEAR_SKEW
         }
-        return max(near, key=near.__getitem__, default=0)
+        slot = self._fleet.slots[max(near, key=near.__getitem__, default=0)]
+        member = slot.member
+        if member is not None and not slot.disturbed:
+            slot.mute_after_claim(action.aim, lambda: self._note("hung", member, "mute"))
+            self.done[action.kind] += 1
+            self._after(action, lambda: self._free(slot))
 
     def _act_on(self, action: Action, slot: Slot, member: Member) -> bool:
         match action.kind:

@@ -22,7 +22,7 @@ PAUSE = 1.3
 STORM = (8.0, 14.0)
 
 # Seconds from one episode to the next, at least and at most.
-CALM = (0.5, 2.5)
+CALM = (0.3, 1.5)
 
 # How often each fault comes in a storm, and how long it lasts, at least and at most.
 FAULTS: dict[str, tuple[float, tuple[float, float]]] = {
@@ -130,7 +130,7 @@ class _Draft:
 
     def draw(self) -> Plan:
         first = [self._newcomer(slot) for slot in range(self._replicas)]
-        ordinary = [self._burst_in_a_stall, self._deployment, self._outage]
+        ordinary = [self._deployment, self._outage]
         others = [
             self._burst,
             self._unrefused,
@@ -143,7 +143,7 @@ class _Draft:
         while at < self._end:
             self._dice.shuffle(ordinary)
             self._dice.shuffle(others)
-            for episode in [*ordinary, *others]:
+            for episode in [*ordinary, self._burst_in_a_stall, *others]:
                 if at < self._end:
                     at = episode(at) + self._dice.uniform(*CALM)
         actions = sorted(self._actions, key=lambda action: action.at)
@@ -185,7 +185,7 @@ class _Draft:
         # Before the run times of the fastest clock.
         self._do(due - NEAR_SKEW - 0.5, "stall", 0.5 + 2 * NEAR_SKEW + after)
         self._burst(due - 1.0)
-        return due + NEAR_SKEW + after + LATE_BY
+        return due + NEAR_SKEW + after + LATE_BY + JOINING
 
     def _outage(self, at: float) -> float:
         """Take the server away for longer than leases; a replica starts when it is back."""
@@ -223,7 +223,7 @@ class _Draft:
         lasts = NEAR_SKEW + CLAIM_TIMEOUT + 2.0
         lease = 3 * CLAIM_TIMEOUT
         self._one_offs.append(OneOff(name, due, 1.0, True, cron=True, lease=lease))
-        self._do(due - NEAR_SKEW - 0.5, "mute the first", lasts)
+        self._do(due - NEAR_SKEW - 0.5, "mute claim", lasts, aim=name)
         return due - NEAR_SKEW + lasts + JOINING
 
     def _do(self, at: float, kind: str, lasts: float, slot: int = 0, aim: str = "") -> None:

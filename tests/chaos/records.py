@@ -100,9 +100,14 @@ class Stretch:
 
 
 # A replica that is stopped or dead; that does not reach the server; that gets its answers late,
-# but gets them; whose connections broke at a moment, which it should survive.
-PROCESS, PATH, LATE, BLIP = "P", "N", "L", "B"
-UNABLE, ANY = PROCESS + PATH + LATE, PROCESS + PATH + LATE + BLIP
+# but gets them; that is slow for a moment, on a busy machine; whose connections broke at a moment,
+# which it should survive.
+PROCESS, PATH, LATE, SLOW, BLIP = "P", "N", "L", "S", "B"
+UNABLE = PROCESS + PATH + LATE + SLOW
+ANY = UNABLE + BLIP
+
+# A stall of a replica that is longer is like being stopped.
+_LONGEST_SLOW = 1.5
 
 
 @dataclass(frozen=True)
@@ -297,7 +302,8 @@ def _troubles(ordered: Sequence[Event], lives: dict[str, Stretch]) -> dict[str, 
             trouble = Trouble(event.at, inf, PROCESS)
         elif event.kind == "stalled":
             assert event.until is not None
-            trouble = Trouble(event.at, event.until, PROCESS)
+            slow = event.until - event.at < _LONGEST_SLOW
+            trouble = Trouble(event.at, event.until, SLOW if slow else PROCESS)
         elif event.kind in _LASTING:
             end, kind = _LASTING[event.kind]
             trouble = Trouble(event.at, _end(ordered[number:], end), kind)
