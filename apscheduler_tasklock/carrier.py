@@ -16,7 +16,7 @@ from apscheduler.executors.base import run_job
 
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.fire import Fire, is_being_cancelled
-from apscheduler_tasklock.lateness import WorkerQueue
+from apscheduler_tasklock.lateness import Turn, WorkerQueue
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.releases import OwedRelease
 from apscheduler_tasklock.reports import Dispatch
@@ -111,8 +111,8 @@ class LockedRun:
 
     def run(self) -> JobEvents:
         """Run the submission in this process."""
-        began_at = self._workers.begin(self._submission.submitted_at)
-        return run(self._submission, self._locks, self._dispatch, self._workers, began_at)
+        turn = self._workers.begin(self._submission.submitted_at)
+        return run(self._submission, self._locks, self._dispatch, turn)
 
     async def run_coroutine(self) -> JobEvents:
         """Run the submission, whose job is a coroutine, on this event loop."""
@@ -152,8 +152,8 @@ class PooledRun:
         hear_of_shutdown(locks)
         events = JobEvents(self._submission.claim_ids)
         with deferred_signals():
-            began_at = _workers.begin(self._submission.submitted_at, time.monotonic())
-            own = run(self._submission, locks, events.append, _workers, began_at)
+            turn = _workers.begin(self._submission.submitted_at, time.monotonic())
+            own = run(self._submission, locks, events.append, turn)
             events.extend(own)
             events.blocked.extend(own.blocked)
             events.owed.extend(locks.take_pending())
@@ -181,24 +181,17 @@ def process_locks(settings: LockSettings) -> TaskLocks:
     return TaskLocks.from_settings(settings)
 
 
-def run(
-    submission: Submission,
-    locks: TaskLocks,
-    dispatch: Dispatch,
-    workers: WorkerQueue,
-    began_at: float,
-) -> JobEvents:
+def run(submission: Submission, locks: TaskLocks, dispatch: Dispatch, turn: Turn) -> JobEvents:
     """Run a submitted job for each of its run times that this replica is granted.
 
     :param dispatch: gets the lock events as they happen
-    :param began_at: when it would have begun if the lock took no time, on the monotonic clock
+    :param turn: its turn on this worker
     :return: APScheduler's own events of the runs
     """
     events = JobEvents(submission.claim_ids)
-    busy = 0.0  # seconds that the jobs have taken
     try:
         for fire in _fires(submission, locks, dispatch, events):
-            fire.check_lateness(began_at + busy)
+            fire.check_lateness(turn.at)
             job = fire.begin()
             if job is None:
                 continue
@@ -206,18 +199,16 @@ def run(
                 fire.give_up_lost()
                 continue
             told = None
-            started = time.monotonic()
             try:
-                with fire.holding():
+                with turn.job(), fire.holding():
                     told = run_job(
                         job, submission.jobstore, [fire.run_time], submission.logger_name
                     )
             finally:
-                busy += time.monotonic() - started
                 fire.end(told)
             events.extend(told)
     finally:
-        workers.end(began_at + busy)
+        turn.end()
     return events
 
 

@@ -268,7 +268,15 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _submission(
         self, job: Any, jobstore: str, task: ResolvedTask, run_times: Sequence[datetime]
     ) -> Submission:
-        submission = Submission(
+        key = (job.id, jobstore)
+        if task.options is not None and not self._failover.knows(task.name, key):
+            self._failover.know(task.name, key, self._lease(job, jobstore, task))
+        return self._make_submission(job, jobstore, task, run_times)
+
+    def _make_submission(
+        self, job: Any, jobstore: str, task: ResolvedTask, run_times: Sequence[datetime]
+    ) -> Submission:
+        return Submission(
             job=job,
             jobstore=jobstore,
             trigger=job.trigger,
@@ -280,10 +288,15 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             runs=what_runs(job),
             one_off=isinstance(job.trigger, DateTrigger),
         )
-        key = (job.id, jobstore)
-        if task.options is not None and not self._failover.knows(task.name, key):
-            self._failover.know(task.name, key, _lease(submission))
-        return submission
+
+    def _lease(self, job: Any, jobstore: str, task: ResolvedTask) -> float | None:
+        """Return the lease of a job with failover, within which its dead holders are found."""
+        run_time = job.next_run_time or datetime.now(timezone.utc)  # none while it is paused
+        submission = self._make_submission(job, jobstore, task, [run_time])
+        if not submission.failover or submission.options is None:
+            return None
+        _, max_lock = submission.lock_times(run_time)
+        return submission.options.lease_within(max_lock)
 
     def _submit(self, submission: Submission) -> None:
         submission = replace(submission, claim_ids=tuple(uuid4() for _ in submission.run_times))
@@ -353,8 +366,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     # What the failover needs to know of the scheduler's jobs.
 
-    def list_tasks(self) -> list[tuple[str, JobKey]]:
-        """Return the task names of all jobs on this executor. Asks the job stores."""
+    def list_tasks(self) -> list[tuple[str, JobKey, float | None]]:
+        """Return all jobs on this executor: their tasks, keys and leases. Asks the job stores."""
         found = []
         for job in self._scheduler.get_jobs():
             if self._scheduler._executors.get(job.executor) is not self:
@@ -365,7 +378,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             except TaskLockError:  # told when it was added, or will be when it is submitted
                 continue
             if task.options is not None:
-                found.append((task.name, (job.id, jobstore)))
+                found.append((task.name, (job.id, jobstore), self._lease(job, jobstore, task)))
         return found
 
     def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
@@ -442,7 +455,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             logger.error("Job %r will not run: %s", job.id, error)
             return
         if task.options is not None:
-            self._failover.know(task.name, (job.id, event.jobstore), None)
+            lease = self._lease(job, event.jobstore, task)
+            self._failover.know(task.name, (job.id, event.jobstore), lease)
 
     def _forget_job(self, event: Any) -> None:
         if event.code == EVENT_JOB_REMOVED:
@@ -466,11 +480,3 @@ def what_runs(job: Any) -> str:
     if isinstance(job.trigger, DateTrigger):
         return f"{reference} at {job.trigger.run_date.astimezone(timezone.utc).isoformat()}"
     return reference
-
-
-def _lease(submission: Submission) -> float | None:
-    """Return the lease of a job with failover, within which its dead holders are to be found."""
-    if not submission.failover or submission.options is None:
-        return None
-    _, max_lock = submission.lock_times(submission.run_times[-1])
-    return submission.options.lease_within(max_lock)

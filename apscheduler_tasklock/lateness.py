@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from heapq import heappop, heappush
 
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
@@ -63,41 +64,101 @@ class SchedulerPasses:
         return self._latest
 
 
+class _Worker:
+    """A worker as it would be if claims and releases took no time.
+
+    :ivar free_at: since when it is free, or when it would be
+    :ivar turns: how many fires it has that are not over
+    :ivar jobs: how many of their jobs run
+    """
+
+    def __init__(self, free_at: float) -> None:
+        self.free_at = free_at
+        self.turns = 0
+        self.jobs = 0
+
+
 class WorkerQueue:
     """Reckons when each fire would have begun if claims and releases took no time.
 
-    Fires are begun in the order of their submissions, each by the worker that is free first. When
-    a worker is free is reckoned, too: its last fire would have begun earlier as well.
+    Fires are begun in the order of their submissions, each by the worker that is free first. A
+    worker that waits for a claim or a release would be free, so another one's fire may be
+    reckoned as its own.
+
+    :param clock: the monotonic clock
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.begin_anew()
         begins_anew_in_a_fork(self)
 
     def begin_anew(self) -> None:
         """Know of no worker. Those of the parent are not in a forked child."""
         self._changing = threading.Lock()
-        self._free_since: list[float] = []
+        self._workers: list[_Worker] = []
+        self._turns = 0
 
-    def begin(self, submitted_at: float, new_worker_since: float | None = None) -> float:
-        """Let a worker begin a fire; return when it would have, on the monotonic clock.
+    def begin(self, submitted_at: float, new_worker_since: float | None = None) -> Turn:
+        """Let a worker begin a fire.
 
-        :param submitted_at: when the fire was submitted
+        :param submitted_at: when the fire was submitted, on the monotonic clock
         :param new_worker_since: since when a worker is there that has not worked before, if that is
             not for long
         """
         with self._changing:
-            if self._free_since:
-                return max(submitted_at, heappop(self._free_since))
-        return max(submitted_at, new_worker_since or submitted_at)
+            if self._turns >= len(self._workers):
+                self._workers.append(_Worker(new_worker_since or submitted_at))
+            free = [worker for worker in self._workers if not worker.jobs]
+            worker = min(free, key=lambda worker: (max(submitted_at, worker.free_at), worker.turns))
+            worker.turns += 1
+            self._turns += 1
+            began_at = min(max(submitted_at, worker.free_at), self._clock())
+        return Turn(self, worker, began_at)
 
-    def end(self, at: float) -> None:
-        """Let a worker be free again.
-
-        :param at: when it would have been: when it would have begun, and what its jobs took
-        """
+    @contextmanager
+    def _job(self, worker: _Worker, began_at: float) -> Iterator[None]:
         with self._changing:
-            heappush(self._free_since, at)
+            worker.jobs += 1
+        started = self._clock()
+        try:
+            yield
+        finally:
+            with self._changing:
+                worker.jobs -= 1
+                took = self._clock() - started
+                worker.free_at = max(worker.free_at, began_at) + took
+
+    def _end(self, worker: _Worker) -> None:
+        with self._changing:
+            worker.turns -= 1
+            self._turns -= 1
+
+
+class Turn:
+    """A fire's turn on a worker, from before its claim until after its release.
+
+    :ivar at: when its next job would begin if the lock took no time, on the monotonic clock
+    """
+
+    def __init__(self, queue: WorkerQueue, worker: _Worker, began_at: float) -> None:
+        self._queue = queue
+        self._worker = worker
+        self.at = began_at
+
+    @contextmanager
+    def job(self) -> Iterator[None]:
+        """Count the time within as the job's own."""
+        started = self._queue._clock()
+        try:
+            with self._queue._job(self._worker, self.at):
+                yield
+        finally:
+            self.at += self._queue._clock() - started
+
+    def end(self) -> None:
+        """Let the worker be free again."""
+        self._queue._end(self._worker)
 
 
 def is_late(run_time: datetime, grace: float | None, at: float) -> bool:

@@ -241,10 +241,14 @@ def release(table: str) -> str:
 
 
 def end_lease(table: str) -> str:
-    """Return the statement that ends the lease of a run that has not ended, and will not."""
+    """Return the statement that ends the lease of a run that has not ended, and will not.
+
+    What its holder has handed over stays handed over, also if the holder is then found dead.
+    """
     return f"""
         UPDATE {table} SET
-            locked_until = LEAST(locked_until, now()), handed_over = %(handed_over)s::boolean
+            locked_until = LEAST(locked_until, now()),
+            handed_over = handed_over OR %(handed_over)s::boolean
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND finished_at IS NULL
           AND (%(holders)s::text[] IS NULL OR locked_by = ANY(%(holders)s::text[])) AND {_SAFELY}
         RETURNING locked_until, now()

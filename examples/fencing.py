@@ -53,7 +53,8 @@ def main() -> None:
     with psycopg.connect(DATABASE) as connection:
         connection.execute("SELECT pg_advisory_xact_lock(hashtext('report'))")  # one at a time
         connection.execute(CREATE)
-    scheduler = BlockingScheduler(executors={"default": TaskLockExecutor(DATABASE, failover=2)})
+    executor = TaskLockExecutor(DATABASE, lease=2, failover=True)
+    scheduler = BlockingScheduler(executors={"default": executor})
     scheduler.add_job(write_report, "interval", seconds=3, id="write-report")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from apscheduler_tasklock import upgrade
+from apscheduler_tasklock.asking import WantedClaim
 from apscheduler_tasklock.context import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.messages import ClaimRequest
@@ -84,8 +85,10 @@ class Bare(OnPsycopg):
     """
     NEW = """
         INSERT INTO task_lock (task_name, started_at, locked_until, window_start, window_until,
-                               locked_by, claim_id, token, finished_at)
-        VALUES (%(task)s, now(), now(), now(), now(), 'bench', %(claim_id)s, 1, now())
+                               locked_by, claim_id, token, finished_at, run_until, failover,
+                               deaths, handovers, handed_over, runs, one_off)
+        VALUES (%(task)s, now(), now(), now(), now(), 'bench', %(claim_id)s, 1, now(), now(),
+                false, 0, 0, false, '', false)
         ON CONFLICT DO NOTHING
     """
 
@@ -207,7 +210,8 @@ class Library(Contender):
         upgrade(url)
 
     def claim(self, task: str) -> Any:
-        claimed = self.locks.claim(f"library {task}", min_lock=0.0, max_lock=MAX_LOCK)
+        wanted = WantedClaim(f"library {task}", min_lock=0.0, max_lock=MAX_LOCK)
+        claimed = self.locks.claim(wanted)
         return claimed if isinstance(claimed, HeldLock) else None
 
     def release(self, held: HeldLock) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from apscheduler_tasklock.asking import WantedClaim
 from apscheduler_tasklock.context import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.releases import Ending
 
 PROCESSES = 8
 TASKS = ("first", "second")
@@ -30,10 +32,10 @@ def work(database_url: str, folder: Path, seed: int) -> None:
     left = dict.fromkeys(TASKS, INCREMENTS)
     while left:
         task = rng.choice(sorted(left))
-        claimed = locks.claim(task, min_lock=0.0, max_lock=60.0)
+        claimed = locks.claim(WantedClaim(task, min_lock=0.0, max_lock=60.0))
         if isinstance(claimed, HeldLock):
             increment(folder / task)
-            locks.release(claimed, keep_window=rng.random() < 0.5)
+            locks.release(claimed, rng.choice([Ending.KEEP, Ending.OPEN]))
             left[task] -= 1
             if not left[task]:
                 del left[task]

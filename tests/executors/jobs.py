@@ -43,11 +43,13 @@ async def append_run_time_coroutine(file: str) -> None:
 
 
 def wait_for(file: str) -> None:
-    """Work until somebody makes the file."""
+    """Make a file that tells of the job's begin, and work until somebody makes the other."""
+    Path(f"{file} begun").touch()
     while not Path(file).exists():
         time.sleep(0.01)
 
 
 async def wait_for_coroutine(file: str) -> None:
+    Path(f"{file} begun").touch()
     while not Path(file).exists():
         await asyncio.sleep(0.01)

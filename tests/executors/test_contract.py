@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -18,14 +18,16 @@ from apscheduler.events import (
     EVENT_JOB_MAX_INSTANCES,
     EVENT_JOB_MISSED,
 )
+from apscheduler.util import obj_to_ref
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
-    HeldLock,
-    TaskLocks,
 )
+from apscheduler_tasklock.messages import ClaimRequest
+from apscheduler_tasklock.protocol import TaskLockProtocol
+from apscheduler_tasklock.table import task_lock_table
 from tests.executors.hosts import Host
 from tests.polling import eventually
 from tests.schedulers import Replica
@@ -65,10 +67,11 @@ def test_a_job_is_granted_on_one_replica_and_refused_on_the_other(
     other.idle()
 
     assert one.codes() == RUN
-    assert executed.retval == (1, {"a": 1})
+    assert executed.retval == (one.of()[0].token, {"a": 1})
     assert executed.scheduled_run_time == one.of()[0].scheduled_run_time
     assert other.codes() == [EVENT_TASK_LOCK_REFUSED]
-    assert (refused.holder, refused.reason) == ("one", "window")
+    assert refused.reason == "window"
+    assert refused.holder.partition(" worker ")[0] == "one"  # a pool's processes are told apart
     assert told(caplog) == []
 
 
@@ -152,7 +155,8 @@ def test_shutdown_releases_what_runs_and_claims_nothing_new(
     replica = make_replica()
     late = replica.run_once(job("token"), job_id="late", next_run_time=None)
     replica.run_once(job("wait_for"), args=[str(go_on)])
-    eventually(lambda: unreleased(connection) == 1)
+    eventually((tmp_path / "go on begun").exists)
+    assert unreleased(connection) == 1
     stopping = threading.Thread(target=lambda: host.shutdown(replica.scheduler, wait=wait))
     stopping.start()
     eventually(lambda: replica.executor.locks.closed)
@@ -166,20 +170,34 @@ def test_shutdown_releases_what_runs_and_claims_nothing_new(
 
 
 def test_a_dead_holders_window_is_run_again(
-    make_replica: MakeReplica, job: Jobs, database_url: str, connection: Connection
+    make_replica: MakeReplica, job: Jobs, connection: Connection
 ) -> None:
-    replica = make_replica(failover=3)
+    replica = make_replica(lease=3, failover=True)
     replica.run_once(job("token"), job_id="first")  # what has to be started, is
     replica.one(EVENT_JOB_EXECUTED, "first")
-    with closing(TaskLocks(database_url, replica_id="dead")) as locks:
-        died = locks.claim("job", min_lock=3240, max_lock=18000, failover=3)
-        assert isinstance(died, HeldLock)
-        locks.abandon(died)  # leaves the row as SIGKILL does
+    replica.executor.locks.believe()  # that it has seen the database for long enough
+    # Nobody renews this claim, as that of a holder that was killed.
+    died = TaskLockProtocol(task_lock_table()).claim(
+        connection.cursor(),
+        ClaimRequest(
+            task_name="job",
+            lag=0.0,
+            latest=None,
+            min_lock=3240.0,
+            max_lock=18000.0,
+            replica_id="dead",
+            claim_id=uuid4(),
+            lease=3.0,
+            runs=obj_to_ref(job("token")),
+            failover=True,
+        ),
+    )
+    assert died.granted
     replica.run_once(job("token"), kwargs={"a": 1})
     executed = replica.one(EVENT_JOB_EXECUTED)
     replica.idle()
     assert replica.codes() == [EVENT_TASK_LOCK_REFUSED, *RUN]
-    assert executed.retval == (2, {"a": 1})
+    assert executed.retval == (died.token + 1, {"a": 1})
     assert replica.of()[1].reason == "takeover"
     assert unreleased(connection) == 0
 

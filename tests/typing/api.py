@@ -24,6 +24,7 @@ from apscheduler_tasklock import (
     TaskLockEvent,
     TaskLockExecutor,
     TaskLockOptionError,
+    TaskLocks,
     TaskLockSchemaError,
     current_lock,
     downgrade,
@@ -44,6 +45,10 @@ TaskLockExecutor(
     ThreadPoolExecutor(5),
     min_factor=0.5,
     max_factor=2,
+    lease=timedelta(seconds=30),
+    failover=True,
+    max_takeovers=5,
+    poll_interval=timedelta(seconds=2),
     period=timedelta(minutes=5),
     jobs={"sync-prices": {"max_factor": 3}, "warm-cache": False},
     namespace="shop/",
@@ -52,11 +57,25 @@ TaskLockExecutor(
     schema="jobs",
     table="locks",
     replica_id="web-1",
+    enabled=True,
 )
+TaskLockExecutor(DATABASE, lease=None)
 # As a configuration file spells them.
 TaskLockExecutor(
-    DATABASE, min_factor="0.5", max_factor="2", period="300", claim_timeout="5", max_workers="20"
+    DATABASE,
+    min_factor="0.5",
+    max_factor="2",
+    lease="30",
+    failover="true",
+    max_takeovers="5",
+    poll_interval="2",
+    period="300",
+    claim_timeout="5",
+    enabled="false",
+    max_workers="20",
 )
+TaskLockExecutor(DATABASE, failover=30)  # type: ignore[arg-type]
+TaskLockExecutor(DATABASE, max_takeovers=None)  # type: ignore[arg-type]
 TaskLockExecutor(DATABASE, on_database_error="ignore")  # type: ignore[arg-type]
 TaskLockExecutor(5)  # type: ignore[arg-type]
 
@@ -76,13 +95,17 @@ def bare(first: int) -> str:
     min_factor=0.5,
     max_lock=timedelta(minutes=10),
     period=300,
+    lease=30,
+    failover=True,
+    max_takeovers=5,
+    cancel_on_lost=True,
     on_failure="release",
 )
 def with_options(first: int, *, second: str = "") -> str:
     return second * first
 
 
-@task_lock(max_factor=2, min_lock=1.5)
+@task_lock(max_factor=2, min_lock=1.5, lease=None)
 async def coroutine(first: int) -> str:
     return str(first)
 
@@ -115,6 +138,7 @@ async def awaits() -> str:
 
 
 task_lock(max_facto=2)  # type: ignore[call-overload]
+task_lock(failover=30)  # type: ignore[call-overload]
 task_lock(on_failure="ignore")  # type: ignore[call-overload]
 task_lock(True)  # type: ignore[call-overload]
 
@@ -137,7 +161,42 @@ def job() -> None:
     lock.extend("30")  # type: ignore[arg-type]
     lock.locked_until = until  # type: ignore[misc]
     lock.lost = False  # type: ignore[misc]
-    print(name, token, run_time, left, lost)
+    again: bool = lock.is_takeover
+    dead_holder: str | None = lock.dead_holder
+    print(name, token, run_time, left, lost, again, dead_holder)
+
+
+# The same lock outside a scheduler.
+
+locks = TaskLocks(DATABASE, replica_id="script")
+
+
+def script() -> None:
+    with locks.hold("import", min_lock=0, max_lock=timedelta(hours=1)) as lock:
+        held: HeldLock = lock
+    with locks.hold("import", min_lock=0, max_lock=3600, lease=None):
+        print(held)
+    with locks.hold("import", min_lock=0, max_lock=3600, lease=timedelta(seconds=30)):
+        pass
+
+
+@locks.hold("export", min_lock=0, max_lock=3600, lease=30)
+def export(first: int) -> str:
+    return str(first)
+
+
+@locks.hold("export", min_lock=0, max_lock=3600)
+async def export_async(first: int) -> str:
+    return str(first)
+
+
+async def async_script() -> str:
+    async with locks.hold("import", min_lock=0, max_lock=60) as lock:
+        print(lock.name)
+    return await export_async(1)
+
+
+text = export(1)
 
 
 # Events.

@@ -36,11 +36,19 @@ class Extender:
             raise self.answer
         if self.answer is None:
             return False
-        held.renewed(self.answer, time.monotonic() + held.seconds_left + seconds)
+        ends_at = time.monotonic() + held.seconds_left + seconds
+        held.renewed(self.answer, held.run_until + timedelta(seconds=seconds), ends_at)
         return True
 
 
-def held_lock(*, seconds_left: float = 1000.0, extender: Extender | None = None) -> HeldLock:
+def held_lock(
+    *,
+    seconds_left: float = 1000.0,
+    lease: float | None = None,
+    lease_ends_before: float = 0.0,
+    extender: Extender | None = None,
+) -> HeldLock:
+    """Return a lock whose maximum lock ends in so many seconds, and its lease some before."""
     return HeldLock(
         window_start=datetime(2026, 1, 1, tzinfo=timezone.utc),
         name="sync",
@@ -48,7 +56,8 @@ def held_lock(*, seconds_left: float = 1000.0, extender: Extender | None = None)
         claim_id=uuid4(),
         run_time=UNTIL - timedelta(hours=1),
         locked_until=UNTIL,
-        max_lock=seconds_left,
+        run_until=UNTIL + timedelta(seconds=lease_ends_before),
+        lease=lease,
         ends_at=time.monotonic() + seconds_left,
         extender=extender or Extender(),
     )
@@ -161,8 +170,27 @@ def test_lock_that_was_lost_stays_so(stopped_clock: list[float]) -> None:
     lock = held_lock(seconds_left=60)
     stopped_clock[0] += 61
     assert lock.lost
-    lock.renewed(UNTIL, stopped_clock[0] + 60)
+    lock.renewed(UNTIL, UNTIL, stopped_clock[0] + 60)
     assert lock.lost
+
+
+def test_a_lock_whose_lease_alone_has_ended_is_not_lost(stopped_clock: list[float]) -> None:
+    lock = held_lock(seconds_left=60, lease=20, lease_ends_before=40)
+    assert lock.lease_left == pytest.approx(20)
+    stopped_clock[0] += 30
+    assert (lock.lease_left, lock.lost) == (0, False)
+    stopped_clock[0] += 31
+    assert lock.lost
+
+
+def test_a_lock_whose_run_is_cut_is_lost_and_nobody_is_told() -> None:
+    lock, told = held_lock(lease=20), []
+    lock.when_lost(lambda: told.append("lost"))
+    lock.cut()
+    assert lock.lost
+    assert not lock.untold
+    lock.lose()
+    assert not told
 
 
 def test_lock_that_was_released_is_lost_and_that_is_news_once() -> None:
@@ -190,7 +218,7 @@ def test_extend_moves_the_end(by: Any, stopped_clock: list[float]) -> None:
     lock = held_lock(seconds_left=30, extender=extender)
     lock.extend(by)
     assert extender.asked == [(lock, 90.0)]
-    assert lock.locked_until == UNTIL + timedelta(seconds=90)
+    assert lock.locked_until == lock.run_until == UNTIL + timedelta(seconds=90)
     assert lock.seconds_left == pytest.approx(120)
 
 

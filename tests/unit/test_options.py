@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from math import inf
 from typing import Any
 
 import pytest
 
+from apscheduler_tasklock import TaskLockExecutor
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import (
+    DEFAULT,
     DEFAULTS,
     LONGEST_SECONDS,
     LockOptions,
@@ -22,6 +25,7 @@ FACTORS = ["min_factor", "max_factor"]
 TIMES = ["min_lock", "max_lock", "period"]
 NUMBERS = FACTORS + TIMES
 ABOVE_0 = ["max_factor", "max_lock", "period"]
+OTHERS = ["name", "failover", "max_takeovers", "cancel_on_lost", "on_failure"]
 
 
 def parse(**options: Any) -> LockOptions:
@@ -50,29 +54,101 @@ def test_minimum_may_be_0(option: str, zero: Any) -> None:
 
 @pytest.mark.parametrize(
     ("given", "parsed"),
-    [(30, 30.0), ("2.5", 2.5), (timedelta(minutes=1), 60.0), (1, 1.0), (0, 0.0), (False, 0.0)],
+    [
+        (30, 30.0),
+        ("2.5", 2.5),
+        (timedelta(minutes=1), 60.0),
+        (1, 1.0),
+        (None, inf),
+        ("none", inf),
+        ("None", inf),
+        (DEFAULT, None),
+    ],
 )
-def test_failover_is_a_time_or_none_at_all(given: Any, parsed: float) -> None:
-    assert parse(failover=given).failover == parsed
+def test_a_lease_is_a_time_or_none_for_the_maximum_lock(given: Any, parsed: float | None) -> None:
+    assert parse(lease=given).lease == parsed
 
 
-@pytest.mark.parametrize("given", [0.5, "0.9", timedelta(milliseconds=999)])
-def test_a_failover_too_short_to_renew_in_is_refused(given: Any) -> None:
-    with pytest.raises(TaskLockOptionError, match="failover must be 1 s or more"):
-        parse(failover=given)
+def test_a_lease_that_is_not_given_is_left_to_the_next_place() -> None:
+    assert parse().lease is None
+    assert parse().over(parse(lease=7), WHERE).lease == 7
+    assert parse(lease=DEFAULT).over(parse(lease=7), WHERE).lease == 7
+    assert parse(lease=None).over(parse(lease=7), WHERE).lease == inf
+    assert parse(lease=7).over(parse(lease=None), WHERE).lease == 7
+
+
+@pytest.mark.parametrize("given", [0, 0.5, "0.9", timedelta(milliseconds=999)])
+def test_a_lease_too_short_to_renew_in_is_refused(given: Any) -> None:
+    with pytest.raises(TaskLockOptionError, match="lease must be 1 s or more") as refused:
+        parse(lease=given)
+    assert "or None for the maximum lock" in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [True, False, "soon", "", -1, float("inf"), float("nan"), []])
+def test_a_lease_that_is_no_time_is_refused(given: Any) -> None:
+    with pytest.raises(TaskLockOptionError, match="lease must be seconds or a timedelta"):
+        parse(lease=given)
 
 
 @pytest.mark.parametrize(
+    ("options", "max_lock", "lease"),
+    [
+        # Unset: 60 s or a third of the maximum lock, whichever is shorter.
+        ({}, 1500, 60),
+        ({}, 180, 60),
+        ({}, 90, 30),
+        ({}, 3, 1),
+        ({}, 2.9, None),  # less than 1 s could not be renewed in time
+        ({"lease": 30}, 1500, 30),
+        ({"lease": 1500}, 1500, None),
+        ({"lease": 1600}, 1500, None),
+        ({"lease": None}, 1500, None),
+    ],
+)
+def test_the_lease_follows_from_the_maximum_lock(
+    options: dict[str, Any], max_lock: float, lease: float | None
+) -> None:
+    assert parse(**options).over(DEFAULTS, WHERE).lease_within(max_lock) == lease
+
+
+@pytest.mark.parametrize("option", ["cancel_on_lost", "failover"])
+@pytest.mark.parametrize(
     ("given", "parsed"), [(True, True), (False, False), ("true", True), ("False", False)]
 )
-def test_switches_may_be_strings(given: Any, parsed: bool) -> None:
-    assert parse(cancel_on_lost=given).cancel_on_lost is parsed
+def test_switches_may_be_strings(option: str, given: Any, parsed: bool) -> None:
+    assert getattr(parse(**{option: given}), option) is parsed
 
 
-@pytest.mark.parametrize("given", ["yes", 1, 0, "", []])
-def test_other_switches_are_refused(given: Any) -> None:
-    with pytest.raises(TaskLockOptionError, match="cancel_on_lost must be True or False"):
-        parse(cancel_on_lost=given)
+@pytest.mark.parametrize("option", ["cancel_on_lost", "failover"])
+@pytest.mark.parametrize("given", ["yes", 1, 0, "", [], 30, timedelta(seconds=30)])
+def test_other_switches_are_refused(option: str, given: Any) -> None:
+    with pytest.raises(TaskLockOptionError, match=f"{option} must be True or False"):
+        parse(**{option: given})
+
+
+@pytest.mark.parametrize("given", [30, "30", 0, timedelta(seconds=30), "yes"])
+def test_a_failover_in_seconds_is_refused_with_a_hint_at_the_lease(given: Any) -> None:
+    with pytest.raises(TaskLockOptionError, match="the option 'lease'"):
+        parse(failover=given)
+
+
+@pytest.mark.parametrize(("given", "parsed"), [(0, 0), (3, 3), ("5", 5), (2.0, 2)])
+def test_the_number_of_takeovers_is_whole(given: Any, parsed: int) -> None:
+    value = parse(max_takeovers=given).max_takeovers
+    assert (value, type(value)) == (parsed, int)
+
+
+@pytest.mark.parametrize("given", [-1, 0.5, "1.5", True, "many", float("inf"), timedelta(1)])
+def test_another_number_of_takeovers_is_refused(given: Any) -> None:
+    message = "max_takeovers must be a whole number, 0 or more"
+    with pytest.raises(TaskLockOptionError, match=message):
+        parse(max_takeovers=given)
+
+
+@pytest.mark.parametrize("given", ["off", 1, None, ""])
+def test_enabled_is_a_yes_or_no(given: Any) -> None:
+    with pytest.raises(TaskLockOptionError, match="enabled must be True or False"):
+        TaskLockExecutor("postgresql://localhost/app", enabled=given)
 
 
 @pytest.mark.parametrize("option", ["min_lock", "max_lock", "period"])
@@ -87,7 +163,7 @@ def test_texts_are_taken_as_they_are(option: str, value: str) -> None:
     assert getattr(parse(**{option: value}), option) == value
 
 
-@pytest.mark.parametrize("option", [*NUMBERS, "name", "on_failure"])
+@pytest.mark.parametrize("option", [*NUMBERS, *OTHERS])
 def test_none_is_unset(option: str) -> None:
     assert parse(**{option: None}) == LockOptions()
 
@@ -186,7 +262,7 @@ def test_unknown_option_is_refused_with_those_that_are_known(option: Any) -> Non
         LockOptions.parse({option: None}, WHERE)
     message = str(refused.value)
     assert message.startswith(f"{WHERE}: unknown task lock option {option!r}; allowed are ")
-    for known in [*NUMBERS, "name", "on_failure"]:
+    for known in [*NUMBERS, *OTHERS, "lease"]:
         assert known in message
 
 
@@ -251,7 +327,8 @@ def test_strongest_place_wins_option_by_option() -> None:
         min_lock=3,
         max_factor=2,
         period=3600,
-        failover=0,
+        failover=False,
+        max_takeovers=3,
         cancel_on_lost=False,
         on_failure="keep",
     )

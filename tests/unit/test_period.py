@@ -17,7 +17,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock.period import follows, nominal_time, period_after
+from apscheduler_tasklock.period import has_next_run, nominal_time, period_after
 
 try:
     import pytz
@@ -623,9 +623,9 @@ def test_stateful_trigger_is_asked_on_a_copy() -> None:
     combined = OrTrigger([trigger, cron(minute=0)])
     assert [period_after(trigger, NOW) for _ in range(3)] == [180.0] * 3
     assert [period_after(combined, NOW) for _ in range(3)] == [180.0] * 3
-    assert [follows(trigger, NOW) for _ in range(3)] == [True] * 3
-    assert [follows(combined, NOW) for _ in range(3)] == [True] * 3
-    assert not follows(Queue(), NOW)
+    assert [has_next_run(trigger, NOW) for _ in range(3)] == [True] * 3
+    assert [has_next_run(combined, NOW) for _ in range(3)] == [True] * 3
+    assert not has_next_run(Queue(), NOW)
     assert len(trigger.run_times) == 2
 
 
@@ -635,7 +635,7 @@ def test_trigger_that_cannot_be_copied_is_not_asked(caplog: pytest.LogCaptureFix
         period_after(trigger, NOW)
     assert nominal_time(trigger, NOW) == NOW
     assert "without jitter" in caplog.text
-    assert follows(trigger, NOW)
+    assert has_next_run(trigger, NOW)
     assert trigger.asked == 0
 
 

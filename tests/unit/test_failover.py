@@ -1,0 +1,639 @@
+"""What the failover finds on a real server, and what it makes of it, with made-up jobs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from apscheduler.schedulers.base import STATE_PAUSED, STATE_RUNNING, STATE_STOPPED
+from apscheduler.triggers.interval import IntervalTrigger
+from sqlalchemy.engine import make_url
+
+from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED, TaskLocks
+from apscheduler_tasklock.failover import MOST_HANDOVERS, Failover, JobKey
+from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, RunState
+from apscheduler_tasklock.options import DEFAULTS, LockOptions
+from apscheduler_tasklock.protocol import TaskLockProtocol
+from apscheduler_tasklock.submission import Blocked, Submission
+from apscheduler_tasklock.table import task_lock_table
+from tests.polling import eventually
+from tests.schedulers import Replica
+
+Connection = psycopg.Connection[Any]
+
+NOW = datetime(2025, 6, 6, 10, tzinfo=timezone.utc)
+DAILY = IntervalTrigger(days=1, start_date=NOW, timezone=timezone.utc)
+FAILOVER = LockOptions(lease=30, failover=True).over(DEFAULTS, "test")
+
+
+@dataclass
+class Job:
+    """As much of a job as is looked at."""
+
+    id: str
+    coalesce: bool = False
+
+
+def submission(
+    task: str, run_time: datetime = NOW, *, options: LockOptions = FAILOVER, **more: Any
+) -> Submission:
+    job = Job(task, more.pop("coalesce", False))
+    made = Submission(job, "default", DAILY, [run_time], task, options, False, "", runs="function")
+    return replace(made, **more)
+
+
+@dataclass
+class FakeJobs:
+    """The jobs of a scheduler, each of which is called like its task.
+
+    :ivar names: the tasks
+    :ivar options: of all of them
+    :ivar runs: what they run
+    :ivar lease: of all of them
+    :ivar submitted: what was submitted
+    :ivar busy: how often nothing can be submitted
+    """
+
+    names: list[str] = field(default_factory=list)
+    options: LockOptions = FAILOVER
+    runs: str = "function"
+    lease: float | None = None
+    submitted: list[Submission] = field(default_factory=list)
+    busy: int = 0
+
+    def list_tasks(self) -> Sequence[tuple[str, JobKey, float | None]]:
+        return [(name, (name, "default"), self.lease) for name in self.names]
+
+    def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
+        if key[0] not in self.names or dead.runs != self.runs:
+            return None
+        return submission(key[0], dead.window_start, options=self.options, dead_run=dead)
+
+    def renewed(self, submission: Submission) -> Submission | None:
+        known = submission.is_last or submission.task_name in self.names
+        return submission if known else None
+
+    def submit(self, submission: Submission, not_now: Callable[[], None]) -> None:
+        if self.busy:
+            self.busy -= 1
+            not_now()
+        else:
+            self.submitted.append(submission)
+
+    def of(self, task: str) -> list[Submission]:
+        return [one for one in self.submitted if one.task_name == task]
+
+
+class Rows:
+    """The rows that other replicas have made."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._cursor = connection.cursor()
+        self._protocol = TaskLockProtocol(task_lock_table())
+
+    def running(self, task: str, *, runs: str = "function", failover: bool = True) -> ClaimAnswer:
+        """Claim the task's window of now, for ten minutes without a renewal."""
+        answer = self._protocol.claim(
+            self._cursor,
+            ClaimRequest(
+                task_name=task,
+                lag=0.0,
+                latest=None,
+                min_lock=0.0,
+                max_lock=3600.0,
+                replica_id="another",
+                claim_id=uuid4(),
+                lease=600.0,
+                runs=runs,
+                failover=failover,
+            ),
+        )
+        assert answer.granted
+        return answer
+
+    def die(self, task: str, *, handed_over: bool = False) -> None:
+        """End the lease of the task's run, as time does after its holder's death."""
+        claim_id = self.state(task).claim_id
+        ended = self._protocol.end_lease(self._cursor, task, claim_id, handed_over=handed_over)
+        assert ended is not None
+
+    def dead(self, task: str, **claim: Any) -> UUID:
+        claim_id = self.running(task, **claim).claim_id
+        self.die(task)
+        return claim_id
+
+    def end(self, task: str) -> None:
+        claim_id = self.state(task).claim_id
+        self._protocol.release(self._cursor, task, claim_id, keep_window=True)
+
+    def set(self, task: str, **columns: Any) -> None:
+        for column, value in columns.items():
+            self._connection.execute(
+                f"UPDATE task_lock SET {column} = %s WHERE task_name = %s", [value, task]
+            )
+
+    def state(self, task: str) -> RunState:
+        states, _ = self._protocol.read(self._cursor, [task], [task])
+        return states[0]
+
+
+class Found:
+    """A failover, its jobs, and what came of them."""
+
+    def __init__(self, locks: TaskLocks, rows: Rows, interval: float = 0.2) -> None:
+        self._rows = rows
+        self.state = STATE_RUNNING
+        self.asked = 0
+        self.jobs = FakeJobs()
+        self.given_up: list[tuple[str, JobKey, str]] = []
+        self.failover = Failover(locks, self.jobs, self._state, interval, self._give_up)
+        self._markers = 0
+
+    def _state(self) -> int:
+        self.asked += 1
+        return self.state
+
+    def _give_up(self, dead: RunState, key: JobKey, reason: str) -> None:
+        self.given_up.append((dead.task_name, key, reason))
+
+    def open(self, *names: str) -> None:
+        self.jobs.names.extend(names)
+        self.failover.open()
+
+    def look(self) -> None:
+        """Wait until all rows as they are now have been looked at.
+
+        A dead run of another task, which a look finds, was read by the same statement.
+        """
+        self._markers += 1
+        marker = f"marker {self._markers}"
+        dead = self._rows.dead(marker)
+        self._rows.set(marker, handed_over=True)  # believed at any time
+        self.jobs.names.append(marker)
+        self.failover.know(marker, (marker, "default"), None)
+        [found] = eventually(lambda: self.jobs.of(marker))
+        assert found.dead_run is not None
+        assert found.dead_run.claim_id == dead
+        # It acts on one row after the other, in whatever order.
+        self.looks_on()
+
+    def looks_on(self) -> None:
+        """Wait until it has begun more looks, or would have if the scheduler ran."""
+        before = self.asked
+
+        def has_gone_on() -> bool:
+            self.failover.wake()
+            return self.asked > before + 5
+
+        eventually(has_gone_on)
+
+
+@pytest.fixture
+def rows(connection: Connection) -> Rows:
+    return Rows(connection)
+
+
+@pytest.fixture
+def locks(database_url: str) -> Iterator[TaskLocks]:
+    """Locks of a replica that has seen the database for long enough."""
+    with closing(TaskLocks(database_url, replica_id="replica")) as locks:
+        locks.check()
+        locks.believe()
+        yield locks
+
+
+@pytest.fixture
+def found(locks: TaskLocks, rows: Rows) -> Iterator[Found]:
+    found = Found(locks, rows)
+    yield found
+    found.failover.close()
+
+
+def blocked_by(run: ClaimAnswer, task: str = "task", **more: Any) -> Blocked:
+    """Return a run time that a run stood against, and whose own window is new."""
+    is_new = more.pop("is_new", True)
+    return Blocked(submission(task, **more), run.token, is_new, waits=False)
+
+
+# Dead runs
+
+
+def test_a_dead_run_is_found_at_the_first_look(found: Found, rows: Rows) -> None:
+    dead = rows.dead("task")
+    found.open("task")
+    eventually(lambda: found.jobs.submitted)
+    [again] = found.jobs.submitted
+    assert again.dead_run is not None
+    assert (again.task_name, again.dead_run.claim_id) == ("task", dead)
+
+
+def test_a_dead_run_is_found_at_a_later_look(found: Found, rows: Rows) -> None:
+    rows.running("task")
+    found.open("task")
+    found.look()
+    assert not found.jobs.of("task")
+    rows.die("task")
+    eventually(lambda: found.jobs.of("task"))
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_it_looks_several_times_in_the_shortest_lease(
+    locks: TaskLocks, rows: Rows, listed: bool
+) -> None:
+    found = Found(locks, rows, interval=3600)
+    found.jobs.lease = 1.0 if listed else None
+    found.open("task")
+    with closing(found.failover):
+        if not listed:
+            found.failover.know("task", ("task", "default"), 1.0)
+        found.look()
+        rows.dead("task")
+        eventually(lambda: found.jobs.of("task"))
+
+
+def test_the_executor_tells_the_leases_of_its_jobs_before_they_fire(
+    database_url: str, rows: Rows
+) -> None:
+    replica = Replica(database_url, lease=1, failover=True, poll_interval=3600)
+    replica.scheduler.add_job(print, "interval", days=1, id="first")
+    replica.start()
+    try:
+        replica.executor.locks.check()
+        replica.executor.locks.believe()
+        for job_id in ("first", "later"):
+            if job_id == "later":
+                replica.scheduler.add_job(print, "interval", days=1, id=job_id)
+            rows.dead(job_id, runs="builtins:print")
+            replica.one(EVENT_TASK_LOCK_GRANTED, job_id)
+    finally:
+        replica.shutdown()
+
+
+def test_a_job_that_is_known_later_is_looked_at(found: Found, rows: Rows) -> None:
+    found.open()
+    rows.dead("task")
+    found.look()
+    assert not found.jobs.of("task")
+    found.jobs.names.append("task")
+    found.failover.know("task", ("task", "default"), None)
+    eventually(lambda: found.jobs.of("task"))
+
+
+def test_a_job_that_is_forgotten_is_not_looked_at(found: Found, rows: Rows) -> None:
+    found.open("task")
+    found.look()
+    found.failover.forget(("task", "default"))
+    rows.dead("task")
+    found.look()
+    assert not found.jobs.of("task")
+
+
+def test_a_dead_run_is_submitted_once(found: Found, rows: Rows) -> None:
+    rows.dead("task")
+    found.open("task")
+    found.look()
+    found.look()
+    assert len(found.jobs.of("task")) == 1
+
+
+def test_a_dead_run_is_submitted_anew_when_its_submission_came_to_nothing(
+    found: Found, rows: Rows
+) -> None:
+    rows.dead("task")
+    found.open("task")
+    eventually(lambda: found.jobs.of("task"))
+    found.failover.ended(found.jobs.of("task")[0])
+    eventually(lambda: len(found.jobs.of("task")) == 2)
+
+
+def test_a_dead_run_waits_until_it_can_be_submitted(found: Found, rows: Rows) -> None:
+    rows.dead("task")
+    found.jobs.busy = 3
+    found.open("task")
+    eventually(lambda: found.jobs.of("task"))
+    assert found.jobs.busy == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "options"),
+    [
+        ({"failover": False}, FAILOVER),
+        ({"failover": True}, LockOptions(failover=False).over(FAILOVER, "test")),
+        ({"runs": "another function"}, FAILOVER),
+        ({"runs": ""}, FAILOVER),  # a hold, and no job
+    ],
+)
+def test_a_dead_run_is_run_again_only_if_both_sides_agree(
+    found: Found, rows: Rows, row: dict[str, Any], options: LockOptions
+) -> None:
+    rows.dead("task", **row)
+    found.jobs.options = options
+    found.open("task")
+    found.look()
+    assert not found.jobs.of("task")
+    assert not rows.state("task").finished
+
+
+def test_nothing_is_looked_for_while_the_scheduler_is_paused(found: Found, rows: Rows) -> None:
+    rows.dead("task")
+    found.state = STATE_PAUSED
+    found.open("task")
+    found.looks_on()
+    assert not found.jobs.submitted
+    found.state = STATE_RUNNING
+    eventually(lambda: found.jobs.of("task"))
+
+
+def test_nothing_is_taken_over_once_the_scheduler_is_stopped(found: Found, rows: Rows) -> None:
+    found.open("task")
+    found.look()
+    found.state = STATE_STOPPED
+    rows.dead("task")
+    found.looks_on()
+    assert not found.jobs.of("task")
+
+
+def test_nothing_is_taken_over_after_the_end(found: Found, rows: Rows) -> None:
+    found.open("task")
+    found.look()
+    found.failover.close()
+    rows.dead("task")
+    eventually(lambda: found.failover._thread is None)
+    found.failover.add(blocked_by(rows.running("other"), "other"))
+    assert not found.jobs.of("task")
+
+
+def test_a_run_that_was_handed_over_is_believed_at_once_and_a_dead_one_is_not(
+    database_url: str, rows: Rows
+) -> None:
+    rows.dead("dead")
+    rows.running("handed over", failover=False)
+    rows.die("handed over", handed_over=True)
+    # A replica that has just started, and waits for the recovery grace of 22.5 s.
+    with closing(TaskLocks(database_url, claim_timeout=60)) as locks:
+        found = Found(locks, rows)
+        found.open("dead", "handed over")
+        eventually(lambda: found.jobs.of("handed over"))
+        found.look()
+        assert not locks.stable
+        assert not found.jobs.of("dead")
+        locks.believe()
+        eventually(lambda: found.jobs.of("dead"))
+        found.failover.close()
+
+
+# Giving up
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"deaths": 3}, "4 runs of the task in a row have died with their holders"),
+        ({"run_until": NOW}, "its maximum lock has ended"),
+        (
+            {"handed_over": True, "handovers": MOST_HANDOVERS},
+            f"it was handed over {MOST_HANDOVERS} times",
+        ),
+    ],
+)
+def test_a_dead_run_is_given_up_and_told_once(
+    found: Found, rows: Rows, row: dict[str, Any], reason: str
+) -> None:
+    rows.dead("task")
+    rows.set("task", **row)
+    found.open("task")
+    eventually(lambda: rows.state("task").finished)
+    found.look()
+    assert found.given_up == [("task", ("task", "default"), reason)]
+    assert rows.state("task").deaths == row.get("deaths", 0) + 1
+    assert not found.jobs.of("task")
+
+
+@pytest.mark.parametrize(
+    ("most", "deaths", "given_up"), [(3, 2, False), (1, 1, True), (1, 0, False), (0, 0, True)]
+)
+def test_it_is_taken_over_so_many_times(
+    found: Found, rows: Rows, most: int, deaths: int, given_up: bool
+) -> None:
+    found.jobs.options = replace(FAILOVER, max_takeovers=most)
+    rows.dead("task")
+    rows.set("task", deaths=deaths)
+    found.open("task")
+    eventually(lambda: found.jobs.of("task") or found.given_up)
+    assert bool(found.given_up) == given_up
+
+
+def test_hand_overs_do_not_count_as_deaths(found: Found, rows: Rows) -> None:
+    rows.dead("task")
+    rows.set("task", handed_over=True, deaths=3, handovers=MOST_HANDOVERS - 1)
+    found.open("task")
+    eventually(lambda: found.jobs.of("task"))
+    assert not found.given_up
+
+
+# Run times that were refused because of a run
+
+
+def test_a_run_time_is_dropped_when_the_run_that_blocked_it_ended(found: Found, rows: Rows) -> None:
+    run = rows.running("task")
+    found.open("task")
+    found.failover.add(blocked_by(run))
+    rows.end("task")
+    found.look()
+    assert not found.jobs.of("task")
+    # Nor is it kept for later.
+    rows.dead("task", failover=False)
+    found.look()
+    assert not found.jobs.of("task")
+
+
+def test_a_run_time_waits_as_long_as_the_run_goes_on(found: Found, rows: Rows) -> None:
+    found.open("task")
+    found.failover.add(blocked_by(rows.running("task", failover=False)))
+    found.look()
+    assert not found.jobs.of("task")
+    rows.die("task")
+    eventually(lambda: found.jobs.of("task"))
+
+
+def test_a_run_time_is_submitted_when_the_run_that_blocked_it_died(
+    found: Found, rows: Rows
+) -> None:
+    run = rows.running("task", failover=False)
+    rows.die("task")
+    found.open("task")
+    found.failover.add(blocked_by(run))
+    eventually(lambda: found.jobs.of("task"))
+    [again] = found.jobs.of("task")
+    assert (again.dead_run, again.exempt_from_misfire) == (None, True)
+    found.look()
+    assert len(found.jobs.of("task")) == 1
+
+
+def test_a_run_time_is_submitted_after_the_dead_run_was_run_again(found: Found, rows: Rows) -> None:
+    run = rows.running("task")
+    rows.die("task")
+    found.open("task")
+    found.failover.add(blocked_by(run))
+    eventually(lambda: found.jobs.of("task"))
+    found.look()
+    [again] = found.jobs.of("task")
+    assert again.dead_run is not None
+
+    # It was taken over, and ended.
+    rows.set("task", token=run.token + 1, claim_id=uuid4())
+    rows.end("task")
+    found.failover.ended(again)
+    eventually(lambda: len(found.jobs.of("task")) == 2)
+    assert found.jobs.of("task")[1].dead_run is None
+
+
+def test_a_run_time_is_submitted_after_another_replica_has_run_the_dead_run_again(
+    found: Found, rows: Rows
+) -> None:
+    run = rows.running("task")
+    found.open("task")
+    found.failover.add(blocked_by(run))
+    rows.set("task", token=run.token + 1, claim_id=uuid4(), locked_by="a third")
+    found.look()
+    assert not found.jobs.of("task")  # it goes on
+    rows.end("task")
+    eventually(lambda: found.jobs.of("task"))
+    assert found.jobs.of("task")[0].dead_run is None
+
+
+def test_a_run_time_is_submitted_after_the_dead_run_was_given_up_here(
+    found: Found, rows: Rows
+) -> None:
+    run = rows.running("task")
+    rows.die("task")
+    rows.set("task", deaths=3)
+    found.open("task")
+    found.failover.add(blocked_by(run))
+    eventually(lambda: found.jobs.of("task"))
+    assert found.jobs.of("task")[0].dead_run is None
+    assert found.given_up
+
+
+def test_a_run_time_is_submitted_after_another_replica_gave_the_dead_run_up(
+    found: Found, rows: Rows
+) -> None:
+    run = rows.running("task")
+    found.open("task")
+    found.failover.add(blocked_by(run))
+    rows.set("task", finished_at=NOW, deaths=4)
+    eventually(lambda: found.jobs.of("task"))
+    assert not found.given_up
+
+
+def test_a_run_time_whose_window_is_not_new_is_not_kept(found: Found, rows: Rows) -> None:
+    run = rows.running("task", failover=False)
+    found.open("task")
+    found.failover.add(blocked_by(run, is_new=False))
+    rows.die("task")
+    found.look()
+    assert not found.jobs.of("task")
+
+
+@pytest.mark.parametrize("coalesce", [False, True])
+def test_run_times_that_wait_for_one_run_are_coalesced_if_the_job_is(
+    found: Found, rows: Rows, coalesce: bool
+) -> None:
+    run = rows.running("task", failover=False)
+    found.open("task")
+    times = [NOW, NOW + timedelta(days=1), NOW + timedelta(days=2)]
+    for run_time in times:
+        found.failover.add(blocked_by(run, run_time=run_time, coalesce=coalesce))
+    rows.die("task")
+    found.look()
+    submitted = [time for one in found.jobs.of("task") for time in one.run_times]
+    assert submitted == (times[-1:] if coalesce else times)
+
+
+def test_a_run_time_that_cannot_be_submitted_yet_is_kept(found: Found, rows: Rows) -> None:
+    run = rows.running("task", failover=False)
+    rows.die("task")
+    found.jobs.busy = 2
+    found.open("task")
+    found.failover.add(blocked_by(run))
+    eventually(lambda: found.jobs.of("task"))
+
+
+def test_a_run_time_of_a_job_that_was_removed_is_dropped(found: Found, rows: Rows) -> None:
+    run = rows.running("task", failover=False)
+    found.open()
+    found.failover.add(blocked_by(run))
+    rows.die("task")
+    found.look()
+    found.jobs.names.append("task")
+    found.look()
+    assert not found.jobs.of("task")
+
+
+# One-off jobs, which the scheduler has dropped by then
+
+
+def test_a_refused_one_off_job_is_kept_until_its_row_is_finished(found: Found, rows: Rows) -> None:
+    run = rows.running("task")
+    found.open()
+    found.failover.add(blocked_by(run, is_new=False, one_off=True))
+    found.look()
+    assert not found.jobs.of("task")
+    rows.die("task")
+    eventually(lambda: found.jobs.of("task"))
+    dead = found.jobs.of("task")[0].dead_run
+    assert dead is not None
+    assert dead.claim_id == run.claim_id
+
+
+def test_a_refused_one_off_job_whose_run_ended_is_kept_no_longer(found: Found, rows: Rows) -> None:
+    run = rows.running("task")
+    found.open()
+    found.failover.add(blocked_by(run, is_new=False, one_off=True))
+    rows.end("task")
+    found.look()
+    rows.dead("task")
+    found.look()
+    assert not found.jobs.of("task")
+
+
+def test_a_refused_one_off_job_does_not_run_something_else(found: Found, rows: Rows) -> None:
+    run = rows.running("task", runs="another function")
+    found.open()
+    found.failover.add(blocked_by(run, is_new=False, one_off=True))
+    rows.die("task")
+    found.look()
+    assert not found.jobs.of("task")
+
+
+# Rows of one-off jobs
+
+
+def test_without_the_right_to_delete_one_line_says_so_and_no_more_is_tried(
+    connection: Connection, direct_url: str, rows: Rows, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "apscheduler_tasklock")
+    role = f"no_delete_{uuid4().hex}"
+    connection.execute(f"CREATE ROLE {role} LOGIN")
+    connection.execute(f"GRANT SELECT, INSERT, UPDATE ON task_lock TO {role}")
+    url = make_url(direct_url).set(username=role)
+    try:
+        with closing(TaskLocks(url, replica_id="replica")) as locks:
+            failover = Found(locks, rows).failover
+            failover._prune()
+            failover._prune()
+    finally:
+        connection.execute(f"DROP OWNED BY {role}")
+        connection.execute(f"DROP ROLE {role}")
+    lines = [r for r in caplog.records if r.name == "apscheduler_tasklock.failover"]
+    assert [(line.levelname, "GRANT DELETE" in line.getMessage()) for line in lines] == [
+        ("INFO", True)
+    ]
