@@ -22,6 +22,7 @@ from math import inf
 from tests.chaos.bounds import ATTEMPT, BURST_REACTION, COMMIT, RECOVERY, SETTLING, UNDER_WAY
 from tests.chaos.finding import Finding
 from tests.chaos.history import Event
+from tests.chaos.plan import LATE_BY
 from tests.chaos.records import ANY, BLIP, LATE, PATH, PROCESS, SLOW, UNABLE, Claim, Records
 from tests.chaos.tasks import CLAIM_TIMEOUT, POLL_INTERVAL, ChaosTask
 
@@ -89,7 +90,7 @@ def _misfired(records: Records, task: ChaosTask) -> Iterator[Finding]:
         if life is None or misfire.due < life.begun:
             continue  # due while it started
         since = max(life.begun, misfire.at - RECOVERY)
-        if records.well(misfire.replica, since, misfire.at, PROCESS):
+        if records.well(misfire.replica, since, misfire.at, PROCESS + SLOW):
             text = f"{misfire.replica} was never stopped, and took {misfire.due:.3f} for a misfire"
             yield Finding(MISSED, task.name, misfire.at, text)
 
@@ -125,7 +126,7 @@ def _answered_by(records: Records, fire: Event, task: ChaosTask) -> float | None
         if away > fire.at:
             return None
         by = over + records.reaction(fire.at) + slack
-        if over > fire.at + CLAIM_TIMEOUT - ATTEMPT:
+        if over - LATE_BY > fire.at + CLAIM_TIMEOUT - ATTEMPT:
             return None
     return by if records.well(fire.replica, over + 1e-6, by, ever) else None
 

@@ -243,8 +243,9 @@ class _Draft:
     def _newcomer(self, slot: int) -> Newcomer:
         dice = self._dice
         offset, kind = dice.uniform(0, LARGEST_OFFSET), dice.random()
-        near, far = dice.uniform(-NEAR_SKEW, NEAR_SKEW), dice.uniform(-LARGEST_SKEW, LARGEST_SKEW)
-        skew = 0.0 if kind < 0.45 or not self._skewed else near if kind < 0.88 else far
+        # One place in the fleet has them: the others have all tasks.
+        largest = LARGEST_SKEW if slot == 0 and kind > 0.7 else NEAR_SKEW
+        skew = dice.uniform(-largest, largest) if self._skewed and kind > 0.4 else 0.0
         how = dice.choice(["cancels", "left", "signal"])
         return Newcomer(round(offset, 3), round(skew, 3), how if _is_loop(slot) else "")
 

@@ -84,9 +84,7 @@ def make_heir(make_replica: MakeReplica) -> MakeReplica:
     """Make a replica with failover that believes the rows from the start."""
 
     def make(*arguments: Any, start: bool = True, **options: Any) -> Replica:
-        replica = make_replica(
-            *arguments, start=False, **{"failover": True, "lease": 1, **options}
-        )
+        replica = make_replica(*arguments, start=False, **{"failover": True, "lease": 1, **options})
         replica.executor.locks.believe()
         if start:
             replica.scheduler.start()

@@ -597,7 +597,6 @@ class TestEngine:
             TaskLocks(engine, replica_id="replica")
 
 
-
 def _cut_once(proxy: Proxy) -> threading.Event:
     """Cut the connection instead of passing the next answer on."""
     cut = threading.Event()
