@@ -49,8 +49,8 @@ from apscheduler_tasklock.workers import LostWorkers, pool_processes, shutting_d
 
 logger = logging.getLogger(__name__)
 
-# Seconds that a shutdown waits for claims under way to be given up, or made and handed over, and for
-# those of coroutines that it cuts. A claim without an answer is given up a second before.
+# Seconds that a shutdown waits for claims under way to be given up, or made and handed over, and
+# for those of coroutines that it cuts. A claim without an answer is given up a second before.
 CLOSING_TIMEOUT = 2.5
 
 
@@ -186,7 +186,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._instances = self._inner._instances
         report_jobs(self._inner, self._ended, self._failed)
         scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
-        scheduler.add_listener(self._forget_job, EVENT_JOB_MODIFIED | EVENT_JOB_REMOVED)
+        scheduler.add_listener(self._forget_job, EVENT_JOB_REMOVED)
         if self._enabled:
             self._failover.open()
         self._log_start(alias)
@@ -350,7 +350,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             f"Its last holder was {dead.holder} (token {dead.token})"
         )
         logger.error("%s", error)
-        self._scheduler._dispatch_event(
+        dispatch = dispatcher(self._inner, self._scheduler._dispatch_event, awaited=False)
+        dispatch(
             TaskLockEvent(
                 EVENT_TASK_LOCK_ERROR,
                 job_id,
@@ -407,7 +408,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
         def submit() -> None:
             try:
-                self._submit(submission)
+                self._submit(replace(submission, scheduler_pass=self._passes.alone()))
             except MaxInstancesReachedError:
                 not_now()
 
@@ -459,8 +460,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._failover.know(task.name, (job.id, event.jobstore), lease)
 
     def _forget_job(self, event: Any) -> None:
-        if event.code == EVENT_JOB_REMOVED:
-            self._failover.forget((event.job_id, event.jobstore))
+        self._failover.forget((event.job_id, event.jobstore))
 
 
 class _Active:

@@ -51,15 +51,21 @@ class SchedulerPass:
 class SchedulerPasses:
     """Knows in which pass of the scheduler a job is submitted."""
 
+    @staticmethod
+    def alone() -> SchedulerPass:
+        """Return a pass for what is submitted now, by itself."""
+        now = time.monotonic()
+        return SchedulerPass(time.time(), now, now)
+
     def __init__(self) -> None:
         self._latest = SchedulerPass(0.0, 0.0, 0.0)
 
     def submitting(self, run_time: datetime) -> SchedulerPass:
         """Return the pass in which this run time is submitted now."""
-        wall, now = time.time(), time.monotonic()
+        now = time.monotonic()
         was_due = run_time.timestamp() <= self._latest.wall
         if not was_due or now > self._latest.began_at + LONGEST_PASS:
-            self._latest = SchedulerPass(wall, now, now)
+            self._latest = self.alone()
         self._latest.submitted_at = now
         return self._latest
 

@@ -24,7 +24,10 @@ GETTING_READY = 3  # seconds until the first fire, for the processes to be there
 
 
 class Run(NamedTuple):
-    """A run that a replica printed."""
+    """A run that a replica printed.
+
+    :ivar token: from 1 on: how often the task had been claimed by then
+    """
 
     replica: int
     run_time: str
@@ -40,6 +43,7 @@ class Replicas:
         self._start = start
         self._connection = connection
         self._folder = folder
+        self._first = 0  # token
         self.processes: list[ReplicaProcess] = []
 
     def start(self, *, function: str = "work", once: bool = False, **job: Any) -> None:
@@ -49,13 +53,17 @@ class Replicas:
         first = f"{datetime.now(timezone.utc) + wait:%Y-%m-%d %H:%M:%S}"
         every = {"trigger": "interval", "seconds": PERIOD, "start_date": first}
         trigger = {"trigger": "date", "run_date": first} if once else every
-        lock = {"failover": LEASE, **job.pop("task_lock", {})}
+        lock = {"lease": LEASE, "failover": True, **job.pop("task_lock", {})}
         kwargs = {"folder": str(self._folder), "task_lock": lock}
         for _ in range(3):
             self.processes.append(self._start(function=function, kwargs=kwargs, **trigger, **job))
 
     def let_end(self, token: int) -> None:
-        (self._folder / str(token)).touch()
+        (self._folder / str(self.real(token))).touch()
+
+    def real(self, token: int) -> int:
+        """Return a token as the database gave it: the first one comes from its clock."""
+        return self._first + token - 1
 
     @property
     def runs(self) -> list[Run]:
@@ -66,7 +74,12 @@ class Replicas:
                 if line.startswith("runs"):
                     _, run_time, token, how, pid = line.split()
                     found.append(Run(number, run_time, int(token), how, int(pid)))
-        return sorted(found, key=lambda run: run.token)
+        if not found:
+            return []
+        if not self._first:  # there is no run before the first one
+            self._first = min(run.token for run in found)
+        numbered = [run._replace(token=run.token - self._first + 1) for run in found]
+        return sorted(numbered, key=lambda run: run.token)
 
     def run(self, token: int) -> Run:
         """Wait for the run with this token."""
@@ -127,13 +140,13 @@ def test_one_other_replica_runs_the_window_of_a_killed_holder_again(replicas: Re
     told = replicas.said("since its holder")
     assert len(told) == 1
     assert told[0].startswith("INFO Task 'job': runs the window of")
-    reason = f"since its holder {died['locked_by']} neither renewed nor released its lock (token 2)"
-    assert reason in told[0]
+    reason = f"since its holder {died['locked_by']} neither renewed nor released its lock"
+    assert f"{reason} (token {replicas.real(2)})" in told[0]
     assert len(replicas.said("granted job takeover")) == 1
 
 
 def test_a_pools_worker_keeps_its_lock_and_is_taken_over_when_it_dies(replicas: Replicas) -> None:
-    replicas.start(executor="processpool", once=True, task_lock={"failover": 1})
+    replicas.start(executor="processpool", once=True, task_lock={"lease": 1})
     first = replicas.run(1)
     holder = replicas.processes[first.replica]
     assert first.pid != holder.pid
@@ -170,13 +183,13 @@ def test_a_one_off_job_of_a_killed_holder_runs_again_though_its_job_store_droppe
 
 
 def test_nothing_runs_again_of_a_holder_that_is_killed_after_its_run(replicas: Replicas) -> None:
-    for token in (1, 2):
-        replicas.let_end(token)
-    replicas.start(task_lock={"failover": 1})
+    replicas.start(task_lock={"lease": 1})
     first = replicas.run(1)
+    replicas.let_end(1)
     eventually(lambda: replicas.row()["finished_at"])
     replicas.processes[first.replica].signal(signal.SIGKILL)
     replicas.run(2)
+    replicas.let_end(2)
     assert outcomes(replicas.runs) == [
         (first.run_time, 1, "first"),
         (later(first.run_time, PERIOD), 2, "first"),
@@ -205,7 +218,7 @@ def test_a_holder_paused_past_its_lease_is_told_once_and_leaves_its_heirs_row_al
     holder, heirs = paused_past_its_lease(replicas)
     holder.says("lost")
     replicas.let_end(1)
-    holder.says("ends 1 lost")
+    holder.says(f"ends {replicas.real(1)} lost")
     holder.says("executed")  # which comes after the release
     row = replicas.row()
     unchanged = ("token", "claim_id", "locked_by", "window_start", "window_until", "finished_at")
@@ -214,7 +227,7 @@ def test_a_holder_paused_past_its_lease_is_told_once_and_leaves_its_heirs_row_al
     assert len([line for line in holder.said if line.startswith("lost job")]) == 1
     warnings = [line for line in holder.said if line.startswith("WARNING")]
     assert len(warnings) == 1
-    assert "is lost (token 1)" in warnings[0]
+    assert f"is lost (token {replicas.real(1)})" in warnings[0]
 
     replicas.let_end(2)
     eventually(lambda: replicas.row()["finished_at"])
@@ -228,10 +241,10 @@ def test_a_coroutine_of_a_holder_paused_past_its_lease_is_cancelled(replicas: Re
     )
     holder, heirs = paused_past_its_lease(replicas)
     holder.says("lost")
-    holder.says("cancelled 1")
+    holder.says(f"cancelled {replicas.real(1)}")
     replicas.let_end(2)
     eventually(lambda: replicas.row()["finished_at"])
     row = replicas.row()
-    assert (row["token"], row["claim_id"]) == (2, heirs["claim_id"])
+    assert (row["token"], row["claim_id"]) == (replicas.real(2), heirs["claim_id"])
     assert len(replicas.runs) == 2
     assert len(replicas.said("lost job")) == 1

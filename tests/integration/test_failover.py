@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
+from psycopg import sql
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
@@ -28,6 +29,7 @@ from apscheduler_tasklock.asking import WantedTakeover
 from tests.faults import CLAIM
 from tests.integration import claims
 from tests.integration.claims import row
+from tests.integration.test_bad_input import role
 from tests.integration.test_faults_outages import count_looks
 from tests.polling import eventually
 from tests.proxy import Proxy
@@ -799,6 +801,28 @@ class TestRetention:
         replica.events.clear()
         replica.scheduler.add_job(token_and_takeover, id="old", misfire_grace_time=None)
         assert replica.one(EVENT_JOB_EXECUTED, "old").retval[0] > tokens["old"]
+
+    def test_a_role_that_may_not_delete_is_told_once_and_nothing_else_suffers(
+        self,
+        pruning: Callable[..., Replica],
+        database_url: str,
+        connection: Connection,
+        until_looked: Callable[[Replica], None],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        with role(database_url) as (name, url):
+            grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+            connection.execute(grant.format(sql.Identifier(name)))
+            replica = pruning(url)
+            replica.run_once(token_and_takeover)
+            replica.one(EVENT_JOB_EXECUTED)
+            said = "Rows of one-off jobs are not deleted, since this role may not"
+            eventually(lambda: said in caplog.text)
+            until_looked(replica)
+            replica.shutdown()
+        assert caplog.text.count(said) == 1
+        assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
 class _Recorder:

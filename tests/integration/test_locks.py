@@ -453,7 +453,7 @@ class TestAway:
         locks.release(held(locks, min_lock=0.0))
         with psycopg.connect(database_url) as blocker:
             blocker.execute("SELECT * FROM task_lock FOR UPDATE")
-            with pytest.raises(TaskLockDatabaseError, match="no answer|due to lock timeout"):
+            with pytest.raises(TaskLockDatabaseError, match=r"no answer|due to lock timeout"):
                 claim(locks)
             # It waits in the server no more, and will not claim when the row is free.
             eventually(lambda: _waiting(connection) == 0)

@@ -130,3 +130,61 @@ def test_answers_may_arrive_out_of_order() -> None:
     clock = learnt(100, 100.1, 100)
     assert learn(clock, 50, 120, 80)
     assert clock.latest(100) == after(100)
+
+
+# Steps of the clock
+
+
+class Stepped:
+    """A clock, and the steps that it told of."""
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+        self.clock = DatabaseClock(self.steps.append)
+
+    def learn(self, sent: float, answered: float, database: float) -> None:
+        learn(self.clock, sent, answered, database)
+
+
+@pytest.mark.parametrize(
+    ("database", "step"),
+    [(3600.0, 3590.0), (-3600.0, -3610.0), (12.0, 2.0), (8.0, -2.0), (10.9, None), (9.1, None)],
+)
+def test_a_step_is_told_once_with_its_length(database: float, step: float | None) -> None:
+    stepped = Stepped()
+    stepped.learn(0, 0, 0)
+    stepped.learn(10, 10, database)
+    assert stepped.steps == ([] if step is None else [pytest.approx(step)])
+    stepped.learn(20, 20, database + 10)
+    assert len(stepped.steps) == (step is not None)
+
+
+def test_the_first_answer_is_no_step() -> None:
+    stepped = Stepped()
+    stepped.learn(0, 0, 1_000_000)
+    assert not stepped.steps
+
+
+@pytest.mark.parametrize("rate", [1 - DRIFT / 2, 1 + DRIFT / 2])
+def test_a_drift_is_no_step_after_any_time(rate: float) -> None:
+    stepped = Stepped()
+    for second in (0, 60, 36_000, 1_000_000):
+        stepped.learn(second, second, second * rate)
+    assert not stepped.steps
+
+
+@pytest.mark.parametrize("database", [10.0, 15.0, 20.0])
+def test_an_answer_that_took_long_is_no_step(database: float) -> None:
+    stepped = Stepped()
+    stepped.learn(0, 0, 0)
+    stepped.learn(10, 20, database)  # read at any moment of these ten seconds
+    stepped.learn(30, 30, 30)
+    assert not stepped.steps
+
+
+def test_answers_out_of_order_are_no_step() -> None:
+    stepped = Stepped()
+    stepped.learn(100, 100.1, 100)
+    stepped.learn(50, 120, 80)
+    stepped.learn(121, 121, 121)
+    assert not stepped.steps

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -12,11 +14,13 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from apscheduler.events import EVENT_JOB_MISSED
 from apscheduler.schedulers.base import STATE_PAUSED, STATE_RUNNING, STATE_STOPPED
 from apscheduler.triggers.interval import IntervalTrigger
 from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED, TaskLocks
+from apscheduler_tasklock.executor import what_runs
 from apscheduler_tasklock.failover import MOST_HANDOVERS, Failover, JobKey
 from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, RunState
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
@@ -388,6 +392,25 @@ def test_a_run_that_was_handed_over_is_believed_at_once_and_a_dead_one_is_not(
         locks.believe()
         eventually(lambda: found.jobs.of("dead"))
         found.failover.close()
+
+
+def test_a_takeover_occupies_its_worker_like_any_job(database_url: str, rows: Rows) -> None:
+    go_on = threading.Event()
+    replica = Replica(database_url, max_workers=1, lease=30, failover=True, poll_interval=0.2)
+    replica.start()
+    try:
+        replica.executor.locks.believe()
+        long = replica.scheduler.add_job(lambda: go_on.wait(60), "interval", days=1, id="long")
+        rows.dead("long", runs=what_runs(long))
+        replica.one(EVENT_TASK_LOCK_GRANTED, "long")
+        replica.run_once(print, misfire_grace_time=1)
+        submitted = eventually(lambda: replica.executor._instances["job"]) and time.monotonic()
+        eventually(lambda: time.monotonic() > submitted + 1.5)
+        go_on.set()
+        replica.one(EVENT_JOB_MISSED)
+    finally:
+        go_on.set()
+        replica.shutdown()
 
 
 # Giving up

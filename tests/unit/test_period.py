@@ -17,7 +17,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock.period import has_next_run, nominal_time, period_after
+from apscheduler_tasklock.period import has_next_run, is_shared, nominal_time, period_after
 
 try:
     import pytz
@@ -668,3 +668,82 @@ def test_custom_trigger_that_always_starts_long_ago_is_not_followed_for_ever() -
     trigger.jitter = 60
     assert nominal_time(trigger, NOW) == NOW
     assert 1 < len(steps) < 100_000
+
+
+# Run times that every replica computes alike
+
+TEN = datetime(2025, 6, 6, 10, tzinfo=timezone.utc)  # 12:00 in Berlin
+EVERY_5 = IntervalTrigger(minutes=5, start_date=TEN, timezone=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("trigger", "nominal"),
+    [
+        (cron(minute="*/5"), TEN),
+        (cron(minute="*/5", jitter=60), TEN),
+        (cron(minute="*/5", end_date=TEN), TEN),  # the last one
+        (cron(hour="11,12"), TEN),
+        (DateTrigger(TEN, timezone.utc), TEN),
+        (DateTrigger(TEN.replace(microsecond=5), timezone.utc), TEN.replace(microsecond=5)),
+        (EVERY_5, TEN),
+        (EVERY_5, TEN + timedelta(minutes=35)),
+        (OrTrigger([cron(hour=12), EVERY_5]), TEN + timedelta(minutes=5)),
+        (AndTrigger([cron(hour=12), cron(minute=0)]), TEN),
+    ],
+)
+def test_a_run_time_of_the_schedule_itself_is_shared(trigger: Any, nominal: datetime) -> None:
+    assert is_shared(trigger, nominal)
+
+
+@pytest.mark.parametrize(
+    ("trigger", "nominal"),
+    [
+        # A user has set it, as by modify_job(next_run_time=...).
+        (cron(minute="*/5"), TEN + timedelta(seconds=1)),
+        (cron(minute="*/5"), TEN.replace(microsecond=1)),
+        (DateTrigger(TEN, timezone.utc), TEN + timedelta(seconds=1)),
+        (EVERY_5, TEN + timedelta(minutes=1)),
+        # Each replica has its own start, or its own code.
+        (
+            IntervalTrigger(minutes=5, start_date=TEN.replace(microsecond=1), timezone="UTC"),
+            TEN.replace(microsecond=1),
+        ),
+        (Custom(lambda _previous, now: now), TEN),
+        (OrTrigger([cron(hour=12), Custom(lambda _previous, now: now)]), TEN),
+        (
+            AndTrigger(
+                [
+                    cron(hour=12),
+                    IntervalTrigger(
+                        minutes=5, start_date=TEN.replace(microsecond=1), timezone="UTC"
+                    ),
+                ]
+            ),
+            TEN,
+        ),
+    ],
+)
+def test_another_run_time_is_not_shared(trigger: Any, nominal: datetime) -> None:
+    assert not is_shared(trigger, nominal)
+
+
+def test_a_default_start_of_an_interval_is_not_shared() -> None:
+    trigger = IntervalTrigger(minutes=5, timezone=timezone.utc)
+    assert trigger.start_date.microsecond != 0
+    assert not is_shared(trigger, trigger.start_date)
+
+
+@needs_calendar
+def test_a_calendars_run_times_are_shared_though_their_replicas_began_on_other_days() -> None:
+    daily = [
+        CalendarIntervalTrigger(days=1, hour=10, start_date=f"2025-06-0{day}", timezone="UTC")
+        for day in (1, 5)
+    ]
+    assert [is_shared(trigger, TEN) for trigger in daily] == [True, True]
+    assert not is_shared(daily[0], TEN + timedelta(seconds=1))
+
+
+def test_a_run_time_in_another_zone_is_the_same_one() -> None:
+    assert is_shared(cron(minute="*/5"), TEN.astimezone(BERLIN))
+    berlin = CronTrigger(hour=12, timezone=BERLIN)
+    assert is_shared(berlin, TEN)

@@ -1,0 +1,155 @@
+"""When the rows are believed: after a start, an outage and a step of the clock."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from apscheduler_tasklock import TaskLockDatabaseError
+from apscheduler_tasklock.outage import RECOVERY_GRACE, Outage
+
+AWAY = TaskLockDatabaseError("no route")
+ATTEMPT = 4.0
+GRACE = ATTEMPT + RECOVERY_GRACE
+
+
+class Seen:
+    """What a replica has seen of its database, on a clock that goes on when it is told to."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self._clock = clock
+        self.outage = Outage("db", ATTEMPT)
+
+    @property
+    def stable(self) -> bool:
+        return self.outage.stable
+
+    def go_on(self, seconds: float) -> None:
+        self._clock[0] += seconds
+
+    def answer(self, *, took: float = 0.0) -> None:
+        begun = self._clock[0]
+        self.go_on(took)
+        self.outage.end(begun)
+
+    def fail(self) -> None:
+        self.outage.begin(AWAY, self._clock[0])
+
+    def becomes_stable_after_the_grace(self) -> None:
+        assert not self.stable
+        self.go_on(GRACE - 0.1)
+        assert not self.stable
+        self.go_on(0.2)
+        assert self.stable
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    clock = [1000.0]
+    monkeypatch.setattr("apscheduler_tasklock.outage.time.monotonic", lambda: clock[0])
+    return Seen(clock)
+
+
+def test_nothing_is_believed_before_the_first_answer(seen: Seen) -> None:
+    seen.go_on(3600)
+    assert not seen.stable
+
+
+def test_rows_are_believed_some_time_after_the_first_answer(seen: Seen) -> None:
+    seen.answer()
+    assert seen.outage.grace == GRACE
+    seen.becomes_stable_after_the_grace()
+
+
+def test_further_answers_do_not_move_that(seen: Seen) -> None:
+    seen.answer()
+    for _ in range(10):
+        seen.go_on(GRACE / 10 + 0.01)
+        seen.answer()
+    assert seen.stable
+
+
+def test_nothing_is_believed_in_an_outage_and_until_some_time_after_it(seen: Seen) -> None:
+    seen.answer()
+    seen.go_on(GRACE)
+    seen.fail()
+    assert not seen.stable
+    seen.go_on(3600)
+    assert not seen.stable
+    seen.answer()
+    seen.becomes_stable_after_the_grace()
+
+
+def test_an_outage_at_the_start_counts_from_its_end(seen: Seen) -> None:
+    seen.fail()
+    seen.go_on(3600)
+    seen.answer()
+    seen.becomes_stable_after_the_grace()
+
+
+def test_an_answer_that_was_under_way_when_the_outage_was_noticed_does_not_end_it(
+    seen: Seen,
+) -> None:
+    seen.answer()
+    seen.go_on(GRACE)
+    begun = 1000.0 + GRACE
+    seen.go_on(1)
+    seen.fail()
+    seen.outage.end(begun)
+    assert seen.outage.reason == "no route"
+    seen.go_on(GRACE + 1)
+    assert not seen.stable
+
+
+def test_a_connection_that_broke_in_the_last_outage_is_no_new_one(seen: Seen) -> None:
+    seen.answer()
+    opened_at = 1000.0
+    seen.go_on(1)
+    seen.fail()
+    seen.go_on(1)
+    seen.answer()
+    seen.go_on(GRACE)
+    seen.outage.begin(AWAY, opened_at)
+    assert seen.stable
+
+
+def test_nothing_is_believed_for_some_time_after_a_step_of_the_clock(
+    seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen.answer()
+    seen.go_on(GRACE)
+    assert seen.stable
+    seen.outage.clock_stepped(-30)
+    seen.answer()
+    seen.becomes_stable_after_the_grace()
+    [line] = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "has stepped by -30.0 sec" in line.getMessage()
+
+
+def test_whoever_is_told_to_believe_does_unless_it_knows_of_an_outage(seen: Seen) -> None:
+    seen.outage.believe()
+    assert seen.stable
+    seen.answer()
+    assert seen.stable
+
+    seen.fail()
+    seen.outage.believe()
+    assert not seen.stable
+    seen.answer()
+    seen.outage.believe()
+    seen.becomes_stable_after_the_grace()
+
+
+def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(
+    seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(3):
+        seen.fail()
+    seen.go_on(7)
+    for _ in range(3):
+        seen.answer()
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [level for level, _ in told] == ["WARNING", "INFO"]
+    assert "7.0 sec" in told[1][1]

@@ -1,0 +1,131 @@
+"""The signals of worker processes, in real processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from apscheduler_tasklock import workers
+from apscheduler_tasklock.workers import deferred_signals
+
+WORKER = """
+import signal, sys, threading, time
+from apscheduler_tasklock import workers
+
+def say(word):
+    print(word, flush=True)
+
+workers.DELAY = 0.0
+setup, body = sys.argv[1:]
+exec(setup)
+with workers.deferred_signals():
+    say("begun")
+    sys.stdin.readline()
+    exec(body)
+    say("ended")
+say("free")
+sys.stdin.readline()
+say("over")
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(checkout: Path) -> Iterator[Start]:
+    """Start a worker, and wait until its job has begun."""
+    with ExitStack() as ending:
+
+        def begin(setup: str = "", body: str = "") -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [sys.executable, "-c", WORKER, setup, body],
+                cwd=checkout,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            ending.enter_context(process)
+            ending.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begun\n"
+            return process
+
+        yield begin
+
+
+def ended(worker: subprocess.Popen[str]) -> tuple[int, list[str]]:
+    """Let the job end, and wait for the process's end."""
+    output, _ = worker.communicate("\n", timeout=60)
+    return worker.returncode, output.split()
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_does_not_end_the_job_that_runs(start: Start, which: signal.Signals) -> None:
+    worker = start()
+    worker.send_signal(which)
+    assert worker.stdin is not None
+    worker.stdin.write("\n")
+    worker.stdin.flush()
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == "ended\n"
+
+
+def test_sigterm_ends_the_worker_after_its_job(start: Start) -> None:
+    worker = start()
+    worker.send_signal(signal.SIGTERM)
+    assert worker.stdin is not None
+    worker.stdin.write("\n")
+    worker.stdin.flush()
+    assert worker.wait(60) == -signal.SIGTERM
+
+
+def test_sigint_which_a_terminal_sends_to_all_does_not_end_it(start: Start) -> None:
+    worker = start()
+    worker.send_signal(signal.SIGINT)
+    assert ended(worker) == (0, ["ended", "free", "over"])
+
+
+def test_without_a_signal_nothing_follows(start: Start) -> None:
+    assert ended(start()) == (0, ["ended", "free", "over"])
+
+
+def test_handlers_are_the_processs_own_again_after_the_job() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with deferred_signals():
+        assert signal.getsignal(signal.SIGTERM) not in before
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_handler_that_somebody_has_set_is_left_alone(start: Start) -> None:
+    worker = start("signal.signal(signal.SIGTERM, lambda *_: say('handled'))")
+    worker.send_signal(signal.SIGTERM)
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == "handled\n"
+    assert ended(worker) == (0, ["ended", "free", "over"])
+
+
+def test_a_job_in_another_thread_leaves_the_signals_alone() -> None:
+    from threading import Thread
+
+    seen: list[object] = []
+
+    def job() -> None:
+        with deferred_signals():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = Thread(target=job)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+def test_the_delay_leaves_the_pool_time_to_end_its_workers() -> None:
+    assert workers.DELAY > 0
