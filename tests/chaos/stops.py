@@ -44,7 +44,8 @@ def check_replicas(records: Records) -> Iterator[Finding]:
             for run in runs
             if run.replica == replica and run.over is not None
         ]
-        stretch = Stretch(max([told, *ends]), gone)
+        # It may be told while it still starts.
+        stretch = Stretch(max([told, records.lives[replica].begun, *ends]), gone)
         stopped = any(_meets(stretch, trouble) for trouble in records.troubles(replica, PROCESS))
         if gone - stretch.begun > SHUTDOWN + BURST_REACTION and not stopped:
             text = f"{replica} took {gone - stretch.begun:.3f} s after its last run"
