@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
+import pytest
 
 from tests.acceptance.conftest import ReplicaProcess
 from tests.polling import eventually
@@ -14,12 +15,12 @@ from tests.polling import eventually
 StartReplica = Callable[..., ReplicaProcess]
 
 
-def every_second(takes: float, max_lock: float) -> dict[str, Any]:
+def every_second(takes: float, max_lock: float, lease: float | None = None) -> dict[str, Any]:
     return {
         "function": "sleep",
         "trigger": "interval",
         "seconds": 1,
-        "kwargs": {"takes": takes, "task_lock": {"max_lock": max_lock}},
+        "kwargs": {"takes": takes, "task_lock": {"max_lock": max_lock, "lease": lease}},
     }
 
 
@@ -32,15 +33,17 @@ def row(connection: psycopg.Connection[Any]) -> dict[str, Any]:
     return found
 
 
-def test_a_killed_holder_blocks_its_task_until_the_maximum_lock_and_no_longer(
-    start_replica: StartReplica, connection: psycopg.Connection[Any]
+@pytest.mark.parametrize("lease", [None, 1])
+def test_a_killed_holder_blocks_its_task_until_its_lease_ends_and_no_longer(
+    start_replica: StartReplica, connection: psycopg.Connection[Any], lease: float | None
 ) -> None:
-    holder = start_replica(**every_second(takes=600, max_lock=4))
+    max_lock = 4 if lease is None else 3600
+    holder = start_replica(**every_second(takes=600, max_lock=max_lock, lease=lease))
     holder.says("runs")
     holder.signal(signal.SIGKILL)
     killed = row(connection)
 
-    other = start_replica(**every_second(takes=0, max_lock=4))
+    other = start_replica(**every_second(takes=0, max_lock=max_lock, lease=lease))
     other.says("refused")
     other.says("runs")
     taken = row(connection)

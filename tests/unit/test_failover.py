@@ -139,10 +139,10 @@ class Rows:
         self._protocol.release(self._cursor, task, claim_id, keep_window=True)
 
     def set(self, task: str, **columns: Any) -> None:
-        for column, value in columns.items():
-            self._connection.execute(
-                f"UPDATE task_lock SET {column} = %s WHERE task_name = %s", [value, task]
-            )
+        changes = ", ".join(f"{column} = %s" for column in columns)
+        self._connection.execute(
+            f"UPDATE task_lock SET {changes} WHERE task_name = %s", [*columns.values(), task]
+        )
 
     def state(self, task: str) -> RunState:
         states, _ = self._protocol.read(self._cursor, [task], [task])
@@ -512,7 +512,7 @@ def test_a_run_time_is_submitted_after_the_dead_run_was_run_again(found: Found, 
     assert again.dead_run is not None
 
     # It was taken over, and ended.
-    rows.set("task", token=run.token + 1, claim_id=uuid4())
+    rows.set("task", token=run.token + 1, claim_id=uuid4(), locked_until=run.run_until)
     rows.end("task")
     found.failover.ended(again)
     eventually(lambda: len(found.jobs.of("task")) == 2)
