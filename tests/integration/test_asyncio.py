@@ -226,19 +226,24 @@ class Endless:
 @pytest.mark.parametrize("failover", [False, True])
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the loop goes on", "the loop ends"])
 def test_a_coroutine_that_the_shutdown_cuts_is_released_or_with_failover_handed_over(
-    database_url: str, connection: psycopg.Connection[Any], failover: bool, goes_on: bool
+    proxy: Proxy, connection: psycopg.Connection[Any], failover: bool, goes_on: bool
 ) -> None:
     """At the latest when the shutdown is over: uvicorn ends the loop right after it."""
     event_loop = asyncio.new_event_loop()
     jobs = []
 
+    def delay(data: bytes) -> bytes:
+        time.sleep(0.2)  # is the latency
+        return data
+
     async def main() -> Loop:
         job = Endless()
         jobs.append(job)
-        loop = Loop(database_url, failover=failover)
+        loop = Loop(proxy.url, failover=failover)
         loop.scheduler.start()
         loop.run_once(job.run)
         await asyncio.wait_for(job.started.wait(), 60)
+        proxy.to_client = delay
         loop.scheduler.shutdown()
         await asyncio.sleep(0)  # in which the scheduler does it
         assert not loop.scheduler.running

@@ -40,7 +40,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock.names import UnnamedTask
 from tests.polling import eventually
-from tests.proxy import Proxy, pass_on
+from tests.proxy import Gate, Proxy, pass_on
 from tests.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
@@ -852,6 +852,33 @@ class TestScheduler:
         go_on.set()
         eventually(lambda: rows(connection)["job"]["finished_at"])
         eventually(lambda: _connections(connection) == 0)
+
+    @pytest.mark.parametrize("wait", [True, False])
+    def test_a_claim_under_way_at_the_shutdown_is_handed_over(
+        self,
+        make_replica: MakeReplica,
+        proxy: Proxy,
+        gate: Gate,
+        connection: psycopg.Connection[Any],
+        wait: bool,
+    ) -> None:
+        """Its job has not begun; so another replica runs the window, also without failover."""
+        replica = make_replica(proxy.url, claim_timeout=60)
+        gate.shut()
+        replica.run_once(lambda: None)
+        assert gate.reached.wait(60)
+        stopping = threading.Thread(target=replica.scheduler.shutdown, args=[wait])
+        stopping.start()
+        eventually(lambda: replica.executor.locks.closed)
+        gate.open()
+        stopping.join(60)
+        released = replica.one(EVENT_TASK_LOCK_RELEASED)
+        replica.idle()
+        assert replica.codes() == [EVENT_TASK_LOCK_RELEASED]
+        assert released.reason == "handed over"
+        row = rows(connection)["job"]
+        assert row["handed_over"]
+        assert row["finished_at"] is None
 
     def test_a_scheduler_can_be_started_again(self, make_replica: MakeReplica) -> None:
         replica = make_replica()

@@ -340,19 +340,25 @@ class TestWhatIsRun:
         assert taken_over["locked_by"] == "second"
         assert granted.locked_until - taken_over["started_at"] == timedelta(seconds=77)
 
+    @pytest.mark.parametrize("by", ["this scheduler", "another one"])
     def test_not_under_a_name_that_the_job_has_no_more(
         self,
         make_heir: MakeReplica,
         holder: MakeHolder,
         connection: Connection,
         until_looked: Callable[[Replica], None],
+        by: str,
     ) -> None:
         died = holder()
         replica = make_heir(start=False)
         replica.run_once(token_and_takeover, next_run_time=next_hour())
         replica.run_once(token_and_takeover, job_id="other", next_run_time=next_hour())
         replica.scheduler.start(paused=True)
-        replica.scheduler.modify_job("job", kwargs={"task_lock": {"name": "renamed"}})
+        kwargs = {"task_lock": {"name": "renamed"}}
+        if by == "this scheduler":
+            replica.scheduler.modify_job("job", kwargs=kwargs)
+        else:  # in a job store that they share; nobody tells this one
+            replica.scheduler.get_job("job").kwargs = kwargs
         replica.scheduler.resume()
         until_its_lease_ends(connection)
         until_looked(replica)
