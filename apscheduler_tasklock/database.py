@@ -22,6 +22,10 @@ from apscheduler_tasklock.lending import GuestConnections, KeptConnections, Lend
 
 DRIVER = "postgresql+psycopg"
 
+# For how many times the timeout a worker waits for a connection that others use. That is no sign
+# of an outage: in a burst on a database that answers late, they take turns.
+QUEUEING = 3
+
 
 class Database:
     """Cursors on the application's database, in autocommit mode, for one short statement each.
@@ -53,7 +57,7 @@ class Database:
             self._lender = GuestConnections(database)
         else:
             self._engine = _make_engine(parse_url(database), timeout, application_name, closing)
-            self._lender = KeptConnections(self._engine.pool, timeout)
+            self._lender = KeptConnections(self._engine.pool, timeout * QUEUEING)
 
     @property
     def url(self) -> URL:
@@ -149,7 +153,7 @@ class Database:
             separate._engine = _make_engine(
                 self._engine.url, self._timeout, self._application_name, None
             )
-        separate._lender = KeptConnections(separate._engine.pool, self._timeout)
+        separate._lender = KeptConnections(separate._engine.pool, self._timeout * QUEUEING)
         return separate
 
     def open(self) -> None:
