@@ -454,6 +454,19 @@ def test_it_is_taken_over_so_many_times(
     assert bool(found.given_up) == given_up
 
 
+def test_of_two_replicas_that_give_a_run_up_one_tells(
+    found: Found, rows: Rows, locks: TaskLocks
+) -> None:
+    rows.dead("task")
+    rows.set("task", deaths=3)
+    dead = rows.state("task")
+    assert locks.give_up(dead)  # another one, after this one has read the row
+    found.jobs.names.append("task")
+    found.failover._act_on(dead)
+    assert not found.given_up
+    assert not found.jobs.of("task")
+
+
 def test_hand_overs_do_not_count_as_deaths(found: Found, rows: Rows) -> None:
     rows.dead("task")
     rows.set("task", handed_over=True, deaths=3, handovers=MOST_HANDOVERS - 1)
