@@ -51,7 +51,7 @@ mostly = st.sampled_from([True, True, True, False])
 # What becomes of the question: nothing, if the connection breaks before or after it was answered.
 fates = st.sampled_from(["answered", "answered", "answer lost", "answer lost", "never sent"])
 
-MOST_ROUNDS = 8
+MOST_ROUNDS = 16
 
 ROWS = """
     SELECT task_name, started_at, locked_until, window_start, window_until, locked_by, claim_id,
@@ -229,6 +229,41 @@ class ClaimHistory(RuleBasedStateMachine):
         if row is not None and row.finished_at is None:
             self.time_passes_until(task, "locked_until", 0.0)
             self.take_over(task, 0, **takeover)
+
+    @precondition(anything_was_asked)
+    @rule(
+        task=tasks,
+        handed_over=st.booleans(),
+        replica=replicas,
+        runs=st.sampled_from([None, None, None, "g"]),
+        failover=mostly,
+        stable=mostly,
+    )
+    def next_window_comes_while_a_run_is_dead(
+        self, task: str, handed_over: bool, runs: str | None, **claim: Any
+    ) -> None:
+        row = self.expected.get(task)
+        if row is None or row.finished_at is not None:
+            return
+        if handed_over:
+            self.end_lease(task, 0, True, None)
+        else:
+            self.time_passes_until(task, "locked_until", 0.0)
+        self.the_table_is_as_the_model_says()
+        self.time_passes_until(task, "window_until", 0.0)
+        self.claim(
+            task=task,
+            runs=runs or row.runs,
+            late=0.0,
+            min_lock=1.0,
+            max_lock=8.0,
+            lease=2.0,
+            exact=None,
+            one_off=False,
+            bound=None,
+            fate="answered",
+            **claim,
+        )
 
     @precondition(lambda history: any(history.takeovers.values()))
     @rule(task=tasks, back=back, fate=fates)
@@ -458,7 +493,8 @@ def answer_of(
 
 
 def milliseconds(now: float) -> int:
-    return int(as_time(now).timestamp() * 1000)
+    since_1970 = as_time(now) - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    return round(since_1970 / timedelta(milliseconds=1))
 
 
 def as_time(seconds: float) -> datetime:
