@@ -262,7 +262,7 @@ def give_up(table: str) -> str:
             finished_at = now(), locked_until = GREATEST(now(), window_until),
             handed_over = false, deaths = deaths + 1
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid
-          AND finished_at IS NULL AND locked_until <= now()
+          AND finished_at IS NULL AND locked_until <= now() AND {_SAFELY}
         RETURNING token
     """
 
@@ -275,6 +275,7 @@ def extend(table: str) -> str:
             locked_until = GREATEST(locked_until, LEAST(
                 now() + {_LEASE}, run_until + %(by)s::float8 * interval '1 second'))
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND {STANDS}
+          AND {_SAFELY}
         RETURNING locked_until, run_until, now()
     """
 
