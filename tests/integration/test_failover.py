@@ -345,26 +345,27 @@ class TestWhatIsRun:
         self,
         make_heir: MakeReplica,
         holder: MakeHolder,
+        dying: TaskLocks,
         connection: Connection,
         until_looked: Callable[[Replica], None],
         by: str,
     ) -> None:
-        died = holder()
-        replica = make_heir(start=False)
+        held = holder(lives=True)
+        replica = make_heir()
         replica.run_once(token_and_takeover, next_run_time=next_hour())
         replica.run_once(token_and_takeover, job_id="other", next_run_time=next_hour())
-        replica.scheduler.start(paused=True)
+        until_looked(replica)  # by its first name
         kwargs = {"task_lock": {"name": "renamed"}}
         if by == "this scheduler":
             replica.scheduler.modify_job("job", kwargs=kwargs)
         else:  # in a job store that they share; nobody tells this one
             replica.scheduler.get_job("job").kwargs = kwargs
-        replica.scheduler.resume()
+        claims.die(dying, held)
         until_its_lease_ends(connection)
         until_looked(replica)
         replica.idle()
         assert replica.codes() == []
-        assert row(connection)["token"] == died.token
+        assert row(connection)["token"] == held.token
 
 
 class TestWhenItIsRun:
