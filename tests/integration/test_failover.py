@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -672,9 +673,18 @@ class TestGivingUp:
         connection: Connection,
         until_looked: Callable[[Replica], None],
         caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         replicas = [make_heir(max_takeovers=2) for _ in range(2)]
+        at_once = threading.Barrier(len(replicas))
+
+        def give_up_at_once(give_up: Callable[..., bool], dead: Any) -> bool:
+            at_once.wait(60)
+            return give_up(dead)
+
         for replica in replicas:
+            locks = replica.executor.locks
+            monkeypatch.setattr(locks, "give_up", partial(give_up_at_once, locks.give_up))
             replica.run_once(token_and_takeover, next_run_time=next_hour())
         eventually(lambda: any(replica.of() for replica in replicas))
         for replica in replicas:
