@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -345,26 +346,27 @@ class TestWhatIsRun:
         self,
         make_heir: MakeReplica,
         holder: MakeHolder,
+        dying: TaskLocks,
         connection: Connection,
         until_looked: Callable[[Replica], None],
         by: str,
     ) -> None:
-        died = holder()
-        replica = make_heir(start=False)
+        held = holder(lives=True)
+        replica = make_heir()
         replica.run_once(token_and_takeover, next_run_time=next_hour())
         replica.run_once(token_and_takeover, job_id="other", next_run_time=next_hour())
-        replica.scheduler.start(paused=True)
+        until_looked(replica)  # by its first name
         kwargs = {"task_lock": {"name": "renamed"}}
         if by == "this scheduler":
             replica.scheduler.modify_job("job", kwargs=kwargs)
         else:  # in a job store that they share; nobody tells this one
             replica.scheduler.get_job("job").kwargs = kwargs
-        replica.scheduler.resume()
+        claims.die(dying, held)
         until_its_lease_ends(connection)
         until_looked(replica)
         replica.idle()
         assert replica.codes() == []
-        assert row(connection)["token"] == died.token
+        assert row(connection)["token"] == held.token
 
 
 class TestWhenItIsRun:
@@ -671,9 +673,18 @@ class TestGivingUp:
         connection: Connection,
         until_looked: Callable[[Replica], None],
         caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         replicas = [make_heir(max_takeovers=2) for _ in range(2)]
+        at_once = threading.Barrier(len(replicas))
+
+        def give_up_at_once(give_up: Callable[..., bool], dead: Any) -> bool:
+            at_once.wait(60)
+            return give_up(dead)
+
         for replica in replicas:
+            locks = replica.executor.locks
+            monkeypatch.setattr(locks, "give_up", partial(give_up_at_once, locks.give_up))
             replica.run_once(token_and_takeover, next_run_time=next_hour())
         eventually(lambda: any(replica.of() for replica in replicas))
         for replica in replicas:
