@@ -15,6 +15,7 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.failures import surely_undone
 from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, TakeoverRequest
 from apscheduler_tasklock.protocol import TaskLockProtocol
+from apscheduler_tasklock.releases import Ending, send_ending
 
 # How often a claim is asked on a clock bound that turns out to be broken. The first answer mends
 # the bound; a clock that jumps each time is beyond help.
@@ -71,7 +72,7 @@ class Asking:
         self._replica_id = replica_id
         self.claim_id: UUID = wanted.claim_id or uuid4()
         self.unsure = False
-        self._misplaced = False
+        self._to_take_back: Ending | None = None
 
     def ask(self, cursor: Any, *, stable: bool) -> tuple[ClaimAnswer, float]:
         """Ask, and return the answer, and when it was sent, on the monotonic clock.
@@ -81,7 +82,7 @@ class Asking:
             longer than the lease that they grant
         """
         for _ in range(ROUNDS):
-            self._take_back_misplaced(cursor)
+            self._take_back(cursor)
             # Both clocks are read as late as can be, on a connection that stands.
             sent, lag = time.monotonic(), max(0.0, _local_time() - self._due)
             bound = self._clock.latest(sent)
@@ -92,10 +93,13 @@ class Asking:
                 database_time=answer.database_time,
                 bound=bound,
             )
-            if held and not (answer.granted and is_over(answer, sent)):
+            late = answer.granted and is_over(answer, sent)
+            if held and not late:
                 return answer, sent
-            self._misplaced = answer.granted
-            self.unsure = self.unsure or answer.granted
+            if answer.granted:
+                right_window = held and bool(self.wanted.runs)
+                self._to_take_back = Ending.HAND_OVER if right_window else Ending.OPEN
+                self.unsure = True
         raise TaskLockDatabaseError(
             "its clock, or this machine's, jumps back and forth, or it answers too late for a lease"
         )
@@ -126,12 +130,19 @@ class Asking:
             self.unsure = True
             raise
 
-    def _take_back_misplaced(self, cursor: Any) -> None:
-        """Undo a grant whose window was reckoned on a broken bound, or whose lease is over."""
-        if self._misplaced:
-            self._protocol.release(cursor, self.wanted.task_name, self.claim_id, keep_window=False)
+    def _take_back(self, cursor: Any) -> None:
+        """Undo a grant that cannot be used.
+
+        If its window was reckoned on a broken bound, nobody is to run that window. If its lease was
+        over when its answer came, others may have been refused because of it: they are to know
+        that it did not run.
+        """
+        if self._to_take_back is not None:
+            send_ending(
+                self._protocol, cursor, self.wanted.task_name, self.claim_id, self._to_take_back
+            )
             self.claim_id = uuid4()
-            self._misplaced = False
+            self._to_take_back = None
 
 
 @dataclass(frozen=True)

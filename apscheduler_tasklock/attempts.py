@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any, TypeVar
 
 import psycopg
 from sqlalchemy import Table
 
+from apscheduler_tasklock.closing import ATTEMPT_LIMIT, Closing
 from apscheduler_tasklock.database import Database
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.failures import explain_refusal, is_conflict
@@ -43,15 +44,22 @@ class Attempts:
         """Keep no connection until the next statement."""
         self._database.rest()
 
-    def once(self, statement: Callable[[Any], Result]) -> Result:
+    def once(
+        self,
+        statement: Callable[[Any], Result],
+        until: float = inf,
+        limit: float = ATTEMPT_LIMIT,
+    ) -> Result:
         """Run a statement on a cursor, and return what it returns.
 
+        :param until: when nothing is waited for any more, on the monotonic clock
+        :param limit: the seconds that it may take once claiming is stopped
         :raises TaskLockDatabaseError: the database is away
         :raises TaskLockError: the database refuses; the message names the remedy
         """
         begun = time.monotonic()
         try:
-            with self._database.cursor() as cursor:
+            with self._database.cursor(until, limit) as cursor:
                 result = statement(cursor)
         except TaskLockDatabaseError as error:
             if not is_conflict(error.__cause__):
@@ -72,26 +80,28 @@ class Attempts:
         self,
         seconds: float,
         statement: Callable[[Any], Result],
-        stop: threading.Event | None = None,
+        stop: Closing | None = None,
         since: float | None = None,
+        limit: float = ATTEMPT_LIMIT,
     ) -> Result:
         """Run a statement; while the database is away, again until so many seconds are over.
 
-        :param stop: ends the attempts when it is set
+        :param stop: ends the attempts when claiming is stopped
         :param since: when the seconds began, from :func:`time.monotonic`, if that was not now. If
             they are over already, there is one attempt all the same, unless the database is known
             to be away.
+        :param limit: the seconds that an attempt may take once claiming is stopped
         :raises TaskLockDatabaseError: it stayed away
         :raises TaskLockError: the database refuses; the message names the remedy
         """
         begun = time.monotonic() if since is None else since
         if self._outage.reason is not None and time.monotonic() > begun + seconds:
             raise self._gave_up(begun, self._outage.reason)
-        stop = stop or threading.Event()
+        stop = stop or Closing()
         attempt = 0
         while True:
             try:
-                return self.once(statement)
+                return self.once(statement, limit=limit)
             except TaskLockDatabaseError as error:
                 pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
                 if time.monotonic() + pause > begun + seconds or stop.wait(pause):

@@ -22,7 +22,7 @@ from apscheduler_tasklock.releases import OwedRelease
 from apscheduler_tasklock.reports import Dispatch
 from apscheduler_tasklock.settings import LockSettings
 from apscheduler_tasklock.submission import Blocked, JobView, Submission
-from apscheduler_tasklock.workers import deferred_signals, worker_id
+from apscheduler_tasklock.workers import deferred_signals, hear_of_shutdown, worker_id
 
 try:
     from apscheduler.executors.base import run_coroutine_job
@@ -149,6 +149,7 @@ class PooledRun:
         locks = process_locks(replace(self._settings, replica_id=worker_id(self._settings)))
         if self._stable:
             locks.believe()
+        hear_of_shutdown(locks)
         events = JobEvents(self._submission.claim_ids)
         with deferred_signals():
             turn = _workers.begin(self._submission.submitted_at, time.monotonic())

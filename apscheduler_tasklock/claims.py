@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -13,6 +12,7 @@ from uuid import UUID
 from apscheduler_tasklock.asking import Asking, AskingToTakeOver, WantedClaim, WantedTakeover
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.clock import DatabaseClock
+from apscheduler_tasklock.closing import RELEASE_LIMIT, SHUTDOWN_LIMIT, Closing
 from apscheduler_tasklock.connection import wait_at_most
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.errors import TaskLockDatabaseError
@@ -35,7 +35,7 @@ class Claims:
     :param clock: the database's clock
     :param replica_id: who claims, shown in logs
     :param timeout: seconds for which a claim is tried while the database is unavailable
-    :param stop: ends these attempts when it is set
+    :param stop: ends these attempts when claiming is stopped
     :ivar owed: the releases that have not arrived yet
     """
 
@@ -48,7 +48,7 @@ class Claims:
         *,
         replica_id: str,
         timeout: float,
-        stop: threading.Event,
+        stop: Closing,
     ) -> None:
         self._attempts = attempts
         self._renewing = renewing
@@ -58,6 +58,7 @@ class Claims:
         self._timeout = timeout
         self._stop = stop
         self.owed = OwedReleases(attempts, protocol)
+        self._released_at = 0.0
         self._leases = Leases(self._renew, rest=renewing.rest)
 
     def claim(self, wanted: WantedClaim, since: float | None = None) -> HeldLock | Refusal:
@@ -88,6 +89,7 @@ class Claims:
     def release(self, held: HeldLock, ending: Ending) -> ReleaseAnswer | None:
         """End a claim. See :meth:`TaskLocks.release`."""
         self._leases.remove(held)
+        self._released_at = time.monotonic()
         try:
             # Twice at least: an idle connection may have died while the job ran.
             return self._attempts.until(
@@ -95,6 +97,7 @@ class Claims:
                 lambda cursor: send_ending(
                     self._protocol, cursor, held.name, held.claim_id, ending
                 ),
+                limit=RELEASE_LIMIT,
             )
         except TaskLockDatabaseError:
             # Also beyond the end of a lease: until somebody takes the run over, it can still be
@@ -104,7 +107,8 @@ class Claims:
 
     def close(self) -> None:
         """Send what is owed, again for a little while if need be."""
-        self.owed.close()
+        # From the stop on, or from when the last job ended that was waited for.
+        self.owed.close(self._stop.over_at(self._released_at, SHUTDOWN_LIMIT))
 
     def _ask(
         self,
@@ -176,7 +180,8 @@ class Claims:
             return self._protocol.renew(cursor, [_renewal(c) for c in held])
 
         sent = time.monotonic()
-        times = self._renewing.once(statement)
+        lease = min(c.lease or inf for c in held)
+        times = self._renewing.once(statement, until=sent + max(1.0, lease / RENEWALS_PER_LEASE))
         for claim in held:
             if claim.claim_id in times:
                 _note(claim, times[claim.claim_id], sent)

@@ -1,55 +1,86 @@
-"""A psycopg connection on which every wait has a limit."""
+"""psycopg connections, and the limits of all that they wait for."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
 
+from apscheduler_tasklock.closing import CANCEL_LIMIT, Closing, Deadline
 
-class BoundedConnection(psycopg.Connection[Any]):
-    """A psycopg connection that does not wait for an answer for ever.
+
+class BoundedWait:
+    """What a psycopg connection does in place of its ``wait`` while it is used here.
 
     TCP's own limits notice a dead path, but not a server that is stopped, waits for a lock, or
     a middleman that swallows the answer. A ``statement_timeout`` would be session state, which
     pgbouncer in transaction mode gives to somebody else.
 
-    :ivar attempt_timeout: seconds that it waits for an answer at most
-    :ivar answer_timeout: seconds that it waits for the next one
+    :param connection: the connection
+    :param seconds: how long it waits for an answer at most
+    :param deadline: ends the wait sooner
+    :ivar seconds: how long it waits for the next answer at most
     """
 
-    attempt_timeout: float = 10.0
-    answer_timeout: float = attempt_timeout
+    def __init__(
+        self, connection: psycopg.Connection[Any], seconds: float, deadline: Deadline
+    ) -> None:
+        self._connection = connection
+        self._wait = connection.wait
+        self._deadline = deadline
+        self.seconds = seconds
 
-    def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
-        """Wait as psycopg does, at most ``answer_timeout`` seconds."""
+    def __call__(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
+        """Wait as psycopg does, within the limits."""
         try:
-            return super().wait(_until(gen, self.answer_timeout), *args, **kwargs)
+            return self._wait(_until(gen, self.seconds, self._deadline), *args, **kwargs)
         except _NoAnswerError:
             # The statement should not be carried out later, when nobody waits for it. Where libpq
             # is too old to do this within a time limit, closing the connection has to do.
             if psycopg.capabilities.has_cancel_safe():
                 with suppress(psycopg.Error):
-                    self.cancel_safe(timeout=1.0)
+                    self._connection.cancel_safe(timeout=CANCEL_LIMIT)
             raise
 
 
+@contextmanager
+def bounded_waits(
+    connection: psycopg.Connection[Any], seconds: float, deadline: Deadline
+) -> Iterator[None]:
+    """Let a connection, which may be an application's, wait for each answer within limits.
+
+    :param seconds: how long it waits for an answer at most
+    :param deadline: ends the wait sooner
+    """
+    attributes = vars(connection)
+    before = attributes.get("wait")
+    attributes["wait"] = BoundedWait(connection, seconds, deadline)
+    try:
+        yield
+    finally:
+        del attributes["wait"]
+        if before is not None:
+            attributes["wait"] = before
+
+
 def wait_at_most(connection: psycopg.Connection[Any], seconds: float) -> None:
-    """Let a connection of ours wait no longer for its next answers, so that there is time again."""
-    if isinstance(connection, BoundedConnection):
-        connection.answer_timeout = min(connection.attempt_timeout, seconds)
+    """Let a connection in use wait no longer for its next answers, so that there is time again."""
+    if isinstance(connection.wait, BoundedWait):
+        connection.wait.seconds = min(connection.wait.seconds, seconds)
 
 
 class _NoAnswerError(psycopg.OperationalError):
     """The server did not answer in time."""
 
 
-def _until(gen: Generator[Any, Any, Any], seconds: float) -> Generator[Any, Any, Any]:
+def _until(
+    gen: Generator[Any, Any, Any], seconds: float, deadline: Deadline
+) -> Generator[Any, Any, Any]:
     """Pass a psycopg wait on, and end it after so many seconds. psycopg wakes it every 0.1 s."""
-    deadline = time.monotonic() + seconds
+    begun = time.monotonic()
     ready = None
     while True:
         try:
@@ -57,8 +88,9 @@ def _until(gen: Generator[Any, Any, Any], seconds: float) -> Generator[Any, Any,
         except StopIteration as finished:
             return finished.value
         ready = yield wanted
-        if time.monotonic() > deadline:
-            raise _NoAnswerError(f"no answer from the server within {seconds:.1f} sec")
+        waited = time.monotonic() - begun
+        if waited > seconds or deadline.seconds_left < 0:
+            raise _NoAnswerError(f"no answer from the server within {waited:.1f} sec")
 
 
 def attempt_limit(timeout: float) -> float:
@@ -66,11 +98,15 @@ def attempt_limit(timeout: float) -> float:
     return max(1.0, timeout / 3)
 
 
-def connector(attempt: float, application_name: str) -> Callable[..., BoundedConnection]:
-    """Return what opens a connection whose waits end within ``attempt`` seconds each."""
+def connector(
+    attempt: float, application_name: str, closing: Closing | None
+) -> Callable[..., psycopg.Connection[Any]]:
+    """Return what opens a connection whose waits end within ``attempt`` seconds each.
+
+    :param closing: when it says that claiming is stopped, they are as short as libpq can
+    """
     defaults = {
         "application_name": application_name,
-        "connect_timeout": max(2, int(attempt)),  # libpq takes whole seconds, and at least 2
         "keepalives_idle": 5,
         "keepalives_interval": 2,
         "keepalives_count": 3,
@@ -79,15 +115,18 @@ def connector(attempt: float, application_name: str) -> Callable[..., BoundedCon
 
     def connect(
         _dialect: Any, _record: Any, arguments: list[Any], parameters: dict[str, Any]
-    ) -> BoundedConnection:
-        connection: BoundedConnection = BoundedConnection.connect(
-            *arguments, **{**defaults, **parameters}
+    ) -> psycopg.Connection[Any]:
+        hurried = closing is not None and closing.stopped
+        # libpq takes whole seconds, and at least 2.
+        timeout = 2 if hurried else max(2, int(attempt))
+        connection = psycopg.connect(
+            *arguments, **{"connect_timeout": timeout, **defaults, **parameters}
         )
-        connection.attempt_timeout = connection.answer_timeout = attempt
         try:
             connection.autocommit = True
-            if not _is_direct(connection):
-                connection.prepare_threshold = None
+            with bounded_waits(connection, attempt, Deadline(closing)):
+                if not _is_direct(connection):
+                    connection.prepare_threshold = None
         except BaseException:
             connection.close()
             raise

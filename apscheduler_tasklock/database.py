@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
+from math import inf
 from typing import Any
 
 import psycopg
@@ -13,12 +14,17 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool, StaticPool
 
-from apscheduler_tasklock.connection import attempt_limit, connector
+from apscheduler_tasklock.closing import ATTEMPT_LIMIT, Closing, Deadline
+from apscheduler_tasklock.connection import attempt_limit, bounded_waits, connector
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.failures import LOST_STATEMENT_STATES, explain_away
 from apscheduler_tasklock.lending import GuestConnections, KeptConnections, Lender, Lent
 
 DRIVER = "postgresql+psycopg"
+
+# For how many times the timeout a worker waits for a connection that others use. That is no sign
+# of an outage: in a burst on a database that answers late, they take turns.
+QUEUEING = 3
 
 
 class Database:
@@ -28,12 +34,20 @@ class Database:
     :param timeout: seconds within which a claim must have been decided. A single connection
         attempt or statement gets a third of it, so that there is time for another.
     :param application_name: shown by ``pg_stat_activity``, for an engine made here
+    :param closing: says when claiming is stopped, from when on nothing waits for long
     """
 
     def __init__(
-        self, database: str | URL | Engine, *, timeout: float, application_name: str
+        self,
+        database: str | URL | Engine,
+        *,
+        timeout: float,
+        application_name: str,
+        closing: Closing | None = None,
     ) -> None:
         self._timeout = timeout
+        self._application_name = application_name
+        self._closing = closing
         self._prepares = True
         self._own = not isinstance(database, Engine)
         self._lender: Lender
@@ -42,8 +56,8 @@ class Database:
             self._engine = database
             self._lender = GuestConnections(database)
         else:
-            self._engine = _make_engine(parse_url(database), timeout, application_name)
-            self._lender = KeptConnections(self._engine.pool, timeout)
+            self._engine = _make_engine(parse_url(database), timeout, application_name, closing)
+            self._lender = KeptConnections(self._engine.pool, timeout * QUEUEING)
 
     @property
     def url(self) -> URL:
@@ -60,16 +74,23 @@ class Database:
         return f"{host}{port}, database {url.database or url.username!r}"
 
     @contextmanager
-    def cursor(self) -> Iterator[Any]:
+    def cursor(self, until: float = inf, limit: float = ATTEMPT_LIMIT) -> Iterator[Any]:
         """Lend a cursor in autocommit mode. A connection that fails is never used again.
 
+        :param until: when nothing is waited for any more, on the monotonic clock
+        :param limit: the seconds that it may take once claiming is stopped
         :raises TaskLockDatabaseError: the database is away; another attempt may succeed
         :raises psycopg.Error: the statement failed, and would fail again
         """
-        lent = self._borrow()
+        deadline = Deadline(self._closing, until, limit)
+        lent = self._borrow(deadline)
         whole = False
         try:
-            with self._manners(lent.connection):
+            deadline.check()  # rather than send what there is no time to have answered
+            with (
+                bounded_waits(lent.connection, attempt_limit(self._timeout), deadline),
+                self._manners(lent.connection),
+            ):
                 yield lent.connection.cursor()
             whole = True
         except TaskLockDatabaseError as error:
@@ -85,10 +106,10 @@ class Database:
             # Whatever interrupted it may have left an answer unread.
             self._lender.give_back(lent, whole=whole)
 
-    def _borrow(self) -> Lent:
+    def _borrow(self, deadline: Deadline) -> Lent:
         """Take a connection. Whatever keeps it from coming may be over at the next attempt."""
         try:
-            lent = self._lender.borrow()
+            lent = self._lender.borrow(deadline)
         except TaskLockDatabaseError:
             raise
         except Exception as error:
@@ -122,9 +143,17 @@ class Database:
         return explain_away(error)
 
     def separate(self) -> Database:
-        """Return the same database by connections that nobody else can use up."""
+        """Return the same database by connections that nobody else can use up.
+
+        They have the same limits, whether claiming is stopped or not.
+        """
         separate = copy(self)
-        separate._lender = KeptConnections(self._engine.pool, self._timeout)
+        separate._closing = None
+        if self._own:
+            separate._engine = _make_engine(
+                self._engine.url, self._timeout, self._application_name, None
+            )
+        separate._lender = KeptConnections(separate._engine.pool, self._timeout * QUEUEING)
         return separate
 
     def open(self) -> None:
@@ -195,12 +224,14 @@ def _check_engine(engine: Engine) -> None:
         )
 
 
-def _make_engine(url: URL, timeout: float, application_name: str) -> Engine:
+def _make_engine(
+    url: URL, timeout: float, application_name: str, closing: Closing | None
+) -> Engine:
     attempt = attempt_limit(timeout)
     engine = create_engine(
         url,
         isolation_level="AUTOCOMMIT",
         poolclass=NullPool,  # they are kept by KeptConnections
     )
-    event.listen(engine, "do_connect", connector(attempt, application_name))
+    event.listen(engine, "do_connect", connector(attempt, application_name, closing))
     return engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import replace
@@ -44,13 +45,13 @@ from apscheduler_tasklock.options import (
 from apscheduler_tasklock.submission import Submission
 from apscheduler_tasklock.table import DEFAULT_TABLE
 from apscheduler_tasklock.tasks import ResolvedTask, Tasks
-from apscheduler_tasklock.workers import LostWorkers, pool_processes
+from apscheduler_tasklock.workers import LostWorkers, pool_processes, shutting_down
 
 logger = logging.getLogger(__name__)
 
-# Seconds that a shutdown waits for claims under way to be made and handed over, and for those of
-# coroutines that it cuts.
-CLOSING_TIMEOUT = 1.5
+# Seconds that a shutdown waits for claims under way to be given up, or made and handed over, and
+# for those of coroutines that it cuts. A claim without an answer is given up a second before.
+CLOSING_TIMEOUT = 2.5
 
 
 class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
@@ -185,7 +186,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._instances = self._inner._instances
         report_jobs(self._inner, self._ended, self._failed)
         scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
-        scheduler.add_listener(self._forget_job, EVENT_JOB_MODIFIED | EVENT_JOB_REMOVED)
+        scheduler.add_listener(self._forget_job, EVENT_JOB_REMOVED)
         if self._enabled:
             self._failover.open()
         self._log_start(alias)
@@ -221,21 +222,23 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self.locks.stop_claiming()
         self._failover.close()
         if self._inner is not None:
-            self._inner.shutdown(wait)
+            with shutting_down(self._inner):
+                self._inner.shutdown(wait)
+        cuts = self._cut_coroutines()
+        deadline = time.monotonic() + CLOSING_TIMEOUT
         self.locks.claiming.wait(CLOSING_TIMEOUT)
-        self._cut_coroutines()
+        futures.wait(cuts, timeout=max(0.0, deadline - time.monotonic()))
         if self._scheduler is not None:
             self._scheduler.remove_listener(self._check_job)
             self._scheduler.remove_listener(self._forget_job)
         self.locks.close(blocking=True)
 
-    def _cut_coroutines(self) -> None:
-        """End the claims of coroutine jobs that the wrapped executor has cancelled."""
+    def _cut_coroutines(self) -> list[futures.Future[None]]:
+        """Begin to end the claims of coroutine jobs that the wrapped executor has cancelled."""
         if not hasattr(self._inner, "_pending_futures"):
-            return  # as tornado's, which lets them go on
+            return []  # as tornado's, which lets them go on
         fires = list(self._coroutines)
-        cuts = [self.locks.offload.call(partial(fire.cut, begun=fire.running)) for fire in fires]
-        futures.wait(cuts, timeout=CLOSING_TIMEOUT)
+        return [self.locks.offload.call(partial(fire.cut, begun=fire.running)) for fire in fires]
 
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
         """Hand a job to the wrapped executor; its worker will claim it. No database work here.
@@ -347,7 +350,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             f"Its last holder was {dead.holder} (token {dead.token})"
         )
         logger.error("%s", error)
-        self._scheduler._dispatch_event(
+        dispatch = dispatcher(self._inner, self._scheduler._dispatch_event, awaited=False)
+        dispatch(
             TaskLockEvent(
                 EVENT_TASK_LOCK_ERROR,
                 job_id,
@@ -456,8 +460,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._failover.know(task.name, (job.id, event.jobstore), lease)
 
     def _forget_job(self, event: Any) -> None:
-        if event.code == EVENT_JOB_REMOVED:
-            self._failover.forget((event.job_id, event.jobstore))
+        self._failover.forget((event.job_id, event.jobstore))
 
 
 class _Active:

@@ -32,7 +32,7 @@ STARTING_INTERVAL = 0.2
 # How often a window is handed over until it is given up: a fleet that keeps on stopping would hand
 # it round for ever.
 MOST_HANDOVERS = 10
-# Seconds for which rows of one-off jobs are kept after they are over; and from one look for such
+# Seconds for which rows of one-off jobs are kept after they are over; and from one deletion of such
 # rows to the next.
 RETENTION = 7 * 24 * 3600.0
 PRUNE_INTERVAL = 3600.0
@@ -70,6 +70,7 @@ class Failover:
     :param state: returns the scheduler's state
     :param interval: seconds between two looks, at most
     :param given_up: told of a dead run that is not run again any more, and why
+    :param prune_interval: seconds between two deletions of rows that are over
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class Failover:
         state: Callable[[], int],
         interval: float,
         given_up: Callable[[RunState, JobKey, str], None],
+        prune_interval: float = PRUNE_INTERVAL,
     ) -> None:
         self._locks = locks
         self._jobs = jobs
         self._state = state
         self._interval = interval
         self._given_up = given_up
+        self._prune_interval = prune_interval
         self._may_prune = True
         self.begin_anew()
         begins_anew_in_a_fork(self)
@@ -181,12 +184,13 @@ class Failover:
                 self._changed.notify_all()
 
     def _work(self) -> None:
-        prune_at = time.monotonic() + random.uniform(0, 60)  # noqa: S311  # no secret
+        first = min(60.0, self._prune_interval)
+        prune_at = time.monotonic() + random.uniform(0, first)  # noqa: S311  # no secret
         while self._wait():
             try:
                 self._look()
                 if time.monotonic() > prune_at:
-                    prune_at = time.monotonic() + PRUNE_INTERVAL
+                    prune_at = time.monotonic() + self._prune_interval
                     self._prune()
             except TaskLockDatabaseError:
                 pass  # logged as an outage
@@ -254,11 +258,23 @@ class Failover:
         """Submit run times again that a task's last run no longer stands against."""
         with self._changed:
             waiting = self._blocked.pop(state.task_name, [])
+        together: dict[JobKey, list[Blocked]] = defaultdict(list)
         for blocked in waiting:
-            submission = self._jobs.renewed(blocked.submission) if is_to_run(blocked) else None
-            if submission is not None:
-                again = replace(submission, exempt_from_misfire=True)
-                self._jobs.submit(again, partial(self.add, replace(blocked, waits=False)))
+            if is_to_run(blocked):
+                submission = blocked.submission
+                together[submission.job.id, submission.jobstore].append(blocked)
+        for blocked_ones in together.values():
+            # In one submission, one after the other: side by side, they would refuse each other.
+            run_times = sorted(time for b in blocked_ones for time in b.submission.run_times)
+            submission = replace(blocked_ones[-1].submission, run_times=tuple(run_times))
+            renewed = self._jobs.renewed(submission)
+            if renewed is not None:
+                again = replace(renewed, exempt_from_misfire=True)
+                self._jobs.submit(again, partial(self._add_again, blocked_ones))
+
+    def _add_again(self, blocked_ones: Sequence[Blocked]) -> None:
+        for blocked in blocked_ones:
+            self.add(replace(blocked, waits=False))
 
     def _run_again(self, state: RunState) -> bool:
         """See to a dead run's window; tell whether it comes before other windows of the task."""

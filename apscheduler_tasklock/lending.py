@@ -12,6 +12,7 @@ import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.pool import Pool, PoolProxiedConnection
 
+from apscheduler_tasklock.closing import Deadline
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
@@ -37,8 +38,12 @@ class Lent:
 class Lender(Protocol):
     """Lends connections, each for a short statement."""
 
-    def borrow(self) -> Lent:
-        """Return a connection. Raises what psycopg, SQLAlchemy, and an engine's hooks raise."""
+    def borrow(self, deadline: Deadline) -> Lent:
+        """Return a connection. Raises what psycopg, SQLAlchemy, and an engine's hooks raise.
+
+        :param deadline: when it is too late for one
+        :raises TaskLockDatabaseError: none came in time
+        """
 
     def give_back(self, lent: Lent, *, whole: bool) -> None:
         """Take a connection back. One that is not whole is never lent again."""
@@ -82,21 +87,26 @@ class KeptConnections:
         self._pool = self._pool.recreate()
         self._changed = threading.Condition()
 
-    def borrow(self) -> Lent:
+    def borrow(self, deadline: Deadline) -> Lent:
         """Return an idle connection, or a new one."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._in_use < MOST_CONNECTIONS, self._patience):
+            if not deadline.wait_for(
+                self._changed, lambda: self._in_use < MOST_CONNECTIONS, self._patience
+            ):
                 raise TaskLockDatabaseError("no connection became free in time: all are in use")
             self._in_use += 1
             if self._idle:
                 return self._idle.pop()
         try:
-            return Lent(_detached(self._pool.connect()))
+            return Lent(deadline.call(self._open_one, lambda late: late.close()))
         except BaseException:
             with self._changed:
                 self._in_use -= 1
                 self._changed.notify()
             raise
+
+    def _open_one(self) -> psycopg.Connection[Any]:
+        return _detached(self._pool.connect())
 
     def give_back(self, lent: Lent, *, whole: bool) -> None:
         """Take a connection back, and close those that were only opened for a burst."""
@@ -141,9 +151,9 @@ class GuestConnections:
         """Leave the parent's connections alone in a forked child."""
         self._engine.dispose(close=False)
 
-    def borrow(self) -> Lent:
+    def borrow(self, deadline: Deadline) -> Lent:
         """Check a connection out."""
-        proxy = self._engine.raw_connection()
+        proxy = deadline.call(self._engine.raw_connection, lambda late: late.close())
         opened_at = proxy.info.setdefault("tasklock_opened_at", time.monotonic())
         return Lent(_driver_connection(proxy), opened_at, proxy)
 

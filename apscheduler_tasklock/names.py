@@ -41,8 +41,8 @@ _RANDOM_ID = re.compile(r"[0-9a-fA-F]{32}")
 # Part of what is hashed: a change of the canonical form is a change of this number.
 _CANONICAL_FORM = 1
 
-# Arguments nested deeper than this have no canonical form. Python's own limit would depend on how
-# deep the stack is already.
+# Arguments nested deeper than this have no canonical form, such as a list that is in itself.
+# Python's own limit would depend on how deep the stack is already.
 _DEEPEST = 50
 
 
@@ -216,7 +216,7 @@ def canonical_arguments(job: Any) -> Any:
         function = function.func
     named = {key: value for key, value in kwargs.items() if key != RESERVED_KEY}
     try:
-        return [_canonical(list(args), ()), _canonical(named, ())]
+        return [_canonical(list(args), 0), _canonical(named, 0)]
     except _NoCanonicalFormError:
         return None
 
@@ -225,27 +225,26 @@ class _NoCanonicalFormError(Exception):
     """An argument is of a type that another replica may write differently."""
 
 
-def _canonical(value: Any, inside: tuple[int, ...]) -> Any:
+def _canonical(value: Any, depth: int) -> Any:
     """Return an argument as JSON-like data that keeps different values different.
 
     Types are compared exactly: a subclass may be equal to what its instances are not.
 
-    :param inside: the containers that it is in
+    :param depth: how many containers it is in
     """
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
     if kind in _SCALARS:
         return {kind.__name__: _SCALARS[kind](value)}
-    if id(value) in inside or len(inside) == _DEEPEST:
+    if depth == _DEEPEST:
         raise _NoCanonicalFormError
-    inside = (*inside, id(value))
     if kind in (list, tuple):
-        return [_canonical(part, inside) for part in value]
+        return [_canonical(part, depth + 1) for part in value]
     if kind in (set, frozenset):
-        return {"set": sorted((_canonical(part, inside) for part in value), key=_as_json)}
+        return {"set": sorted((_canonical(part, depth + 1) for part in value), key=_as_json)}
     if kind is dict and all(type(key) is str for key in value):
-        return {"dict": {key: _canonical(part, inside) for key, part in value.items()}}
+        return {"dict": {key: _canonical(part, depth + 1) for key, part in value.items()}}
     raise _NoCanonicalFormError
 
 

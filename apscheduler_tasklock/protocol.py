@@ -125,7 +125,11 @@ class TaskLockProtocol:
 
     def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> bool:
         """Finish a dead run that is not to be run again; tell whether this replica did."""
-        parameters = {"task_name": task_name, "claim_id": claim_id}
+        parameters = {
+            "task_name": task_name,
+            "claim_id": claim_id,
+            "lock_timeout": self._lock_timeout,
+        }
         return cursor.execute(self._give_up, parameters).fetchone() is not None
 
     def extend(
@@ -133,7 +137,14 @@ class TaskLockProtocol:
     ) -> LockTimes | None:
         """Move the end of a claim's maximum lock by seconds. ``None``: it stands no more."""
         row = cursor.execute(
-            self._extend, {"task_name": task_name, "claim_id": claim_id, "by": by, "lease": lease}
+            self._extend,
+            {
+                "task_name": task_name,
+                "claim_id": claim_id,
+                "by": by,
+                "lease": lease,
+                "lock_timeout": self._lock_timeout,
+            },
         ).fetchone()
         return None if row is None else LockTimes(*row)
 

@@ -7,10 +7,12 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock.attempts import Attempts
+from apscheduler_tasklock.closing import CANCEL_LIMIT, RELEASE_LIMIT
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 from apscheduler_tasklock.messages import ReleaseAnswer
@@ -22,8 +24,10 @@ logger = logging.getLogger(__name__)
 RETRY_INTERVAL = 1.0
 CLOSING_INTERVAL = 0.2
 # Seconds for which :meth:`OwedReleases.close` sends them while the database is away, as when a
-# server restarts under a deployment.
+# server restarts under a deployment. All attempts are over by then.
 CLOSING_PATIENCE = 3.0
+# Seconds that it has in any case, whatever else of the shutdown took long.
+SHORTEST_CLOSING = 0.7
 
 
 class Ending(Enum):
@@ -114,11 +118,15 @@ class OwedReleases:
             self._send(cursor, owed)
             self._forget(owed)
 
-    def close(self) -> None:
-        """Send what is owed, again for a little while if need be, and end the thread."""
+    def close(self, until: float = inf) -> None:
+        """Send what is owed, again for a little while if need be, and end the thread.
+
+        :param until: when that should be over, on the monotonic clock
+        """
         with self._changed:
             if not self._closers:  # a further one does not make the first wait longer
-                self._give_up_at = time.monotonic() + CLOSING_PATIENCE
+                now = time.monotonic()
+                self._give_up_at = max(now + SHORTEST_CLOSING, min(now + CLOSING_PATIENCE, until))
             self._closers += 1
             self._changed.notify_all()
         try:
@@ -138,10 +146,11 @@ class OwedReleases:
                 else:
                     self._changed.wait_for(lambda: self._closers or not self._owed, RETRY_INTERVAL)
                 closing, batch = self._closers > 0, list(self._owed)
+                until = self._give_up_at if closing else inf
             # When one fails, the others would fail alike, one by one.
-            arrived = all(self._sent(owed) for owed in batch)
+            arrived = all(self._sent(owed, until) for owed in batch)
             with self._changed:
-                last = closing and time.monotonic() > self._give_up_at
+                last = _is_too_late(until)
                 # What came to be owed during a last batch that arrived gets a batch of its own.
                 if not self._owed or (last and not arrived):
                     given_up, self._owed, self._thread = self._owed, [], None
@@ -152,11 +161,13 @@ class OwedReleases:
                 owed.task_name,
             )
 
-    def _sent(self, owed: OwedRelease) -> bool:
+    def _sent(self, owed: OwedRelease, until: float) -> bool:
         """Send one release. False if it has to be sent again; else it is owed no longer."""
+        if _is_too_late(until):
+            return False
         try:
             if time.monotonic() < owed.until:
-                self._attempts.once(lambda cursor: self._send(cursor, owed))
+                self._attempts.once(lambda cursor: self._send(cursor, owed), until, RELEASE_LIMIT)
             else:
                 logger.warning(
                     "The lock of task %r was not released before its maximum lock ended",
@@ -175,3 +186,8 @@ class OwedReleases:
     def _forget(self, owed: OwedRelease) -> None:
         with self._changed:
             self._owed = [other for other in self._owed if other is not owed]
+
+
+def _is_too_late(until: float) -> bool:
+    """Tell whether an attempt that has to be over by then would have no time to wait."""
+    return time.monotonic() > until - CANCEL_LIMIT

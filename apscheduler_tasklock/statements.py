@@ -241,10 +241,14 @@ def release(table: str) -> str:
 
 
 def end_lease(table: str) -> str:
-    """Return the statement that ends the lease of a run that has not ended, and will not."""
+    """Return the statement that ends the lease of a run that has not ended, and will not.
+
+    What its holder has handed over stays handed over, also if the holder is then found dead.
+    """
     return f"""
         UPDATE {table} SET
-            locked_until = LEAST(locked_until, now()), handed_over = %(handed_over)s::boolean
+            locked_until = LEAST(locked_until, now()),
+            handed_over = handed_over OR %(handed_over)s::boolean
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND finished_at IS NULL
           AND (%(holders)s::text[] IS NULL OR locked_by = ANY(%(holders)s::text[])) AND {_SAFELY}
         RETURNING locked_until, now()
@@ -258,7 +262,7 @@ def give_up(table: str) -> str:
             finished_at = now(), locked_until = GREATEST(now(), window_until),
             handed_over = false, deaths = deaths + 1
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid
-          AND finished_at IS NULL AND locked_until <= now()
+          AND finished_at IS NULL AND locked_until <= now() AND {_SAFELY}
         RETURNING token
     """
 
@@ -271,6 +275,7 @@ def extend(table: str) -> str:
             locked_until = GREATEST(locked_until, LEAST(
                 now() + {_LEASE}, run_until + %(by)s::float8 * interval '1 second'))
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND {STANDS}
+          AND {_SAFELY}
         RETURNING locked_until, run_until, now()
     """
 

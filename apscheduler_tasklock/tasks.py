@@ -81,7 +81,7 @@ class Tasks:
         store = jobstores.get(jobstore)
         if not is_unnamed(job, store):
             return ResolvedTask(check_name(f"{prefix}{job.id}", where), options)
-        unnamed = self._unnamed.named(job, jobstore, store)
+        unnamed = self._unnamed.named(job, store)
         name = check_name(f"{prefix}{unnamed.task.name}", where)
         unnamed.warn_once(job, name)
         return ResolvedTask(name, options)
@@ -100,13 +100,11 @@ class _UnnamedJob:
     """A job without an id, as it was when its task was named.
 
     :ivar task: the task's name, and what it is made of
-    :ivar key: the job's store, and the name
     :ivar rejection: why it never runs; only of a one-off job
     """
 
-    _parts: tuple[Any, ...]
-
-    def __init__(self, job: Any, jobstore: str, on_dropped: Callable[[_UnnamedJob], None]) -> None:
+    def __init__(self, job: Any, on_dropped: Callable[[_UnnamedJob], None]) -> None:
+        self._parts = _parts(job)
 
         def drop(_: Any) -> None:
             self._parts = ()
@@ -114,11 +112,9 @@ class _UnnamedJob:
 
         # A job that its store has dropped, and its arguments, are not kept alive here.
         self._job = weakref.ref(job, drop)
-        self._parts = _parts(job)
         self._is_warned = False
         self.identity = id(job)
         self.task = UnnamedTask.of(job)
-        self.key = jobstore, self.task.name
         self.rejection: str | None = None
 
     def is_current(self, job: Any) -> bool:
@@ -158,13 +154,14 @@ class _UnnamedJobs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._jobs: dict[int, _UnnamedJob] = {}  # by the job's identity
-        self._sharing: dict[tuple[str, str], set[_UnnamedJob]] = {}  # by job store and name
+        self._sharing: dict[str, set[_UnnamedJob]] = {}  # by name
         # A job may be dropped by any thread, also by one that holds the lock.
         self._dropped: deque[_UnnamedJob] = deque()
 
-    def named(self, job: Any, jobstore: str, store: Any) -> _UnnamedJob:
+    def named(self, job: Any, store: Any) -> _UnnamedJob:
         """Return the job with its task's name. It is computed once, and anew after a change.
 
+        :param store: the job's store; names are compared within a store
         :raises TaskLockOptionError: another job has this name, and they may not share it
         """
         with self._lock:
@@ -174,24 +171,24 @@ class _UnnamedJobs:
             if unnamed is None or not unnamed.is_current(job):
                 if unnamed is not None:
                     self._remove(unnamed)
-                unnamed = _UnnamedJob(job, jobstore, self._dropped.append)
+                unnamed = _UnnamedJob(job, self._dropped.append)
                 self._jobs[unnamed.identity] = unnamed
-                self._sharing.setdefault(unnamed.key, set()).add(unnamed)
+                self._sharing.setdefault(unnamed.task.name, set()).add(unnamed)
             self._reject_duplicate(job, unnamed, store)
         return unnamed
 
     def _remove(self, unnamed: _UnnamedJob) -> None:
         if self._jobs.get(unnamed.identity) is unnamed:
             del self._jobs[unnamed.identity]
-        sharing = self._sharing.get(unnamed.key, set())
+        sharing = self._sharing.get(unnamed.task.name, set())
         sharing.discard(unnamed)
         if not sharing:
-            self._sharing.pop(unnamed.key, None)
+            self._sharing.pop(unnamed.task.name, None)
 
     def _reject_duplicate(self, job: Any, unnamed: _UnnamedJob, store: Any) -> None:
         if unnamed.rejection is not None:
             raise TaskLockOptionError(unnamed.rejection)
-        sharing = self._sharing[unnamed.key]
+        sharing = self._sharing[unnamed.task.name]
         others = (other.job_in(store) for other in sharing if other is not unnamed)
         other_job = next((other for other in others if other is not None), None)
         if other_job is None:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 # Seconds from a job's end until a signal that it put off ends its worker, unless the pool
 # has done that by then, or has given it another job.
 DELAY = 1.0
+
+# Seconds after which workers are told again of a shutdown.
+SHUTDOWN_INTERVAL = 0.2
 
 # Seconds after which it is looked again which workers are dead.
 INTERVAL = 0.5
@@ -36,14 +39,15 @@ def deferred_signals() -> Iterator[None]:
     """Let no SIGTERM or SIGINT end this process while a job runs in it.
 
     A terminal and systemd send them to every process of a group. The parent gets them, too, and
-    shuts down as it sees fit; its workers have to end their jobs until then. A handler
-    that somebody else has set is left alone.
+    shuts down as it sees fit; its workers have to end their jobs until then. A handler that
+    somebody has set for the workers is left alone, but not one that they inherited in a fork.
     """
     received: list[int] = []
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number, default in _DEFAULTS.items():
-            if signal.getsignal(number) == default:
+            handler = signal.getsignal(number)
+            if handler is not None and handler in (default, _inherited.get(number)):
                 before[number] = signal.signal(number, lambda got, _frame: received.append(got))
     try:
         yield
@@ -56,6 +60,59 @@ def deferred_signals() -> Iterator[None]:
             later.daemon = True
             later.start()
 
+
+def hear_of_shutdown(locks: TaskLocks) -> None:
+    """Let this worker process claim nothing more when its parent says so by a signal.
+
+    A worker cannot be told anything else: its pipe has jobs in it that come first.
+    """
+    if _SHUTDOWN_SIGNAL is None or threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(_SHUTDOWN_SIGNAL) == signal.SIG_DFL:
+        signal.signal(
+            _SHUTDOWN_SIGNAL, lambda _number, _frame: locks.stop_claiming_in_a_signal_handler()
+        )
+
+
+@contextmanager
+def shutting_down(inner: Any) -> Iterator[None]:
+    """Tell the worker processes of a wrapped executor's pool that nothing more is to be claimed."""
+    processes = list(pool_processes(inner).values())
+    over = threading.Event()
+
+    def tell() -> None:
+        # Again and again: one that has not begun its first job ignores the signal.
+        while True:
+            for process in processes:
+                if _lives(process):
+                    with suppress(OSError):
+                        os.kill(process.pid, _SHUTDOWN_SIGNAL)  # type: ignore[arg-type]
+            if over.wait(SHUTDOWN_INTERVAL):
+                return
+
+    teller = threading.Thread(target=tell, name="tasklock-shutdown", daemon=True)
+    if processes and _SHUTDOWN_SIGNAL is not None:
+        teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if teller.ident is not None:
+            teller.join()
+
+
+_inherited: dict[int, Any] = {}
+
+
+def _note_inherited() -> None:
+    _inherited.update({number: signal.getsignal(number) for number in _DEFAULTS})
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_note_inherited)
+
+# Ignored by those who do not know it.
+_SHUTDOWN_SIGNAL = getattr(signal, "SIGURG", None)
 
 _DEFAULTS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 

@@ -10,11 +10,12 @@ from tests.proxy import Last, Proxy
 
 # What a statement of the library has that no other has. The text of a statement goes over the wire
 # for as long as psycopg does not prepare it, which is the first five times on a connection.
-CLAIM = b"WITH claimed AS"
+CLAIM = b"), claimed AS ("
+TAKEOVER = b"WITH claimed AS ("
 FIRST_CLAIM = b"ON CONFLICT DO NOTHING"
 RELEASE = b"finished_at = COALESCE("
 RENEWAL = b"FROM unnest("
-READ = b"finished_at IS NULL AND locked_until <= now(),"
+READ = b"AS read_only) AS server"
 
 Point = Literal["before", "after", "halfway"]
 Kind = Literal["cut", "swallowed", "terminated"]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import inf
 
 from benchmarks.fidelity.simulation import History, Run
 from benchmarks.fidelity.trace import Trace
@@ -27,8 +28,12 @@ class Account:
     :ivar windows: how many there were
     :ivar runs: those that came to their end
     :ivar doubled: runs of a window that another run had served, whose holder did not die
-    :ivar missed: windows that nobody ran to an end, although a worker asked for them before the
-        next one was due, while no run was going on
+    :ivar lost_with_holder: windows whose run was cut short, since its replica was killed or
+        stopped, and that nobody ran again
+    :ivar missed: other windows that nobody ran, although a worker asked for them before the next
+        one was due, while no run was going on
+    :ivar overtaken: those that nobody asked for until a later one ran, as on a replica whose clock
+        is ahead
     :ivar skipped: those that were due or asked for only while a run was going on, as
         ``max_instances`` skips them on one replica
     :ivar unattended: those that no worker asked for in time, on any replica
@@ -39,27 +44,73 @@ class Account:
     windows: int
     runs: int
     doubled: int
+    lost_with_holder: int
     missed: int
     skipped: int
     unattended: int
     overlapping: int
     silence: float
+    overtaken: int = 0
 
 
 def account(trace: Trace, history: History) -> Account:
     """Count what went wrong."""
-    ended = sorted((run for run in history.runs if not run.died), key=lambda run: run.run_time)
-    fates = Counter(_fates(trace, history, ended))
+    ended = sorted((run for run in history.runs if run.ended), key=_run_time)
+    lost = list(_lost_with_holder(history, ended))
+    fates = Counter(_fates(trace, history, sorted([*ended, *lost], key=_run_time)))
     return Account(
         windows=trace.windows,
         runs=len(ended),
         doubled=sum(_serve_one_window(*pair) for pair in pairwise(ended)),
+        # What is cut short at the very end has nobody left to run it again.
+        lost_with_holder=sum(run.end + run.period < trace.end for run in lost),
         missed=fates["missed"],
         skipped=fates["skipped"],
         unattended=fates["unattended"],
         overlapping=_overlapping(history.runs),
         silence=_silence(ended),
+        overtaken=fates["overtaken"],
     )
+
+
+def account_by_run_time(history: History, run_times: Sequence[float]) -> Account:
+    """Count what went wrong with a schedule each of whose run times is a window."""
+    ended = [run for run in history.runs if run.ended]
+    served = Counter(run.run_time for run in ended)
+    cut = {run.run_time for run in history.runs if not run.ended}
+    busy = _Busy(history.runs)
+    asked: dict[float, list[float]] = {time: [] for time in run_times}
+    for run_time, at in history.asked:
+        asked[run_time].append(at)
+    fates: Counter[str] = Counter()
+    for run_time in run_times:
+        if run_time in served:
+            continue
+        if run_time in cut:
+            fates["lost"] += 1
+        elif not asked[run_time]:
+            fates["unattended"] += 1
+        elif all(map(busy.at, asked[run_time])):
+            fates["skipped"] += 1
+        else:
+            overtaken = busy.latest_at(min(asked[run_time])) > run_time
+            fates["overtaken" if overtaken else "missed"] += 1
+    return Account(
+        windows=len(run_times),
+        runs=len(ended),
+        doubled=len(ended) - len(served),
+        lost_with_holder=fates["lost"],
+        missed=fates["missed"],
+        skipped=fates["skipped"],
+        unattended=fates["unattended"],
+        overlapping=_overlapping(history.runs),
+        silence=_silence(ended),
+        overtaken=fates["overtaken"],
+    )
+
+
+def _run_time(run: Run) -> float:
+    return run.run_time
 
 
 def _serve_one_window(earlier: Run, later: Run) -> bool:
@@ -67,20 +118,38 @@ def _serve_one_window(earlier: Run, later: Run) -> bool:
     return later.run_time - earlier.run_time < SAME_WINDOW * period
 
 
-def _fates(trace: Trace, history: History, ended: Sequence[Run]) -> Iterator[str]:
+def _lost_with_holder(history: History, ended: Sequence[Run]) -> Iterator[Run]:
+    """Yield the first run of each window whose runs were all cut short."""
+    last: Run | None = None
+    for run in sorted((run for run in history.runs if not run.ended), key=_run_time):
+        place = bisect_left(ended, run.run_time, key=_run_time)
+        before, after = ended[max(0, place - 1) : place], ended[place : place + 1]
+        served = [(other, run) for other in before] + [(run, other) for other in after]
+        if last is not None:
+            served.append((last, run))
+        if not any(_serve_one_window(*pair) for pair in served):
+            last = run
+            yield run
+
+
+def _fates(trace: Trace, history: History, started: Sequence[Run]) -> Iterator[str]:
     """Yield what became of each window that nobody ran."""
     busy = _Busy(history.runs)
-    for due in _not_run(trace, ended):
-        asked = [busy.at(at) for at in _asked_in_time(trace, history, due)]
-        if not all(asked):
+    for due in _not_run(trace, started):
+        asked = _asked_in_time(trace, history, due)
+        next_run = due + NEXT_WINDOW * trace.period(due)
+        in_time = [busy.at(at) for at in asked if busy.latest_at(at) < next_run]
+        if not all(in_time):
             yield "missed"
+        elif in_time or busy.at(due):
+            yield "skipped"
         else:
-            yield "skipped" if asked or busy.at(due) else "unattended"
+            yield "overtaken" if asked else "unattended"
 
 
-def _not_run(trace: Trace, ended: Sequence[Run]) -> Iterator[float]:
+def _not_run(trace: Trace, started: Sequence[Run]) -> Iterator[float]:
     """Yield when the windows were due that nobody ran."""
-    bounds = [0.0, *(run.run_time for run in ended), trace.end]
+    bounds = [0.0, *(run.run_time for run in started), trace.end]
     for last, following in pairwise(bounds):
         due = last + trace.period(last)
         while due + NEXT_WINDOW * trace.period(due) <= following:
@@ -95,7 +164,9 @@ def _asked_in_time(trace: Trace, history: History, due: float) -> list[float]:
     return [
         at
         for run_time, at in history.asked
-        if earliest <= run_time < due + NEXT_WINDOW * period and at < due + period
+        # Where clocks are behind, the run times that all share come later.
+        if earliest <= run_time < due + NEXT_WINDOW * period
+        and at < due + period + trace.conditions.skew
     ]
 
 
@@ -105,11 +176,17 @@ class _Busy:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._starts = [run.start for run in runs]
         self._ends = list(accumulate((run.end for run in runs), max))
+        self._latest = list(accumulate((run.run_time for run in runs), max))
 
     def at(self, time: float) -> bool:
         """Tell whether a run was going on that had started before."""
         begun = bisect_left(self._starts, time)
         return begun > 0 and self._ends[begun - 1] > time
+
+    def latest_at(self, time: float) -> float:
+        """Return the latest run time of the runs that had started before."""
+        begun = bisect_left(self._starts, time)
+        return self._latest[begun - 1] if begun else -inf
 
 
 def _overlapping(runs: Sequence[Run]) -> int:

@@ -7,18 +7,18 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from benchmarks.fidelity.report import Results, per_thousand
+from benchmarks.fidelity.report import COUNTS, Results, per_thousand
 from benchmarks.fidelity.rules import RULES
 
 # Dark for what is compared with, and the eye-catching ones for this library.
 COLOURS = ("#9aa5b1", "#69757f", "#3e4c59", "#e8833a", "#1f7a4d")
-PANELS = ("doubled", "missed", "overlapping")
+PANELS = ("doubled", "missed", "lost_with_holder", "overlapping")
 
 
 def draw(results: Results, path: Path) -> None:
     """Draw a bar for each rule in each trace, and write the same file for the same figures."""
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fidelity", "font.size": 9}):
-        figure = Figure(figsize=(10, 7), layout="constrained")
+        figure = Figure(figsize=(11, 9), layout="constrained")
         panels = figure.subplots(1, len(PANELS), sharey=True)
         for panel, what in zip(panels, PANELS, strict=True):
             _draw_panel(panel, results, what)
@@ -37,6 +37,6 @@ def _draw_panel(panel: mpl.axes.Axes, results: Results, what: str) -> None:
         bars = panel.barh(middles, counts, height, label=rule.name, color=colour)
         texts = [f"{count:.3g}" for count in counts]
         panel.bar_label(bars, texts, padding=2, fontsize=6.5, color=colour)
-    panel.set_title(f"{what} per 1,000 windows")
+    panel.set_title(f"{COUNTS[what]}\nper 1,000 windows")
     panel.spines[["top", "right"]].set_visible(False)
     panel.margins(x=0.15)

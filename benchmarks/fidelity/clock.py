@@ -24,22 +24,40 @@ TRAVEL = """
 class TravellingDatabase:
     """A connection to a server on which ``now()`` is what it was set to.
 
-    :ivar now: seconds since the beginning
+    :ivar now: seconds since the beginning, by a clock that is right
+    :ivar clock: what its own clock shows, in such seconds
+    :ivar pipeline: in which statements are sent, if they are
     """
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self.connection = connection
-        self.now = 0.0
+        self._connection = connection
+        self._shown: float | None = None
+        self.pipeline: psycopg.Pipeline | None = None
         connection.execute(TRAVEL)
         connection.execute("SET search_path = travel, pg_catalog, public")
         self.travel(0.0)
 
-    def travel(self, to: float) -> None:
-        """Set the clock."""
-        self.now = to
-        self.connection.execute(
-            "SELECT set_config('travel.time', %s, false)", [moment(to).isoformat()]
-        )
+    def travel(self, to: float, ahead: float = 0.0) -> None:
+        """Set the time, and the database's clock to so many seconds ahead of it."""
+        self.now, self.clock = to, to + ahead
+
+    def execute(self, statement: str, parameters: dict[str, Any]) -> int:
+        """Run a statement; return how many rows it touched."""
+        cursor = self.connection.execute(statement, parameters)
+        if self.pipeline is not None:
+            self.pipeline.sync()  # else nobody knows yet
+        return cursor.rowcount
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        """The connection, for a statement that sees the time as it is now."""
+        if self._shown != self.clock:
+            self._shown = self.clock
+            # In a pipeline this travels with the statement that follows.
+            self._connection.execute(
+                "SELECT set_config('travel.time', %s, false)", [moment(self.clock).isoformat()]
+            )
+        return self._connection
 
 
 def moment(seconds: float) -> datetime:
@@ -58,4 +76,7 @@ def travelling_database() -> Iterator[TravellingDatabase]:
     with EmbeddedServer({"fsync": "off", "synchronous_commit": "off"}) as server:
         upgrade(server.url)
         with psycopg.connect(server.url, autocommit=True) as connection:
-            yield TravellingDatabase(connection)
+            database = TravellingDatabase(connection)
+            with connection.pipeline() as pipeline:
+                database.pipeline = pipeline
+                yield database

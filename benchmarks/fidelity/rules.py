@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
-from apscheduler_tasklock.messages import ClaimRequest, DeadRun, Renewal, RunState
+from apscheduler_tasklock.connection import attempt_limit
+from apscheduler_tasklock.failover import MOST_HANDOVERS
+from apscheduler_tasklock.leases import RENEWALS_PER_LEASE
+from apscheduler_tasklock.messages import ClaimRequest, Renewal, RunState, TakeoverRequest
 from apscheduler_tasklock.options import DEFAULTS
+from apscheduler_tasklock.outage import Outage
 from apscheduler_tasklock.protocol import TaskLockProtocol
+from apscheduler_tasklock.releases import Ending, send_ending
 from apscheduler_tasklock.table import task_lock_table
 from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
+from benchmarks.fidelity.trace import Fire
 
 TASK = "task"
 MIN_FACTOR, MAX_FACTOR = 0.9, 5.0
+# What the job runs, as the row has it.
+RUNS = "jobs:job"
+# The executor's own default.
+CLAIM_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True)
 class Refused:
     """A claim that was refused.
 
-    :ivar window_start: start of the window of the run that stands against it, if that can be
-        watched
-    :ivar seconds_left: until that run's lease ends
+    :ivar blocked_by: token of the unfinished run because of which a new window was refused
+    :ivar waits: whether that run's lease has ended, so that its holder may be dead
     """
 
-    window_start: float | None = None
-    seconds_left: float = 0.0
+    blocked_by: int | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,25 +45,19 @@ class Granted:
     """A claim that was granted.
 
     :ivar run_time: of the window that is to be run
-    :ivar taken_over: whether that is the window of a dead holder
-    :ivar window_left: whether the window that was asked for is still to be claimed
+    :ivar period: of the job, in the version that claimed
     :ivar holding: what the rule releases by
     """
 
     run_time: float
-    holding: Any
-    taken_over: bool = False
-    window_left: bool = False
+    period: float
+    holding: Any = None
 
 
 class Rule(ABC):
-    """How replicas agree on who runs a job.
-
-    :ivar failover: seconds of a lease that is renewed, or ``None``
-    """
+    """How replicas agree on who runs a job."""
 
     name: str
-    failover: float | None = None
 
     def __init__(self, database: TravellingDatabase) -> None:
         self.database = database
@@ -65,16 +68,24 @@ class Rule(ABC):
         """Make the rule's table, or empty it."""
 
     @abstractmethod
-    def claim(self, replica: str, run_time: float, period: float) -> Granted | Refused:
-        """Ask for a run time, now."""
+    def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
+        """Ask for a run time, now.
+
+        :param stable: whether the replica has been there long enough to believe that a run is
+            dead; only this library asks itself that
+        """
 
     @abstractmethod
     def release(self, granted: Granted) -> None:
         """End a run."""
 
+    def cut(self, granted: Granted) -> None:
+        """End a run that a graceful stop cut short, as the job's own cancellation does."""
+        self.release(granted)
+
     def execute(self, statement: str, **parameters: Any) -> bool:
         """Run a statement; tell whether it touched a row."""
-        return self.database.connection.execute(statement, parameters).rowcount > 0
+        return self.database.execute(statement, parameters) > 0
 
 
 class TaskLockTable(Rule):
@@ -88,7 +99,7 @@ class TaskLockTable(Rule):
             CREATE TABLE plain_lock (name text PRIMARY KEY, started_at timestamptz,
                                      locked_until timestamptz)""")
 
-    def claim(self, replica: str, run_time: float, period: float) -> Granted | Refused:
+    def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
         granted = self.execute(
             """
             INSERT INTO plain_lock VALUES (%(name)s, now(), now() + %(most)s * interval '1 s')
@@ -96,9 +107,9 @@ class TaskLockTable(Rule):
             SET started_at = excluded.started_at, locked_until = excluded.locked_until
             WHERE plain_lock.locked_until <= now()""",
             name=TASK,
-            most=MAX_FACTOR * period,
+            most=MAX_FACTOR * fire.period,
         )
-        return Granted(run_time, MIN_FACTOR * period) if granted else Refused()
+        return Granted(fire.run_time, fire.period) if granted else Refused()
 
     def release(self, granted: Granted) -> None:
         self.execute(
@@ -107,7 +118,7 @@ class TaskLockTable(Rule):
             SET locked_until = GREATEST(now(), started_at + %(least)s * interval '1 s')
             WHERE name = %(name)s""",
             name=TASK,
-            least=granted.holding,
+            least=MIN_FACTOR * granted.period,
         )
 
 
@@ -122,8 +133,8 @@ class ShedLock(Rule):
             CREATE TABLE shedlock (name text PRIMARY KEY, lock_until timestamptz,
                                    locked_at timestamptz, locked_by text)""")
 
-    def claim(self, replica: str, run_time: float, period: float) -> Granted | Refused:
-        lock = {"name": TASK, "by": replica, "most": MAX_FACTOR * period}
+    def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
+        lock = {"name": TASK, "by": replica, "most": MAX_FACTOR * fire.period}
         granted = self.execute(
             """
             INSERT INTO shedlock
@@ -137,18 +148,17 @@ class ShedLock(Rule):
             WHERE name = %(name)s AND lock_until <= now()""",
             **lock,
         )
-        return Granted(run_time, (replica, MIN_FACTOR * period)) if granted else Refused()
+        return Granted(fire.run_time, fire.period, replica) if granted else Refused()
 
     def release(self, granted: Granted) -> None:
-        replica, least = granted.holding
         self.execute(
             """
             UPDATE shedlock
             SET lock_until = GREATEST(now(), locked_at + %(least)s * interval '1 s')
             WHERE name = %(name)s AND locked_by = %(by)s AND lock_until > now()""",
             name=TASK,
-            by=replica,
-            least=least,
+            by=granted.holding,
+            least=MIN_FACTOR * granted.period,
         )
 
 
@@ -161,8 +171,8 @@ class SlotLock(Rule):
         self.execute("DROP TABLE IF EXISTS slot_lock")
         self.execute("CREATE TABLE slot_lock (name text PRIMARY KEY, locked_until timestamptz)")
 
-    def claim(self, replica: str, run_time: float, period: float) -> Granted | Refused:
-        boundary = (floor(self.database.now / period) + 1) * period
+    def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
+        boundary = (floor(self.database.clock / fire.period) + 1) * fire.period
         granted = self.execute(
             """
             INSERT INTO slot_lock VALUES (%(name)s, %(until)s)
@@ -171,63 +181,147 @@ class SlotLock(Rule):
             name=TASK,
             until=moment(boundary),
         )
-        return Granted(run_time, None) if granted else Refused()
+        return Granted(fire.run_time, fire.period) if granted else Refused()
 
     def release(self, granted: Granted) -> None:
         pass
 
 
+@dataclass(frozen=True)
+class _Holding:
+    """What this library releases and renews by.
+
+    :ivar lease: seconds
+    """
+
+    claim_id: UUID
+    lease: float
+
+
 class TaskLockRule(Rule):
-    """This library: its own statements, with its default factors, and without failover."""
+    """This library with its defaults: its own statements, and what its executor does with them.
+
+    :ivar options: the executor's
+    :ivar poll_interval: seconds from one look at dead runs to the next
+    :ivar recovery_grace: seconds for which a replica that has just started believes no dead run
+    :ivar exact: whether it makes use of run times that all replicas share
+    """
 
     name = "apscheduler-tasklock"
+    options = DEFAULTS
+    poll_interval = 5.0
+    recovery_grace = Outage("", attempt_limit(CLAIM_TIMEOUT)).grace
+    exact = True
 
     def prepare(self) -> None:
         self.execute("TRUNCATE task_lock")
         self._protocol = TaskLockProtocol(task_lock_table())
 
-    def claim(self, replica: str, run_time: float, period: float) -> Granted | Refused:
-        min_lock, max_lock = DEFAULTS.lock_times(period)
-        dead_run: DeadRun = "take over" if self.failover else "forget"
-        lag = max(0.0, self.database.now - run_time)
+    def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
+        min_lock, max_lock = self.options.lock_times(fire.period)
+        lease = self._lease(fire.period)
         request = ClaimRequest(
-            TASK, lag, None, min_lock, max_lock, replica, uuid4(), self.failover, dead_run
+            TASK,
+            # By the replica's own clock, so that its being off cancels out.
+            lag=max(0.0, self.database.now - fire.time),
+            latest=None,
+            min_lock=min_lock,
+            max_lock=max_lock,
+            replica_id=replica,
+            claim_id=uuid4(),
+            lease=lease,
+            run_time=moment(fire.run_time) if self.exact and fire.exact else None,
+            runs=RUNS,
+            failover=self.failover,
+            stable=stable,
         )
-        answer = self._protocol.claim(self.database.connection.cursor(), request)
-        window_start = seconds(answer.window_start)
+        answer = self._protocol.claim(self._cursor(), request)
         if answer.granted:
-            taken_over = answer.dead_holder is not None
-            holding = (answer.claim_id, max_lock)
-            return Granted(
-                window_start if taken_over else run_time, holding, taken_over, answer.new_window
-            )
-        if not (answer.unfinished and self.failover):
-            return Refused()
-        return Refused(window_start, seconds(answer.locked_until) - self.database.now)
+            return Granted(fire.run_time, fire.period, _Holding(answer.claim_id, lease))
+        blocked = answer.unfinished and answer.new_window and (answer.running or answer.waits)
+        return Refused(answer.token if blocked else None, answer.waits)
 
     def release(self, granted: Granted) -> None:
-        claim_id, _ = granted.holding
-        cursor = self.database.connection.cursor()
-        self._protocol.release(cursor, TASK, claim_id, keep_window=True)
+        send_ending(self._protocol, self._cursor(), TASK, granted.holding.claim_id, Ending.KEEP)
+
+    def cut(self, granted: Granted) -> None:
+        ending = Ending.HAND_OVER if self.failover else Ending.KEEP
+        send_ending(self._protocol, self._cursor(), TASK, granted.holding.claim_id, ending)
+
+    def renewal_interval(self, granted: Granted) -> float:
+        """Return the seconds from one renewal of a claim to the next."""
+        return float(granted.holding.lease / RENEWALS_PER_LEASE)
 
     def renew(self, granted: Granted) -> bool:
         """Let a claim stand for another lease; tell whether it stands."""
-        assert self.failover is not None
-        claim_id, max_lock = granted.holding
-        cursor = self.database.connection.cursor()
-        renewal = Renewal(TASK, claim_id, self.failover, max_lock)
-        return claim_id in self._protocol.renew(cursor, [renewal])
+        holding = granted.holding
+        renewal = Renewal(TASK, holding.claim_id, holding.lease)
+        return holding.claim_id in self._protocol.renew(self._cursor(), [renewal])
 
-    def read(self) -> RunState:
-        """Return the last run, as one that watches it reads it."""
-        return self._protocol.read(self.database.connection.cursor(), [TASK])[0]
+    def read(self) -> RunState | None:
+        """Return the last run, as a poll reads it on behalf of a run time that waits for it."""
+        states, _ = self._protocol.read(self._cursor(), [TASK], [TASK])
+        return states[0] if states else None
+
+    def runs_again(self, dead: RunState) -> bool:
+        """Tell whether a dead run's window is run again before other windows of the task."""
+        return dead.handed_over or (dead.failover and self.failover)
+
+    def gives_up(self, dead: RunState) -> bool:
+        """Tell whether a dead run's window is not run again any more; if so, finish the run."""
+        most = self.options.max_takeovers
+        assert most is not None
+        tried, allowed = (
+            (dead.handovers, MOST_HANDOVERS) if dead.handed_over else (dead.deaths, most)
+        )
+        if dead.expired or tried >= allowed:
+            self._protocol.give_up(self._cursor(), TASK, dead.claim_id)
+            return True
+        return False
+
+    def take_over(self, replica: str, dead: RunState, period: float) -> Granted | None:
+        """Run the window of a dead holder again, unless somebody else does."""
+        lease = self._lease(period)
+        request = TakeoverRequest(TASK, dead.claim_id, replica, uuid4(), lease, self.failover)
+        answer = self._protocol.take_over(self._cursor(), request)
+        if answer is None or not answer.granted:
+            return None
+        run_time = seconds(answer.window_start)
+        return Granted(run_time, period, _Holding(answer.claim_id, lease))
+
+    @property
+    def failover(self) -> bool:
+        """Whether the windows of dead holders are run again."""
+        return bool(self.options.failover)
+
+    def _lease(self, period: float) -> float:
+        _, max_lock = self.options.lock_times(period)
+        return self.options.lease_within(max_lock) or max_lock
+
+    def _cursor(self) -> Any:
+        return self.database.connection.cursor()
 
 
 class TaskLockWithFailover(TaskLockRule):
-    """The same with ``failover=30``."""
+    """The same with failover and a shorter lease."""
 
-    name = "apscheduler-tasklock, failover=30"
-    failover = 30.0
+    name = "apscheduler-tasklock, failover=True, lease=30"
+    options = replace(DEFAULTS, failover=True, lease=30.0)
+
+
+class TaskLockInDatabaseTime(TaskLockRule):
+    """The same as the default, as it does where replicas do not share their run times."""
+
+    name = "apscheduler-tasklock, run times not shared"
+    exact = False
 
 
 RULES = (TaskLockTable, ShedLock, SlotLock, TaskLockRule, TaskLockWithFailover)
+# The slot lock is left out: the slots of an irregular schedule are no multiples of a period.
+SHORT_GAP_RULES = (
+    TaskLockTable,
+    ShedLock,
+    TaskLockInDatabaseTime,
+    TaskLockRule,
+    TaskLockWithFailover,
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def begin() -> HeldLock:
     assert lock is not None
     time_of_day = lock.run_time.time() if lock.run_time is not None else None
     how = "again" if lock.is_takeover else "first"
+    say("begins", lock.name, os.getpid())
     say("runs", time_of_day, lock.token, how, os.getpid())
     return lock
 
@@ -51,6 +53,27 @@ async def work_async(folder: str) -> None:
         while not Path(folder, str(lock.token)).exists():
             await asyncio.sleep(0.01)
     except asyncio.CancelledError:
-        say("cancelled", lock.token)
+        say("cancelled", lock.token, "lost" if lock.lost else "held")
         raise
     end(lock)
+
+
+@task_lock
+def hang(label: str) -> None:
+    """Work until the process is killed."""
+    begin()
+    say("label", label)
+    while True:
+        time.sleep(0.01)
+
+
+@task_lock
+def hang_too(label: str) -> None:
+    """Do the same, as another function."""
+    hang(label)
+
+
+@task_lock
+def kill_own_process() -> None:
+    begin()
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -23,14 +23,14 @@ _TABLES = """
     CREATE TABLE claim (id bigserial PRIMARY KEY, kind text NOT NULL, at timestamptz NOT NULL,
                         task text NOT NULL, token bigint NOT NULL, replica text NOT NULL,
                         window_start timestamptz NOT NULL, until timestamptz NOT NULL,
-                        kept boolean NOT NULL);
+                        kept boolean NOT NULL, run_until timestamptz, deaths integer NOT NULL);
     CREATE FUNCTION note_claim() RETURNS trigger LANGUAGE plpgsql AS $$
     DECLARE
         kind text := 'renewed';
         kept boolean := true;
         happened timestamptz := clock_timestamp();
     BEGIN
-        IF TG_OP = 'INSERT' OR NEW.claim_id <> OLD.claim_id THEN
+        IF TG_OP = 'INSERT' OR (NEW.claim_id <> OLD.claim_id AND NEW.finished_at IS NULL) THEN
             kind := 'claimed';
             happened := NEW.started_at;
         ELSIF NEW.finished_at IS NOT NULL THEN
@@ -38,10 +38,16 @@ _TABLES = """
             kind := 'released';
             kept := NEW.window_until = OLD.window_until;
             happened := NEW.finished_at;
+            IF NEW.deaths > OLD.deaths THEN
+                kind := 'given up';
+            END IF;
+        ELSIF NEW.handed_over AND NOT OLD.handed_over THEN
+            kind := 'handed over';
         END IF;
-        INSERT INTO claim (kind, at, task, token, replica, window_start, until, kept)
+        INSERT INTO claim (kind, at, task, token, replica, window_start, until, kept, run_until,
+                           deaths)
         VALUES (kind, happened, NEW.task_name, NEW.token, NEW.locked_by, NEW.window_start,
-                NEW.locked_until, kept);
+                NEW.locked_until, kept, NEW.run_until, NEW.deaths);
         RETURN NULL;
     END $$;
     CREATE TRIGGER note_claim AFTER INSERT OR UPDATE ON task_lock
@@ -97,7 +103,7 @@ def read_events(url: str, offset: float) -> list[Event]:
     """Return what the tables show, each in the order in which it happened."""
     with connect(url) as connection:
         claims = connection.execute(
-            "SELECT at, kind, replica, task, token, window_start, until, kept"
+            "SELECT at, kind, replica, task, token, window_start, until, kept, run_until, deaths"
             " FROM claim ORDER BY id"
         ).fetchall()
         writes = connection.execute(
@@ -113,8 +119,10 @@ def read_events(url: str, offset: float) -> list[Event]:
             due=start.timestamp() + offset,
             until=until.timestamp() + offset,
             kept=kept,
+            run_until=None if run_until is None else run_until.timestamp() + offset,
+            deaths=deaths,
         )
-        for at, kind, replica, task, token, start, until, kept in claims
+        for at, kind, replica, task, token, start, until, kept, run_until, deaths in claims
     ]
     return events + [
         Event(at.timestamp() + offset, "written", replica, task, token)

@@ -2,19 +2,22 @@
 
 A pure function of the history and of what the tasks are; the rules are in the modules beside it:
 
-- ``exclusion.py``: two runs overlap that both believed that they held the lock; a token goes back;
-  a write with an old token is accepted
-- ``repeats.py``: a window is run twice without a dead holder
+- ``exclusion.py``: two claims stand at a time; two runs overlap that both believed that they held
+  the lock, the first for longer than it takes to learn better; a token goes back; a write with an
+  old token is accepted
+- ``repeats.py``: a window is run twice without a dead holder, or a holder is believed dead by a
+  replica that has just come, or just come back
 - ``misses.py``: a window is missed while a replica lived
+- ``stops.py``: a replica that ended as it was told to left a lock behind, or took too long
 
-Nor may a replica end on its own, or log an error.
+Nor may a replica end on its own, log an error, or run a job that is not due for long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tests.chaos import exclusion, misses, repeats
+from tests.chaos import exclusion, misses, repeats, stops
 from tests.chaos.finding import Finding
 from tests.chaos.history import Event
 from tests.chaos.records import Records
@@ -32,7 +35,12 @@ def _all(records: Records, tasks: Sequence[ChaosTask]) -> Iterator[Finding]:
         yield Finding("replica died", "", event.at, f"{event.replica} ended: {event.detail}")
     for event in records.errors:
         yield Finding("error logged", "", event.at, f"{event.replica}: {event.detail}")
-    for task in tasks:
+    for event in records.early:
+        text = f"{event.replica} ran a job that was due much later"
+        yield Finding("ran too early", event.task, event.at, text)
+    yield from stops.check_replicas(records)
+    for task in [*tasks, *(one_off.task for one_off in records.one_offs.values())]:
         yield from exclusion.check(records, task)
         yield from repeats.check(records, task)
         yield from misses.check(records, task)
+        yield from stops.check(records, task)

@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
 from tests.chaos.history import Event
-from tests.chaos.plan import Newcomer
-from tests.chaos.replica import APPLICATION_VARIABLE, LOCKS_VARIABLE
+from tests.chaos.plan import NEAR_SKEW, Newcomer
+from tests.chaos.settings import ONE_OFFS, Settings
 from tests.proxy import Proxy, Rule, pass_on, proxy_to
 
 CHECKOUT = Path(__file__).parent.parent.parent
@@ -37,22 +39,25 @@ def find_faketime() -> Path | None:
 
 
 class Member:
-    """One replica's process. It dies with this one, however that ends."""
+    """One replica's process. It dies with this one, however that ends.
 
-    def __init__(
-        self, name: str, newcomer: Newcomer, urls: tuple[str, str], folder: Path, note: Note
-    ) -> None:
+    It is started ahead of time, since that takes seconds on a busy machine, and begins when it is
+    told its settings.
+    """
+
+    def __init__(self, name: str, newcomer: Newcomer, folder: Path, note: Note) -> None:
         self.name = name
+        self.newcomer = newcomer
         self.stopped = self.leaving = self.killed = False
+        self.on_loop = bool(newcomer.loop)
         self._note = note
-        locks, application = urls
-        environment = {LOCKS_VARIABLE: locks, APPLICATION_VARIABLE: application}
-        command = [sys.executable, "-m", "tests.chaos.replica", name, str(newcomer.offset)]
+        command = [sys.executable, "-m", "tests.chaos.replica", name]
+        command += ["--loop"] * self.on_loop
         with (folder / f"{name}.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [*_die_with_parent(), *command],
                 cwd=CHECKOUT,
-                env={**os.environ, **environment, **_skewed_clock(newcomer.skew)},
+                env={**os.environ, **_skewed_clock(newcomer.skew)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -60,6 +65,12 @@ class Member:
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def begin(self, settings: Settings) -> None:
+        """Let it start its scheduler."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(asdict(settings)).encode() + b"\n")
+        self.process.stdin.flush()
 
     @property
     def alive(self) -> bool:
@@ -78,11 +89,19 @@ class Member:
         self.process.wait()
 
     def leave(self) -> None:
-        """Tell it to end what it runs, and then itself."""
+        """Tell it to end; a server on an event loop as it is told in real life."""
+        if self.on_loop and not self.leaving:
+            self.process.send_signal(signal.SIGTERM)
         self.leaving = True
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended, otherwise than it was told."""
+        usual = (0, -signal.SIGTERM) if self.on_loop and self.leaving else (0,)
+        return not self.killed and self.process.returncode not in usual
 
     def end(self, deadline: float = 0.0) -> None:
         """Wait until it is gone, and all that it told is noted; kill it at the deadline."""
@@ -101,6 +120,8 @@ class Member:
         for line in self.process.stdout:
             if line.endswith(b"\n"):  # killed while it wrote
                 self._note(Event(**json.loads(line)))
+        if self.leaving and not self.killed:
+            self._note(Event(time.monotonic(), "gone", self.name))
 
 
 class Slot:
@@ -108,13 +129,16 @@ class Slot:
 
     :ivar member: the replica that is or was there last
     :ivar disturbed: how its path to the server is disturbed, or ``""``
+    :ivar late_by: seconds by which the server's answers are late
     """
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
         self.disturbed = ""
+        self.late_by = 0.0
         self.member: Member | None = None
         self._gate = threading.Event()
+        proxy.to_client = self._answer
 
     def hang(self) -> None:
         """Hold up what is sent, in both directions."""
@@ -130,13 +154,41 @@ class Slot:
         """Let nothing through that is sent."""
         self._disturb("swallow", lambda _data: b"")
 
+    def mute(self) -> None:
+        """Let what is sent through, and no answer."""
+        self.disturbed = "mute"
+        self.proxy.to_client = lambda _data: b""
+
+    def mute_after_claim(self, task: str, note: Callable[[], None]) -> None:
+        """Lose the answer to a replica's first claim of a task, and all answers after it.
+
+        A claim of a task that has no row takes two statements: the second one is granted.
+        """
+        assert self.member is not None
+        texts = (task.encode(), self.member.name.encode())
+        claims = count(1)
+
+        def watch(data: bytes) -> bytes:
+            if all(text in data for text in texts) and next(claims) == 2:
+                self.proxy.to_client = lambda _data: b""
+                note()
+            return data
+
+        self.disturbed = "mute"
+        self.proxy.to_server = watch
+
     def free(self) -> None:
         """Let everything through again. Connections that lost something are cut."""
-        lost = self.disturbed == "swallow"
+        lost = self.disturbed in ("swallow", "mute")
         self._disturb("", pass_on)
+        self.proxy.to_client = self._answer
         self._gate.set()
         if lost:
             self.proxy.cut_all()
+
+    def _answer(self, data: bytes) -> bytes:
+        time.sleep(self.late_by)
+        return data
 
     def _disturb(self, how: str, rule: Rule) -> None:
         self.disturbed = how
@@ -144,22 +196,40 @@ class Slot:
 
 
 class Fleet:
-    """All slots. As a context manager it leaves no process behind."""
+    """All slots. As a context manager it leaves no process behind.
 
-    def __init__(self, url: str, folder: Path, note: Note) -> None:
+    :param folder: gets the replicas' logs, and has the one-off jobs
+    :param offset: what to add to a wall clock time for the machine's monotonic one
+    """
+
+    def __init__(self, url: str, folder: Path, offset: float, note: Note) -> None:
         self.slots: list[Slot] = []
         self._url = url
+        self._offset = offset
         self._folder = folder
         self._note = note
         self._members: list[Member] = []
 
-    def start(self, slot: Slot, newcomer: Newcomer) -> Member:
-        """Start a replica in a slot."""
+    def prepare(self, newcomer: Newcomer) -> Member:
+        """Start a process that waits to be a replica."""
         name = f"r{len(self._members) + 1}"
-        urls = (slot.proxy.url, self._url)
-        slot.member = Member(name, newcomer, urls, self._folder, self._note)
-        self._members.append(slot.member)
-        return slot.member
+        self._members.append(Member(name, newcomer, self._folder, self._note))
+        return self._members[-1]
+
+    def begin(self, slot: Slot, member: Member) -> None:
+        """Let a process that waits be the replica in a slot."""
+        slot.member = member
+        member.begin(
+            Settings(
+                start_after=member.newcomer.offset,
+                loop=member.newcomer.loop,
+                far=abs(member.newcomer.skew) > NEAR_SKEW,
+                locks=slot.proxy.url,
+                application=self._url,
+                one_offs=str(self._folder / ONE_OFFS),
+                clock_offset=self._offset,
+            )
+        )
 
     def close(self) -> None:
         """Let all replicas end their jobs, and note those that cannot."""
@@ -170,7 +240,7 @@ class Fleet:
             member.leave()
         for member in self._members:
             member.end(deadline)
-            if member.process.returncode and not member.killed:
+            if member.failed:
                 self._note(_died(member, self._folder))
 
     @contextmanager

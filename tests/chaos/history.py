@@ -11,20 +11,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+# Detail of a replica that is ready.
+FAR = "far"
+
 
 @dataclass(frozen=True)
 class Event:
     """Something that happened.
 
-    What a replica tells: ``ready``; ``fire``, APScheduler handed a run time to the executor;
-    ``skipped``, which then could not claim it;
-    ``begin``, ``holds`` and ``end`` of a run, with what ``current_lock().lost`` was; ``stalled``;
-    ``erred``, something was logged as an error.
-    What the task lock table shows: ``claimed``, ``renewed``, ``released``.
+    What is planned: ``planned``, a one-off job, as JSON in ``detail``.
+    What a replica tells: ``loaded``, it is about to start; ``ready``, with ``far`` for a clock that
+    is far off; ``fire``, APScheduler handed a run time to the executor; ``skipped``, which then
+    could not claim it; ``misfired``; ``begin``, ``holds`` and ``end`` of a run, with what
+    ``current_lock().lost`` was, and ``cut`` in place of the end of a coroutine that is cancelled;
+    ``early``, a job ran that was not due; ``stalled``; ``erred``, something was logged as an error.
+    What the task lock table shows: ``claimed``, ``renewed``, ``released``, ``handed over``,
+    ``given up``.
     What the application's table shows: ``written``, an accepted write.
-    What the monkey does: ``killed``, ``stopped``, ``continued``, ``hung``, ``freed``, ``cut``,
-    ``terminated``, ``leaving``; to all replicas at once ``down`` and ``up``, the server.
-    What the fleet sees: ``died``, a replica that nobody told to; ``closing``, all are to end.
+    What the monkey does: ``killed``, ``stopped``, ``continued``, ``hung``, ``freed``, ``cut off``,
+    ``terminated``, ``leaving``; to all replicas at once ``down`` and ``up``, the server, and
+    ``slowed`` and ``quick``, its answers.
+    What the fleet sees: ``died``, a replica that nobody told to; ``gone``, one that was told to
+    end; ``closing``, all are to end.
 
     :ivar at: when; of a belief, right before it was asked
     :ivar replica: whose; ``""`` if it concerns all of them
@@ -34,7 +42,9 @@ class Event:
     :ivar lost: what the run was told of its lock
     :ivar takeover: whether the run was told that it runs a dead holder's window again
     :ivar kept: whether the window stayed taken when the claim was released
-    :ivar detail: for people
+    :ivar run_until: of a claim when its maximum lock ends
+    :ivar deaths: how many holders of the task have died in a row
+    :ivar detail: shown in logs
     """
 
     at: float
@@ -47,6 +57,8 @@ class Event:
     lost: bool = False
     takeover: bool = False
     kept: bool = True
+    run_until: float | None = None
+    deaths: int = 0
     detail: str = ""
 
 

@@ -4,11 +4,13 @@ A run time of a replica that is well is run, unless
 
 - its window is owned by another run time, or a later one was claimed before: the row remembers the
   last window only;
-- the task still runs, and is not run twice at a time;
-- a dead run stands before it, which is run again first.
+- the task still runs, and is not run twice at a time. If that run turns out dead, the run time is
+  claimed after all.
 
-Of a replica that is stopped, or without a server for long, nothing is expected until it has had
-time to notice that this is over. An outage much shorter than the claim timeout costs nothing.
+A dead run's window is run again with failover, and one that was handed over always, by any replica
+that is well. Of a replica that is stopped, or without a server for long, nothing is expected until
+it has had time to notice that this is over. An outage much shorter than the claim timeout costs
+nothing, nor do late answers.
 """
 
 from __future__ import annotations
@@ -17,27 +19,19 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
 from math import inf
 
+from tests.chaos.bounds import ATTEMPT, BURST_REACTION, COMMIT, RECOVERY, SETTLING, UNDER_WAY
 from tests.chaos.finding import Finding
 from tests.chaos.history import Event
-from tests.chaos.records import ANY, BLIP, PATH, PROCESS, Claim, Records
-from tests.chaos.repeats import ATTEMPT, RECOVERY, UNDER_WAY
-from tests.chaos.tasks import CLAIM_TIMEOUT, ChaosTask
+from tests.chaos.plan import LATE_BY
+from tests.chaos.records import ANY, BLIP, LATE, PATH, PROCESS, SLOW, UNABLE, Claim, Records
+from tests.chaos.tasks import CLAIM_TIMEOUT, POLL_INTERVAL, ChaosTask
 
 MISSED = "window missed"
-
-# Seconds within which a replica that is well claims a run time, on a busy machine.
-REACTION = 1.0
+SILENT = "lease too long"
 
 # Seconds after a fire for which the server may be away without that costing anything: until the
 # claim timeout there is time for an attempt that is under way, a pause, and another attempt.
 PATIENCE = CLAIM_TIMEOUT / 2
-
-# Seconds after a trouble, however short, until a replica believes that a holder is dead: an attempt
-# and 2.5 s, for releases that are owed to arrive.
-SETTLING = ATTEMPT + 2.5 + 0.5
-
-# Seconds after the end of a lease at which a replica that was refused looks whether it was renewed.
-WATCHING = 0.3
 
 # Seconds. What one reckons a run time to be at two moments differs by less.
 _SAME = 0.05
@@ -47,25 +41,27 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find windows that were missed, dead runs that were left, and claims without a run."""
     claims = records.claims[task.name]
     yield from _unclaimed(records, task, claims)
-    yield from _silent(records, task)
+    yield from _misfired(records, task)
+    if not task.once:
+        yield from _silent(records, task)
     yield from _unrun(records, task, claims)
-    if task.failover is not None:
-        yield from _left_dead(records, task, claims)
+    yield from _left(records, task, claims)
+    yield from _forgotten(records, task, claims)
+    yield from _long_leases(task, claims)
 
 
 def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
     """Find run times that were given up, or nobody claimed while nothing stood against them."""
-    for fire in records.fires:
-        if fire.task != task.name:
-            continue
-        answered = _answered_by(records, fire)
+    for fire in records.fires[task.name]:
+        answered = _answered_by(records, fire, task)
         if answered is None:
             continue
-        if _gave_up(records, fire, answered):
+        # Of what is due once, who gives up while answers are late costs nothing if others do not.
+        if _gave_up(records, fire, answered) and not (task.once and claims):
             text = f"{fire.replica} was able to claim its run time {fire.due:.3f}, and skipped it"
             yield Finding(MISSED, task.name, fire.at, text)
         elif not any(
-            _stands_against(claim, after, fire, task, answered)
+            _stands_against(records, claim, after, fire, task, answered)
             for claim, after in zip_longest(claims, claims[1:])
         ):
             text = (
@@ -79,61 +75,99 @@ def _gave_up(records: Records, fire: Event, answered: float) -> bool:
 
     A run time that was refused is claimed again if the holder dies, and that may fail in its turn.
     """
-    for skip in records.skips:
+    for skip in records.skips[fire.task]:
         assert skip.due is not None
         assert fire.due is not None
-        same = (skip.replica, skip.task) == (fire.replica, fire.task)
-        if same and abs(skip.due - fire.due) < _SAME:
+        if skip.replica == fire.replica and abs(skip.due - fire.due) < _SAME:
             return skip.at <= answered or records.well(fire.replica, answered, skip.at, ANY)
     return False
 
 
-def _answered_by(records: Records, fire: Event) -> float | None:
-    """Return by when a fire's claim must have been answered; ``None`` if that need not be."""
+def _misfired(records: Records, task: ChaosTask) -> Iterator[Finding]:
+    """Find misfires of replicas that were never stopped: no job here keeps others waiting."""
+    for misfire in records.misfires[task.name]:
+        life = records.lives.get(misfire.replica)
+        assert misfire.due is not None
+        if life is None or misfire.due < life.begun:
+            continue  # due while it started
+        since = max(life.begun, misfire.at - RECOVERY)
+        if records.well(misfire.replica, since, misfire.at, PROCESS + SLOW):
+            text = f"{misfire.replica} was never stopped, and took {misfire.due:.3f} for a misfire"
+            yield Finding(MISSED, task.name, misfire.at, text)
+
+
+def _answered_by(records: Records, fire: Event, task: ChaosTask) -> float | None:
+    """Return by when a fire's claim must have been answered; ``None`` if that need not be.
+
+    One that is due once may be late: no other one comes meanwhile, for which it is excused.
+    """
     life = records.lives.get(fire.replica)
+    slack = BURST_REACTION if task.once else 0.0
+    unable, ever = (kinds.replace(SLOW, "") if task.once else kinds for kinds in (UNABLE, ANY))
     if life is None:
         return None
     since = max(life.begun, fire.at - RECOVERY)
-    by = fire.at + REACTION
-    if records.well(fire.replica, since, by) and records.well(fire.replica, fire.at, by, ANY):
+    by = fire.at + records.reaction(fire.at) + slack
+    if records.well(fire.replica, since, by, unable) and records.well(
+        fire.replica, fire.at, by, ever
+    ):
         return by
-    # It is asked again until the replica reaches the server.
-    paths = [
-        trouble.ended
-        for trouble in records.troubles(fire.replica, PATH + BLIP)
+    # It is asked again until the replica reaches the server. Late answers are answers.
+    met = [
+        trouble
+        for trouble in records.troubles(fire.replica, PATH + LATE + BLIP)
         if trouble.begun <= by and trouble.ended >= since
     ]
-    over = max([fire.at, *paths])
-    by = over + RECOVERY
-    if over > fire.at + PATIENCE or not records.well(fire.replica, since, by, PROCESS):
+    over = max([fire.at, *(trouble.ended for trouble in met)])
+    away = max([fire.at, *(trouble.ended for trouble in met if trouble.kind != LATE)])
+    by = over + RECOVERY + slack
+    if away > fire.at + PATIENCE or not records.well(fire.replica, since, by, PROCESS):
         return None
-    return by if records.well(fire.replica, over + 1e-6, by, ANY) else None
+    if any(trouble.kind == LATE for trouble in met):
+        if away > fire.at:
+            return None
+        by = over + records.reaction(fire.at) + slack
+        if over - LATE_BY > fire.at + CLAIM_TIMEOUT - ATTEMPT:
+            return None
+    return by if records.well(fire.replica, over + 1e-6, by, ever) else None
 
 
 def _stands_against(
-    claim: Claim, after: Claim | None, fire: Event, task: ChaosTask, answered: float
+    records: Records,
+    claim: Claim,
+    after: Claim | None,
+    fire: Event,
+    task: ChaosTask,
+    answered: float,
 ) -> bool:
-    assert fire.due is not None
     if claim.at > answered:
         return False
-    # A fire is told of when a worker has it already.
-    asked = max(fire.due, fire.at - REACTION)
-    ends = [claim.released, None if after is None else after.at]
-    if all(end is None or end > asked for end in ends):
-        # It runs. Or it is dead: then it is run again first, or is over for good.
-        return task.failover is not None or claim.until > asked
+    asked = _asked(records, fire)
+    ends = [claim.released, claim.given_up, None if after is None else after.at]
+    if all(end is None or end + COMMIT > asked for end in ends):
+        # It runs. Or it is dead, or handed over: then that is seen to first, see `_forgotten`.
+        return True
+    assert fire.due is not None
     return claim.kept and claim.window > fire.due - task.window - UNDER_WAY
+
+
+def _asked(records: Records, fire: Event) -> float:
+    """Return when a fire's claim may have been sent first: it is told when a worker has it."""
+    assert fire.due is not None
+    return min(fire.at, max(fire.due, fire.at - records.reaction(fire.at)))
 
 
 def _silent(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find replicas whose scheduler stopped firing, except while an instance of the job ran."""
     longest = 2 * task.period + RECOVERY
     for replica, life in records.lives.items():
-        fires = [e.at for e in records.fires if (e.replica, e.task) == (replica, task.name)]
+        if task.exact and replica in records.far:
+            continue
+        fires = [e.at for e in records.fires[task.name] if e.replica == replica]
         marks = [life.begun, *sorted(fires), life.ended]
         runs = [run for run in records.runs[task.name] if run.replica == replica]
         for before, after in pairwise(marks):
-            busy = [run.ended or after for run in runs if run.begun < after]
+            busy = [run.over or after for run in runs if run.begun < after]
             troubles = [trouble.ended for trouble in records.troubles(replica)]
             since = max([before, *(end for end in [*busy, *troubles] if before < end)])
             if after - since > longest:
@@ -142,63 +176,161 @@ def _silent(records: Records, task: ChaosTask) -> Iterator[Finding]:
 
 
 def _unrun(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Find windows that were released as done, and were not."""
+    """Find claims that were released, as if their job had ended, and it had not.
+
+    Without failover, a coroutine that a graceful stop cuts has had its only start.
+    """
+    begun = {run.token for run in records.runs[task.name]}
     ended = {run.token for run in records.runs[task.name] if run.ended is not None}
     for claim in claims:
-        if claim.released is not None and claim.kept and claim.token not in ended:
-            text = f"{claim}, was released {claim.released:.3f} without a run to its end"
-            yield Finding(MISSED, task.name, claim.released, text)
+        if claim.released is None or claim.token in ended:
+            continue
+        told = records.leaving.get(claim.replica, inf)
+        if claim.token in begun and not task.failover and claim.kept and told <= claim.released:
+            continue
+        if _is_claimed_again(records, claim, claims):
+            continue
+        text = f"{claim}, was released {claim.released:.3f} without a run to its end"
+        yield Finding(MISSED, task.name, claim.released, text)
 
 
-def _left_dead(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
-    """Find dead runs that were not run again."""
+def _is_claimed_again(records: Records, given_back: Claim, claims: Sequence[Claim]) -> bool:
+    """Tell whether a claim was given back only to be claimed again, as one answered too late is."""
+    assert given_back.released is not None
+    by = given_back.released + records.reaction(given_back.released)
+    return not given_back.kept and any(
+        claim is not given_back
+        and given_back.released <= claim.at <= by
+        and abs(claim.window - given_back.window) < UNDER_WAY
+        for claim in claims
+    )
+
+
+def _left(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
+    """Find windows of dead runs, and windows that were handed over, that were not run again."""
     for claim, after in zip_longest(claims, claims[1:]):
-        over = inf if claim.released is None else claim.released
-        if after is not None:
-            over = min(over, after.at)
+        if not task.failover and claim.handed_over is None:
+            continue
+        over = _over(claim, after)
+        died = claim.until if claim.handed_over is None else claim.handed_over
+        how = "died" if claim.handed_over is None else "was handed over"
         if after is not None and over == after.at and after.window != claim.window:
-            text = f"{claim}, died, and {after}, was of another window"
-            yield Finding(MISSED, task.name, after.at, text)
-        left = _left_by(records, task, claim.until, over) or _unwatched_by(records, claim, over)
+            if after.at < claim.run_until:
+                text = f"{claim}, {how}, and {after}, was of another window"
+                yield Finding(MISSED, task.name, after.at, text)
+            continue
+        left = _left_by(records, task, claim, over)
         if left:
-            text = f"{claim}, died {claim.until:.3f}, and {left} was well and left it"
-            yield Finding(MISSED, task.name, claim.until, text)
+            text = f"{claim}, {how} {died:.3f}, and {left} was well and left it"
+            yield Finding(MISSED, task.name, died, text)
 
 
-def _left_by(records: Records, task: ChaosTask, died: float, over: float) -> str | None:
-    """Return a replica that had the time to run a dead run's window again, and did not."""
-    takes = SETTLING + task.period + REACTION
+def _over(claim: Claim, after: Claim | None) -> float:
+    """Return when a claim was released, given up or followed by another one."""
+    ends = [claim.released, claim.given_up, None if after is None else after.at]
+    return min((end for end in ends if end is not None), default=inf)
+
+
+def _left_by(records: Records, task: ChaosTask, claim: Claim, over: float) -> str | None:
+    """Return a replica that had the time to run a window again, and did not."""
     for replica, life in records.lives.items():
-        ends = [stretch.ended for stretch in records.troubles(replica, ANY)]
-        for since in [life.begun, died - SETTLING, *ends]:
-            start = max(since, died - SETTLING, life.begun)
-            if start + takes >= over or not records.well(replica, start + 1e-6, start + takes, ANY):
+        if not _knows(records, task, replica, claim.until):
+            continue
+        troubles = [trouble.ended for trouble in records.troubles(replica, ANY)]
+        for since in [life.begun, *troubles]:
+            by = _noticed_by(records, claim, since)
+            if since < life.begun or by >= min(over, claim.run_until):
                 continue
-            if not _is_busy(records, task.name, replica, start, start + takes):
+            if records.well(replica, since + 1e-6, by, ANY) and not _is_busy(
+                records, task.name, replica, claim.until, by
+            ):
                 return replica
     return None
 
 
-def _unwatched_by(records: Records, claim: Claim, over: float) -> str | None:
-    """Return a replica that was refused because of a run that died, and did not watch it."""
-    by = claim.until + WATCHING + REACTION
-    if over <= by:
-        return None
-    for fire in records.fires:
-        if fire.task != claim.task or not claim.at < fire.at < claim.until - REACTION:
-            continue
-        if _is_busy(records, claim.task, fire.replica, fire.at, by):
-            continue
-        settled = min(fire.at, claim.until - SETTLING)
-        answered = records.well(fire.replica, fire.at - RECOVERY, by)
-        if answered and records.well(fire.replica, settled, by, ANY):
-            return fire.replica
-    return None
+def _noticed_by(records: Records, claim: Claim, since: float) -> float:
+    """Return by when a replica that is without trouble since then runs a claim's window again.
+
+    Who was handed a window needs no grace: its holder said so. That its lease has ended needs one.
+    """
+    if claim.handed_over is not None:
+        begun = max(since + RECOVERY, claim.handed_over)
+    else:
+        begun = max(since + SETTLING, claim.until)
+    return begun + POLL_INTERVAL + records.reaction(begun)
+
+
+def _knows(records: Records, task: ChaosTask, replica: str, at: float) -> bool:
+    """Tell whether a replica has the job of a task; a one-off job only if it was due there."""
+    if task.exact and replica in records.far:
+        return False
+    one_off = records.one_offs.get(task.name)
+    if one_off is None or one_off.cron:
+        return True
+    return any(fire.replica == replica and fire.at < at for fire in records.fires[task.name])
+
+
+def _forgotten(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
+    """Find run times that were refused because of a run that died, and that were not run then."""
+    for number, claim in enumerate(claims):
+        over = _over(claim, claims[number + 1] if number + 1 < len(claims) else None)
+        if over <= claim.until and claim.handed_over is None:
+            continue  # it ended alive
+        done = _done_by(task, claims[number:])
+        for fire in records.fires[task.name]:
+            assert fire.due is not None
+            if not claim.at < _asked(records, fire) < over:
+                continue
+            if fire.due - task.window - UNDER_WAY < claim.window:
+                continue  # it is the run's own window
+            by = _believed_by(records, fire, done) + POLL_INTERVAL + records.reaction(fire.at)
+            if (
+                by < inf
+                and records.well(fire.replica, fire.at - RECOVERY, by, ANY)
+                and not _is_busy(records, task.name, fire.replica, fire.at, by)
+                and not _is_claimed_by(by, fire, task, claims)
+            ):
+                text = (
+                    f"the run time {fire.due:.3f} of {fire.replica} was refused because of {claim},"
+                    f" which died {claim.until:.3f}, and was not claimed by {by:.3f}"
+                )
+                yield Finding(MISSED, task.name, fire.at, text)
+
+
+def _done_by(task: ChaosTask, claims: Sequence[Claim]) -> float:
+    """Return when a dead run stands against nothing any more, as it has been run again."""
+    if not task.failover and claims[0].handed_over is None:
+        return claims[0].until
+    again = [claim for claim in claims if claim.window == claims[0].window]
+    ends = [again[-1].released, again[-1].given_up]
+    return min((end for end in ends if end is not None), default=inf)
+
+
+def _believed_by(records: Records, fire: Event, done: float) -> float:
+    """Return from when on a replica believes that a run is dead that was done with then."""
+    since = records.lives[fire.replica].begun if fire.replica in records.lives else inf
+    ends = [trouble.ended for trouble in records.troubles(fire.replica, ANY)]
+    return max([fire.at, done, *(end + SETTLING for end in [since, *ends] if end < fire.at)])
+
+
+def _is_claimed_by(by: float, fire: Event, task: ChaosTask, claims: Sequence[Claim]) -> bool:
+    assert fire.due is not None
+    return any(
+        claim.at <= by and claim.window > fire.due - task.window - UNDER_WAY for claim in claims
+    )
+
+
+def _long_leases(task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
+    """Find claims that would have stood for longer without a sign of life than a lease."""
+    for claim in claims:
+        if claim.lasts > task.longest_silence + _SAME:
+            text = f"{claim}, stood for {claim.lasts:.3f} s without a sign of life"
+            yield Finding(SILENT, task.name, claim.at, text)
 
 
 def _is_busy(records: Records, task: str, replica: str, begun: float, ended: float) -> bool:
     """Tell whether it ran the task: an instance that is running may be all that is allowed."""
     return any(
-        run.replica == replica and run.begun < ended and (run.ended or ended) > begun
+        run.replica == replica and run.begun < ended and (run.over or ended) > begun
         for run in records.runs[task]
     )

@@ -16,14 +16,17 @@ from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.chaos.application import connect
 from tests.chaos.fleet import Fleet, Member, Slot
 from tests.chaos.history import Event
-from tests.chaos.plan import Action, Plan
+from tests.chaos.plan import LATE_BY, NEAR_SKEW, Action, Plan
 
 _TERMINATE = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s
 """
 
+# Seconds before an action at which the processes are started of those that join after it.
+AHEAD = 7.0
+
 # So many events back it looks for runs that are going on.
-_RECENT = 1000
+_RECENT = 5000
 
 
 class Monkey:
@@ -40,18 +43,28 @@ class Monkey:
         self._fleet = fleet
         self._server = server
         self._history = history
-        self._started = time.monotonic()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._plan = plan
-        self._down = False
+        self._first_ones: list[Member] = []
+        self._waiting: dict[int, list[Member]] = {}
+        self._down = self._slow = False
 
-    def start(self) -> None:
-        """Start the fleet, and put the plan on the agenda."""
-        for slot, newcomer in zip(self._fleet.slots, self._plan.first, strict=True):
-            self._fleet.start(slot, newcomer)
+    def prepare(self) -> None:
+        """Start the processes of the first replicas."""
+        self._first_ones = [self._fleet.prepare(newcomer) for newcomer in self._plan.first]
+
+    def begin(self, started: float) -> None:
+        """Let the first replicas begin, and put the plan on the agenda."""
+        for slot, member in zip(self._fleet.slots, self._first_ones, strict=True):
+            self._fleet.begin(slot, member)
         for action in self._plan.actions:
-            self._later(self._started + action.at, partial(self._do, action))
+            self._later(started + action.at - AHEAD, partial(self._get_ready, action))
+            self._later(started + action.at, partial(self._do, action))
+
+    def _get_ready(self, action: Action) -> None:
+        """Start the processes of those that an action lets join."""
+        self._waiting[id(action)] = [self._fleet.prepare(one) for one in action.newcomers]
 
     def act(self) -> None:
         """Do what is due."""
@@ -65,8 +78,14 @@ class Monkey:
         self._later(time.monotonic() + action.lasts, what)
 
     def _do(self, action: Action) -> None:
+        if action.kind == "mute claim":
+            self._mute_claim(action)
+            return
         slot = self._holder_of(action.aim) or self._fleet.slots[action.slot]
         member = slot.member
+        if action.kind == "replace others":
+            self._replace_others(action)
+            return
         if member is None or not member.alive or (member.stopped and action.kind != "kill"):
             return  # it is gone already, or as good as
         if self._act_on(action, slot, member):
@@ -76,7 +95,7 @@ class Monkey:
         """Return the slot of the replica that runs a task; ``None`` if no living one does."""
         ended: set[tuple[str, int]] = set()
         for event in reversed(self._history[-_RECENT:]):
-            if event.task == task and event.kind == "end":
+            if event.task == task and event.kind in ("end", "cut"):
                 ended.add((event.replica, event.token))
             if event.task == task and event.kind == "begin":
                 if (event.replica, event.token) in ended:
@@ -87,25 +106,39 @@ class Monkey:
                 )
         return None
 
+    def _mute_claim(self, action: Action) -> None:
+        """Lose the answer of the replica that claims a task first: that of the fastest clock."""
+        near = {
+            number: slot.member.newcomer.skew
+            for number, slot in enumerate(self._fleet.slots)
+            if slot.member and slot.member.alive and abs(slot.member.newcomer.skew) <= NEAR_SKEW
+        }
+        slot = self._fleet.slots[max(near, key=near.__getitem__, default=0)]
+        member = slot.member
+        if member is not None and not slot.disturbed:
+            slot.mute_after_claim(action.aim, lambda: self._note("hung", member, "mute"))
+            self.done[action.kind] += 1
+            self._after(action, lambda: self._free(slot))
+
     def _act_on(self, action: Action, slot: Slot, member: Member) -> bool:
         match action.kind:
             case "kill":
                 self._kill(action, slot, member)
             case "leave":
-                self._note("leaving", member)
-                member.leave()
-                self._after(action, lambda: self._join(slot, action))
+                self._leave(action, slot, member)
             case "stop":
                 self._note("stopped", member)
                 member.signal(signal.SIGSTOP)
                 self._after(action, lambda: self._continue(member))
-            case "hang" | "swallow":
+            case "hang" | "swallow" | "mute":
                 return self._disturb(action, slot, member)
             case "cut":
-                self._note("cut", member)
+                self._note("cut off", member)
                 slot.proxy.cut_all()
             case "terminate":
                 self._terminate(member)
+            case "stall":
+                return self._stall(action)
             case _:
                 return self._restart(action)
         return True
@@ -116,8 +149,23 @@ class Monkey:
         member.kill()
         self._after(action, lambda: self._join(slot, action))
 
+    def _leave(self, action: Action, slot: Slot, member: Member) -> None:
+        self._note("leaving", member)
+        member.leave()
+        self._after(action, lambda: self._join(slot, action))
+
+    def _replace_others(self, action: Action) -> None:
+        """Replace all that do not run a task. If nobody runs it, it is too late for that."""
+        holder = self._holder_of(action.aim)
+        for slot in self._fleet.slots if holder else ():
+            member = slot.member
+            if slot is not holder and member and member.alive and not member.stopped:
+                self._leave(action, slot, member)
+                self.done["leave"] += 1
+
     def _join(self, slot: Slot, action: Action) -> None:
-        member = self._fleet.start(slot, action.newcomer)
+        member = self._waiting[id(action)].pop()
+        self._fleet.begin(slot, member)
         self.done["join"] += 1
         if slot.disturbed:
             self._note("hung", member, slot.disturbed)
@@ -131,7 +179,7 @@ class Monkey:
         if slot.disturbed:
             return False
         self._note("hung", member, action.kind)
-        (slot.hang if action.kind == "hang" else slot.swallow)()
+        {"hang": slot.hang, "swallow": slot.swallow, "mute": slot.mute}[action.kind]()
         self._after(action, lambda: self._free(slot))
         return True
 
@@ -148,6 +196,25 @@ class Monkey:
                 connection.execute(_TERMINATE, [f"tasklock {member.name}"])
         except psycopg.OperationalError:
             pass
+
+    def _stall(self, action: Action) -> bool:
+        if self._slow:
+            return False
+        self._event("slowed")
+        self._be_late(LATE_BY)
+        self._after(action, lambda: self._be_late(0.0))
+        # Answers that are on their way are late as well.
+        self._later(time.monotonic() + action.lasts + LATE_BY, self._be_quick)
+        return True
+
+    def _be_late(self, seconds: float) -> None:
+        self._slow = True
+        for slot in self._fleet.slots:
+            slot.late_by = seconds
+
+    def _be_quick(self) -> None:
+        self._slow = False
+        self._event("quick")
 
     def _restart(self, action: Action) -> bool:
         if self._down:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from tests.chaos.history import Event
+from tests.chaos.bounds import BURST, BURST_NEAR, BURST_REACTION, REACTION
+from tests.chaos.history import FAR, Event
+from tests.chaos.tasks import OneOff
 
 
 @dataclass
@@ -18,6 +22,7 @@ class Run:
     :ivar begun: when it began
     :ivar believed: when it last asked whether its lock was lost, and was told no; ``None``: never
     :ivar ended: when it ended; ``None`` if it did not live so long
+    :ivar cut: when its coroutine was cancelled; ``None`` if it was not, or could not tell
     """
 
     task: str
@@ -28,6 +33,12 @@ class Run:
     begun: float
     believed: float | None = None
     ended: float | None = None
+    cut: float | None = None
+
+    @property
+    def over(self) -> float | None:
+        """When it ended, or was cut."""
+        return self.cut if self.ended is None else self.ended
 
     def __str__(self) -> str:
         how = "takeover" if self.takeover else "run"
@@ -42,8 +53,13 @@ class Claim:
     :ivar window: where its window starts
     :ivar renewed: when it was last renewed, or granted
     :ivar until: when it ends if it is not renewed again
+    :ivar lasts: how long it stood at most without a sign of life
     :ivar released: when it was; ``None`` if never
     :ivar kept: whether its window stayed taken then
+    :ivar handed_over: when its window was handed over to whoever takes it; ``None`` if never
+    :ivar given_up: when another replica ended it for good; ``None`` if never
+    :ivar run_until: when its maximum lock ends
+    :ivar deaths: how many holders before it died in a row
     """
 
     task: str
@@ -54,15 +70,18 @@ class Claim:
     renewed: float
     until: float
     released: float | None = None
+    lasts: float = 0.0
     kept: bool = True
+    handed_over: float | None = None
+    given_up: float | None = None
+    run_until: float = inf
+    deaths: int = 0
 
-    def stands(self, at: float) -> bool:
-        """Tell whether it is granted, and neither released nor ended."""
-        return self.at <= at < min(self.until, inf if self.released is None else self.released)
-
-    def is_dead(self, at: float) -> bool:
-        """Tell whether it has ended without a release."""
-        return self.until <= at and (self.released is None or self.released > at)
+    def takes_over(self, before: Claim | None) -> bool:
+        """Tell whether it took the window of the claim before it over."""
+        if before is None or before.window != self.window or before.given_up is not None:
+            return False
+        return before.released is None or before.released > self.at
 
     def __str__(self) -> str:
         return f"claim of token {self.token} by {self.replica}, granted {self.at:.3f}"
@@ -80,10 +99,15 @@ class Stretch:
         return max(0.0, min(self.ended, ended) - max(self.begun, begun))
 
 
-# A replica that is stopped or dead; that does not reach the server; whose connections broke at a
-# moment, which it should survive.
-PROCESS, PATH, BLIP = "P", "N", "B"
-UNABLE, ANY = PROCESS + PATH, PROCESS + PATH + BLIP
+# A replica that is stopped or dead; that does not reach the server; that gets its answers late,
+# but gets them; that is slow for a moment, on a busy machine; whose connections broke at a moment,
+# which it should survive.
+PROCESS, PATH, LATE, SLOW, BLIP = "P", "N", "L", "S", "B"
+UNABLE = PROCESS + PATH + LATE + SLOW
+ANY = UNABLE + BLIP
+
+# A stall of a replica that is longer is like being stopped.
+_LONGEST_SLOW = 1.5
 
 
 @dataclass(frozen=True)
@@ -104,9 +128,16 @@ class Records:
     :ivar claims: by task, in the order in which they were granted
     :ivar claim_of: the last claim with a token, by task and token
     :ivar writes: accepted ones, by task, in the order of acceptance
-    :ivar fires: of the replicas' schedulers
+    :ivar fires: of the replicas' schedulers, by task
     :ivar lives: by replica, from the start of its scheduler until it ends or is told to
-    :ivar skips: fires whose claims were given up, because the database was away
+    :ivar skips: fires whose claims were given up, because the database was unavailable, by task
+    :ivar misfires: by task
+    :ivar early: runs of jobs that are not due for long
+    :ivar one_offs: jobs that are due once, by id
+    :ivar leaving: by replica, when it was told to end
+    :ivar gone: by replica that was told to end, when it had
+    :ivar far: replicas whose clock is far off
+    :ivar outages: when the server was down
     :ivar died: replicas that ended on their own
     :ivar errors: what they logged as errors
     """
@@ -116,12 +147,21 @@ class Records:
         self.claims: dict[str, list[Claim]] = defaultdict(list)
         self.claim_of: dict[str, dict[int, Claim]] = defaultdict(dict)
         self.writes: dict[str, list[Event]] = defaultdict(list)
-        self.fires: list[Event] = []
+        self.fires: dict[str, list[Event]] = defaultdict(list)
         self.lives: dict[str, Stretch] = {}
-        self.skips: list[Event] = []
+        self.skips: dict[str, list[Event]] = defaultdict(list)
+        self.misfires: dict[str, list[Event]] = defaultdict(list)
+        self.early: list[Event] = []
+        self.one_offs: dict[str, OneOff] = {}
+        self.leaving: dict[str, float] = {}
+        self.gone: dict[str, float] = {}
+        self.far: set[str] = set()
         self.died = [event for event in events if event.kind == "died"]
         self.errors = [event for event in events if event.kind == "erred"]
         self._open: dict[tuple[str, str, int], Run] = {}
+        self._wrote: dict[str, list[float]] = defaultdict(list)
+        # Names of tasks of which the id looks made up are not the ids; see `_take_in_run`.
+        self._ids: dict[str, str] = {}
         # Stable: of one moment, what was written first happened first.
         ordered = sorted(events, key=lambda event: event.at)
         for event in ordered:
@@ -129,10 +169,12 @@ class Records:
         for event in events:  # not by time: a row's time is from before it waited for its turn
             if event.kind == "written":
                 self.writes[event.task].append(event)
-            elif event.kind in ("claimed", "renewed", "released"):
+            elif event.kind in _ROWS:
                 self._take_in_claim(event)
         self._live(ordered)
+        self.outages = _outages(ordered)
         self._troubles = _troubles(ordered, self.lives)
+        self._fired = sorted(fire.at for fires in self.fires.values() for fire in fires)
 
     def troubles(self, replica: str, kinds: str = UNABLE) -> Iterator[Trouble]:
         """Yield when a replica was not able to do as usual."""
@@ -150,29 +192,57 @@ class Records:
             for trouble in self.troubles(replica, kinds)
         )
 
+    def wrote_before(self, replica: str, at: float) -> float:
+        """Return when a replica last changed a row before that; so it reached the server then."""
+        return max((moment for moment in self._wrote[replica] if moment < at), default=-inf)
+
+    def reaction(self, at: float) -> float:
+        """Return within how many seconds a replica that is well does what is due."""
+        near = bisect(self._fired, at + BURST_NEAR) - bisect(self._fired, at - BURST_NEAR)
+        return BURST_REACTION if near >= BURST else REACTION
+
     def _take_in(self, event: Event) -> None:
-        if event.kind == "fire":
-            self.fires.append(event)
-        elif event.kind == "skipped":
-            self.skips.append(event)
-        elif event.kind in ("begin", "holds", "end"):
+        by_task = {"fire": self.fires, "skipped": self.skips, "misfired": self.misfires}
+        if event.kind in by_task:
+            by_task[event.kind][event.task].append(event)
+        elif event.kind in _BELIEFS:
             self._take_in_run(event)
+        elif event.kind == "early":
+            self.early.append(event)
+        elif event.kind == "gone":
+            self.gone[event.replica] = event.at
+        elif event.kind == "ready" and event.detail == FAR:
+            self.far.add(event.replica)
+        elif event.kind == "planned":
+            one_off = OneOff(**json.loads(event.detail))
+            self.one_offs[one_off.id] = one_off
 
     def _take_in_claim(self, event: Event) -> None:
         assert event.until is not None
+        task = self._ids.get(event.task, event.task)
+        self._wrote[event.replica].append(event.at)
         if event.kind == "claimed":
             assert event.due is not None
             claim = Claim(
-                event.task, event.replica, event.token, event.at, event.due, event.at, event.until
+                task, event.replica, event.token, event.at, event.due, event.at, event.until
             )
-            self.claims[event.task].append(claim)
-            self.claim_of[event.task][event.token] = claim
+            claim.run_until = inf if event.run_until is None else event.run_until
+            claim.deaths = event.deaths
+            claim.lasts = event.until - event.at
+            self.claims[task].append(claim)
+            self.claim_of[task][event.token] = claim
             return
-        claim = self.claim_of[event.task][event.token]
-        if event.kind == "renewed":
-            claim.renewed, claim.until = event.at, event.until
-        else:
-            claim.released, claim.kept = event.at, event.kept
+        claim = self.claim_of[task][event.token]
+        match event.kind:
+            case "renewed":
+                claim.renewed, claim.until = event.at, event.until
+                claim.lasts = max(claim.lasts, event.until - event.at)
+            case "released":
+                claim.released, claim.kept = event.at, event.kept
+            case "handed over":
+                claim.handed_over, claim.until = event.at, event.until
+            case _:
+                claim.given_up = event.at
 
     def _take_in_run(self, event: Event) -> None:
         key = (event.task, event.replica, event.token)
@@ -181,11 +251,15 @@ class Records:
             run = Run(event.task, event.replica, event.token, due, event.takeover, event.at)
             self._open[key] = run
             self.runs[event.task].append(run)
+            if event.detail:
+                self._ids[event.detail] = event.task
         run = self._open[key]
         if not event.lost:
             run.believed = event.at
         if event.kind == "end":
             run.ended = event.at
+        elif event.kind == "cut":
+            run.cut = event.at
 
     def _live(self, ordered: Sequence[Event]) -> None:
         ready = {event.replica: event.at for event in ordered if event.kind == "ready"}
@@ -199,32 +273,55 @@ class Records:
         for replica, begun in ready.items():
             ended = min(gone.get(replica, inf), *closing, last)
             self.lives[replica] = Stretch(begun, ended)
+        killed = {event.replica for event in ordered if event.kind in ("killed", "died")}
+        told = {event.replica: event.at for event in ordered if event.kind == "leaving"}
+        for replica in self.lives:
+            if replica not in killed and (replica in told or closing):
+                self.leaving[replica] = told.get(replica, *closing)
 
+
+# What a run tells of itself.
+_BELIEFS = ("begin", "holds", "end", "cut")
+
+# What the task lock table shows.
+_ROWS = ("claimed", "renewed", "released", "handed over", "given up")
 
 _LASTING = {
     "killed": ("", PROCESS),
     "stopped": ("continued", PROCESS),
     "hung": ("freed", PATH),
     "down": ("up", PATH),
+    "slowed": ("quick", LATE),
 }
 
 
 def _troubles(ordered: Sequence[Event], lives: dict[str, Stretch]) -> dict[str, list[Trouble]]:
     found: dict[str, list[Trouble]] = defaultdict(list)
     for number, event in enumerate(ordered):
-        if event.kind == "stalled":
+        if event.kind == "gone":
+            trouble = Trouble(event.at, inf, PROCESS)
+        elif event.kind == "stalled":
             assert event.until is not None
-            trouble = Trouble(event.at, event.until, PROCESS)
+            slow = event.until - event.at < _LONGEST_SLOW
+            trouble = Trouble(event.at, event.until, SLOW if slow else PROCESS)
         elif event.kind in _LASTING:
             end, kind = _LASTING[event.kind]
             trouble = Trouble(event.at, _end(ordered[number:], end), kind)
-        elif event.kind in ("cut", "terminated"):
+        elif event.kind in ("cut off", "terminated"):
             trouble = Trouble(event.at, event.at, BLIP)
         else:
             continue
         for replica in [event.replica] if event.replica else list(lives):
             found[replica].append(trouble)
     return found
+
+
+def _outages(ordered: Sequence[Event]) -> list[Stretch]:
+    return [
+        Stretch(event.at, _end(ordered[number:], "up"))
+        for number, event in enumerate(ordered)
+        if event.kind == "down"
+    ]
 
 
 def _end(events: Sequence[Event], kind: str) -> float:

@@ -1,111 +1,128 @@
-"""Whose window a run was: its own, or one that a dead holder left."""
+"""Whose window a run was: its own, or one that a dead holder left, or that was handed over."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
+from tests.chaos.bounds import ATTEMPT, NOTICED_OUTAGE, RECOVERY, SHORTEST_GRACE, UNDER_WAY
 from tests.chaos.finding import Finding
-from tests.chaos.records import ANY, Claim, Records, Run
-from tests.chaos.tasks import CLAIM_TIMEOUT, ChaosTask
+from tests.chaos.plan import LATE_BY
+from tests.chaos.records import ANY, PATH, PROCESS, UNABLE, Claim, Records, Run
+from tests.chaos.tasks import ChaosTask
 
 RUN_TWICE = "window run twice"
-
-# The database learns a run time as "now, minus so many seconds", and so places it later by as long
-# as the claim was under way, in seconds.
-UNDER_WAY = 0.05
+BELIEVED_TOO_SOON = "row believed too soon"
 
 # A lease is renewed when a third of it has passed. A holder that loses it was in trouble for most
 # of the other two; this share of the lease leaves some for the ways to and fro.
 TROUBLE_SHARE = 0.3
-
-# Seconds that a statement waits for an answer that does not come: the library's share of the claim
-# timeout.
-ATTEMPT = CLAIM_TIMEOUT / 3
-
-# Seconds after a trouble until a replica is well: an attempt that still waits for an answer, the
-# next one, and the pause between them.
-RECOVERY = 2 * ATTEMPT + 1.0
 
 
 def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find windows that were run twice without a dead holder.
 
     A run owns its run time and the minimum lock after it. The next claim's run time is beyond that,
-    or it takes the window over from a holder that died.
+    or it takes the window over from a holder that died, or that handed it over.
     """
-    runs = {run.token: run for run in records.runs[task.name]}
-    claims = records.claim_of[task.name]
-    windows: dict[int, float] = {}
-    for token in sorted({*runs, *claims}):
-        run, claim, before = runs.get(token), claims.get(token), claims.get(token - 1)
-        windows[token] = _window(run, claim, windows.get(token - 1))
-        if run is not None and run.takeover:
+    runs = {(run.replica, run.token): run for run in records.runs[task.name]}
+    claims = records.claims[task.name]
+    for run in records.runs[task.name]:
+        if run.takeover and not any(_takes_over(run, *pair) for pair in pairwise(claims)):
+            text = f"{run}, but there was nothing to take over"
+            yield Finding(RUN_TWICE, task.name, run.begun, text)
+    for before, claim in pairwise(claims):
+        yield from _believed_too_soon(records, before, claim)
+    window: float | None = None
+    for before, claim in pairwise([None, *claims]):
+        assert claim is not None
+        run = runs.get((claim.replica, claim.token))
+        again = claim.takes_over(before) or (run is not None and run.takeover)
+        if again and before is not None:
+            begun = claim.at if run is None else run.begun
             reason = _unfounded(records, task, before, claim)
             if reason:
-                yield Finding(RUN_TWICE, task.name, run.begun, f"{run}, but {reason}")
-        elif token - 1 in windows and _in_order(runs, claims, token):
-            yield from _too_close(task, windows, before, run or claim)
+                yield Finding(RUN_TWICE, task.name, begun, f"{run or claim}, but {reason}")
+            continue
+        own = claim.window if run is None else run.due
+        if before is not None and window is not None:
+            yield from _too_close(task, own - window, before, run or claim)
+        window = own
 
 
-def _in_order(runs: dict[int, Run], claims: dict[int, Claim], token: int) -> bool:
-    """Tell whether a token came after the one before. Else it went back, and was found for that."""
-    moments = [
-        claims[number].at if number in claims else runs[number].begun
-        for number in (token - 1, token)
-    ]
-    return moments[0] < moments[1]
+def _takes_over(run: Run, before: Claim, claim: Claim) -> bool:
+    return (run.replica, run.token) == (claim.replica, claim.token)
 
 
-def _window(run: Run | None, claim: Claim | None, before: float | None) -> float:
-    """Return the run time of the window; of one taken over, what it was of the dead holder."""
-    if run is not None:
-        return before if run.takeover and before is not None else run.due
-    assert claim is not None
-    return claim.window  # its job never began
-
-
-def _too_close(
-    task: ChaosTask, windows: dict[int, float], before: Claim | None, run: Run | Claim | None
-) -> Iterator[Finding]:
-    assert run is not None
-    # A run that raised, or that was given back, opens its window again, and that for half a window
-    # before, where other replicas' run times of the same window may be.
-    opened = before is not None and before.released is not None and not before.kept
+def _too_close(task: ChaosTask, apart: float, before: Claim, run: Run | Claim) -> Iterator[Finding]:
+    # A run that raised opens its window again, and that for half a window before, where other
+    # replicas' run times of the same window may be.
+    opened = before.released is not None and not before.kept
     owned = -task.window / 2 if opened else task.window
-    apart = windows[run.token] - windows[run.token - 1]
-    if isinstance(run, Claim) and before is not None and run.window == before.window:
-        return  # a takeover whose job never began
     if apart < owned - UNDER_WAY:
         at = run.begun if isinstance(run, Run) else run.at
         text = f"{run}, is of a run time {apart:.3f} s after that of the token before"
         yield Finding(RUN_TWICE, task.name, at, text)
 
 
-def _unfounded(
-    records: Records, task: ChaosTask, before: Claim | None, claim: Claim | None
-) -> str | None:
+def _unfounded(records: Records, task: ChaosTask, before: Claim, claim: Claim) -> str | None:
     """Return why a takeover should not have been, or ``None``."""
-    if task.failover is None:
-        return "the task has no failover"
-    if before is None or claim is None:
-        return "there was nothing to take over"
+    runs = [run for run in records.runs[task.name] if run.token == before.token]
     if before.released is not None and before.released <= claim.at:
         return f"{before}, was released {before.released:.3f}"
+    if before.handed_over is not None and before.handed_over <= claim.at:
+        return _kept_back(task, before, claim.at, runs)
+    if not task.failover:
+        return "the task has no failover"
     if before.until > claim.at:
-        return f"{before}, stood until {before.until:.3f}"
-    return _alive(records, task, before, claim.at)
+        return None  # it stood: see exclusion.py
+    return _alive(records, before, claim.at, runs)
 
 
-def _alive(records: Records, task: ChaosTask, before: Claim, at: float) -> str | None:
+def _kept_back(task: ChaosTask, before: Claim, at: float, runs: list[Run]) -> str | None:
+    """Return why a claim should not have been handed over, or ``None``."""
+    if any(run.ended is not None and run.ended <= at for run in runs):
+        return f"{before}, had ended when it was handed over"
+    if runs and not task.failover:
+        return f"{before}, had begun, and the task has no failover"
+    return None
+
+
+def _alive(records: Records, before: Claim, at: float, runs: list[Run]) -> str | None:
     """Return why a claim that has ended should not count as dead, or ``None``."""
+    lease = before.until - before.renewed
+    # A renewal is given a third of the lease to be answered.
+    unable = UNABLE if lease < 3 * (LATE_BY + ATTEMPT) else PROCESS + PATH
     troubled = sum(
         stretch.shared_with(before.renewed, before.until)
-        for stretch in records.troubles(before.replica)
+        for stretch in records.troubles(before.replica, unable)
     )
-    if troubled < TROUBLE_SHARE * (before.until - before.renewed):
+    if troubled < TROUBLE_SHARE * lease:
         return f"{before}, was not renewed after {before.renewed:.3f} by a replica without trouble"
-    ended = [run.ended for run in records.runs[task.name] if run.token == before.token]
     able = records.well(before.replica, at - RECOVERY, at, ANY)
-    if able and any(end is not None and end < at - RECOVERY for end in ended):
+    if able and any(run.ended is not None and run.ended < at - RECOVERY for run in runs):
         return f"{before}, had ended, and its replica was able to release it"
+    if able and not any(run.over is not None for run in runs):
+        return f"{before}, was running, and its replica was able to renew it"
     return None
+
+
+def _believed_too_soon(records: Records, before: Claim, claim: Claim) -> Iterator[Finding]:
+    """Find dead runs that were followed right after the start of a replica, or after an outage.
+
+    A holder that lives may not have had the time to renew, or to release.
+    """
+    ends = (before.released, before.handed_over, before.given_up)
+    if any(end is not None and end <= claim.at for end in ends):
+        return
+    since = claim.at - SHORTEST_GRACE
+    life = records.lives.get(claim.replica)
+    if life is not None and life.begun > since:
+        text = f"{claim}, believed {before} dead {claim.at - life.begun:.3f} s after its start"
+        yield Finding(BELIEVED_TOO_SOON, claim.task, claim.at, text)
+    for outage in records.outages:
+        if since < outage.ended <= claim.at and outage.ended - outage.begun > NOTICED_OUTAGE:
+            text = (
+                f"{claim}, believed {before} dead {claim.at - outage.ended:.3f} s after an outage"
+            )
+            yield Finding(BELIEVED_TOO_SOON, claim.task, claim.at, text)

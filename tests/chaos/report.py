@@ -13,13 +13,17 @@ from tests.chaos.tasks import TASKS
 # Seconds before and after a finding that its surroundings show.
 _BEFORE, _AFTER = 6.0, 2.0
 
-_HEADINGS = ("task", "runs", "windows", "takeovers", "cut short", "lost", "writes")
+# So many findings are listed.
+_LISTED = 40
+
+_HEADINGS = ("task", "runs", "windows", "takeovers", "handed over", "cut short", "lost", "writes")
 
 
 def summary(events: Sequence[Event], done: Counter[str]) -> str:
     """Return a table of what ran, and a line of what was done to it."""
     records = Records(events)
-    rows = [_HEADINGS, *(_row(records, events, task.name) for task in TASKS)]
+    rows = [_HEADINGS, *(_row(records, events, task.name, [task.name]) for task in TASKS)]
+    rows.append(_row(records, events, "one-offs", list(records.one_offs)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     lines = [
         "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
@@ -29,19 +33,23 @@ def summary(events: Sequence[Event], done: Counter[str]) -> str:
     return "\n".join([*lines, f"faults: {faults or 'none'}"])
 
 
-def _row(records: Records, events: Sequence[Event], task: str) -> tuple[str, ...]:
-    runs = records.runs[task]
-    takeovers = sum(run.takeover for run in runs)
-    lost = {(e.replica, e.token) for e in events if e.task == task and e.lost}
+def _row(
+    records: Records, events: Sequence[Event], heading: str, tasks: Sequence[str]
+) -> tuple[str, ...]:
+    runs = [run for task in tasks for run in records.runs[task]]
+    wanted = set(tasks)
+    lost = {(e.replica, e.task, e.token) for e in events if e.lost and e.task in wanted}
+    claims = [claim for task in tasks for claim in records.claims[task]]
     counts = (
         len(runs),
-        len({claim.window for claim in records.claims[task]}),
-        takeovers,
+        len({(claim.task, claim.window) for claim in claims}),
+        sum(run.takeover for run in runs),
+        sum(claim.handed_over is not None for claim in claims),
         sum(run.ended is None for run in runs),
         len(lost),
-        len(records.writes[task]),
+        sum(len(records.writes[task]) for task in tasks),
     )
-    return (task, *map(str, counts))
+    return (heading, *map(str, counts))
 
 
 def surroundings(finding: Finding, events: Sequence[Event]) -> str:
@@ -65,9 +73,12 @@ def _line(event: Event, at: float) -> str:
 
 
 def describe(findings: Sequence[Finding]) -> str:
-    """Return all findings, a line each, and how many there are of which fault."""
+    """Return the first findings, a line each, and how many there are of which fault."""
     if not findings:
         return "findings: none"
     counts = Counter(finding.fault for finding in findings)
     total = ", ".join(f"{count} x {fault}" for fault, count in counts.items())
-    return "\n".join([*map(str, findings), f"findings: {total}"])
+    lines = [str(finding) for finding in findings[:_LISTED]]
+    if len(findings) > _LISTED:
+        lines.append(f"... and {len(findings) - _LISTED} more")
+    return "\n".join([*lines, f"findings: {total}"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from apscheduler_tasklock import upgrade
@@ -18,6 +19,7 @@ from tests.chaos.fleet import Fleet
 from tests.chaos.history import Event
 from tests.chaos.monkey import Monkey
 from tests.chaos.plan import Plan
+from tests.chaos.settings import ONE_OFFS
 
 _TICK = 0.02
 
@@ -64,11 +66,16 @@ def unleash(plan: Plan, seconds: float, folder: Path) -> Outcome:
         create_tables(server.url)
         offset = monotonic_offset()
         fleet = stack.enter_context(
-            Fleet(server.url, folder, events.append).running(len(plan.first))
+            Fleet(server.url, folder, offset, events.append).running(len(plan.first))
         )
         monkey = Monkey(plan, fleet, server, events)
+        monkey.prepare()
+        while sum(event.kind == "loaded" for event in list(events)) < len(plan.first):
+            check_interrupt()
+            time.sleep(_TICK)
         started = time.monotonic()
-        monkey.start()
+        _write_one_offs(plan, started, folder, events)
+        monkey.begin(started)
         status = _Status(seconds)
         while time.monotonic() < started + seconds:
             check_interrupt()
@@ -83,6 +90,13 @@ def unleash(plan: Plan, seconds: float, folder: Path) -> Outcome:
             raise ClockSetError
         events += read_events(server.url, offset)
     return Outcome(started, events, monkey.done)
+
+
+def _write_one_offs(plan: Plan, started: float, folder: Path, events: list[Event]) -> None:
+    """Let the replicas and the checker know of the one-off jobs, on the monotonic clock."""
+    jobs = [replace(job, at=started + job.at) for job in plan.one_offs]
+    (folder / ONE_OFFS).write_text(json.dumps([asdict(job) for job in jobs]))
+    events += [Event(started, "planned", detail=json.dumps(asdict(job))) for job in jobs]
 
 
 @contextmanager

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# The library's default factors.
+# The library's default factors, its default lease, and the options that are the same for all.
 MIN_FACTOR, MAX_FACTOR = 0.9, 5.0
+LONGEST_LEASE, LEASE_SHARE = 60.0, 3
+POLL_INTERVAL = 1.0
 
-# Short, so that replicas soon do as usual again after an outage; see checker.py.
-CLAIM_TIMEOUT = 3.0
+# A third of it is what the library waits for one answer: longer than answers are late in a stall.
+CLAIM_TIMEOUT = 7.0
+
+# Seconds from one run time to the next of a task that runs once in a run of the chaos.
+FAR_APART = 3600.0
 
 
 @dataclass(frozen=True)
@@ -19,19 +24,27 @@ class ChaosTask:
     :ivar name: id of the job, and so the task's name
     :ivar period: seconds from one run time to the next
     :ivar takes: seconds that a run takes, at least and at most
-    :ivar failover: its lease; ``None`` for none: its windows are started at most once
-    :ivar cron: whether its run times are those of a cron expression, by the replica's own clock;
-        else an interval that counts from the replica's start
+    :ivar failover: whether a dead holder's window is run again
+    :ivar lease: seconds; ``None`` for the library's default
+    :ivar max_lock: seconds; ``None`` for the library's default
+    :ivar exact: whether all replicas compute the same run times, by their own clocks; else an
+        interval that counts from the replica's start
     :ivar raises: whether one run in three raises, which opens its window again
+    :ivar cancels: whether a coroutine that has lost its lock is cancelled
+    :ivar once: whether it is due once in a run of the chaos, or never
     :ivar job: further arguments of ``add_job``
     """
 
     name: str
     period: float
     takes: tuple[float, float]
-    failover: float | None
-    cron: bool = False
+    failover: bool
+    lease: float | None = None
+    max_lock: float | None = None
+    exact: bool = False
     raises: bool = False
+    cancels: bool = False
+    once: bool = False
     job: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -40,17 +53,73 @@ class ChaosTask:
         return MIN_FACTOR * self.period
 
     @property
+    def longest_lock(self) -> float:
+        """Seconds that a run may take: the maximum lock."""
+        return MAX_FACTOR * self.period if self.max_lock is None else self.max_lock
+
+    @property
+    def longest_silence(self) -> float:
+        """Seconds after its last sign of life for which a holder counts as alive: the lease."""
+        if self.lease is not None:
+            return self.lease
+        return min(LONGEST_LEASE, self.longest_lock / LEASE_SHARE)
+
+    @property
     def options(self) -> dict[str, Any]:
         """The job's own options of the task lock."""
-        on_failure = "release" if self.raises else "keep"
-        return {"failover": self.failover or 0, "on_failure": on_failure}
+        options: dict[str, Any] = {"failover": self.failover}
+        if self.raises:
+            options["on_failure"] = "release"
+        if self.lease is not None:
+            options["lease"] = self.lease
+        if self.max_lock is not None:
+            options["max_lock"] = self.max_lock
+        return options
 
 
 TASKS = (
-    ChaosTask("tick-2s", 2, (0.2, 0.8), 3, job={"coalesce": False, "max_instances": 3}),
-    ChaosTask("cron-5s", 5, (0.5, 2.5), 2, cron=True, job={"max_instances": 2}),
+    ChaosTask("tick-2s", 2, (0.2, 0.8), True, 3, 40, job={"coalesce": False, "max_instances": 3}),
+    ChaosTask("cron-5s", 5, (0.5, 2.5), True, 3, 40, exact=True, job={"max_instances": 2}),
     # Longer than its period.
-    ChaosTask("long-3s", 3, (3.5, 4.5), 2, job={"max_instances": 1}),
-    ChaosTask("flaky-4s", 4, (0.2, 1.0), 2, raises=True, job={"max_instances": 2}),
-    ChaosTask("once-3s", 3, (0.5, 1.5), None, job={"max_instances": 2}),
+    ChaosTask("long-3s", 3, (3.5, 4.5), True, 3, 40, cancels=True, job={"max_instances": 1}),
+    ChaosTask("flaky-4s", 4, (0.2, 1.0), True, 3, 40, raises=True, job={"max_instances": 2}),
+    ChaosTask("once-3s", 3, (0.5, 1.5), False, job={"max_instances": 2}),
 )
+
+
+@dataclass(frozen=True)
+class OneOff:
+    """A job that is due once in a run of the chaos.
+
+    :ivar id: of the job
+    :ivar at: when it is due, in seconds from the start; of the history, on the monotonic clock
+    :ivar takes: seconds that it takes
+    :ivar failover: whether a dead holder's run is run again
+    :ivar cron: whether it has a cron trigger, and newcomers after its run time have it too; else
+        a date trigger
+    :ivar replaced: whether the replicas, once they have submitted it, add a job under its id that
+        is due an hour later
+    :ivar lease: seconds
+    """
+
+    id: str
+    at: float
+    takes: float
+    failover: bool
+    cron: bool = False
+    replaced: bool = False
+    lease: float = 3.0
+
+    @property
+    def task(self) -> ChaosTask:
+        """What the checker has to know of it."""
+        return ChaosTask(
+            self.id,
+            FAR_APART,
+            (self.takes, self.takes),
+            self.failover,
+            lease=self.lease,
+            max_lock=60,
+            exact=True,
+            once=True,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -10,7 +11,15 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, DeadRun, ReleaseAnswer
+from apscheduler_tasklock.messages import (
+    ClaimAnswer,
+    ClaimRequest,
+    LockTimes,
+    ReleaseAnswer,
+    Renewal,
+    RunState,
+    TakeoverRequest,
+)
 from apscheduler_tasklock.protocol import TaskLockProtocol
 from apscheduler_tasklock.table import task_lock_table
 from tests.pgbouncer import PgBouncer
@@ -19,30 +28,58 @@ from tests.pgbouncer import PgBouncer
 class Replica:
     """A replica as the protocol sees one: an id, and a connection with a clock."""
 
-    def __init__(self, name: str, connection: psycopg.Connection[Any]) -> None:
+    def __init__(
+        self, name: str, connection: psycopg.Connection[Any], lock_timeout: float = 10.0
+    ) -> None:
         self.name = name
         self.connection = connection
-        self.protocol = TaskLockProtocol(task_lock_table())
+        self.protocol = TaskLockProtocol(task_lock_table(), lock_timeout)
 
     def claim(
         self,
         task: str = "task",
         *,
         lag: float = 0.0,
+        latest: datetime | None = None,
         min_lock: float = 9.0,
         max_lock: float = 50.0,
         claim_id: UUID | None = None,
-        latest: Any = None,
-        lease: float | None = None,
-        dead_run: DeadRun = "forget",
+        runs: str = "jobs:job",
+        **request: Any,
     ) -> tuple[UUID, ClaimAnswer]:
         """Claim as for a job every 10 s, whose run time was ``lag`` seconds ago."""
         claim_id = claim_id or uuid4()
-        request = ClaimRequest(
-            task, lag, latest, min_lock, max_lock, self.name, claim_id, lease, dead_run
+        answer = self.protocol.claim(
+            self.connection.cursor(),
+            ClaimRequest(
+                task, lag, latest, min_lock, max_lock, self.name, claim_id, runs=runs, **request
+            ),
         )
-        answer = self.protocol.claim(self.connection.cursor(), request)
-        return answer.claim_id if answer.granted else claim_id, answer
+        return claim_id, answer
+
+    def granted(self, task: str = "task", **request: Any) -> bool:
+        return self.claim(task, **request)[1].granted
+
+    def hold(self, task: str = "task", **request: Any) -> tuple[UUID, ClaimAnswer]:
+        """Claim as ``hold()`` does, which runs no job that somebody else could run."""
+        return self.claim(task, runs="", **request)
+
+    def take_over(
+        self,
+        dead_claim_id: UUID,
+        task: str = "task",
+        *,
+        claim_id: UUID | None = None,
+        lease: float | None = None,
+        failover: bool = True,
+    ) -> tuple[UUID, ClaimAnswer | None]:
+        claim_id = claim_id or uuid4()
+        request = TakeoverRequest(task, dead_claim_id, self.name, claim_id, lease, failover)
+        return claim_id, self.protocol.take_over(self.connection.cursor(), request)
+
+    def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
+        _, answer = self.take_over(dead_claim_id, task, **request)
+        return answer is not None and answer.granted
 
     def release(
         self, claim_id: UUID, task: str = "task", *, keep_window: bool = True
@@ -51,8 +88,55 @@ class Replica:
             self.connection.cursor(), task, claim_id, keep_window=keep_window
         )
 
-    def granted(self, task: str = "task", **request: Any) -> bool:
-        return self.claim(task, **request)[1].granted
+    def end_lease(
+        self,
+        claim_id: UUID,
+        task: str = "task",
+        *,
+        handed_over: bool = False,
+        holders: list[str] | None = None,
+    ) -> ReleaseAnswer | None:
+        return self.protocol.end_lease(
+            self.connection.cursor(), task, claim_id, handed_over=handed_over, holders=holders
+        )
+
+    def hand_over(self, claim_id: UUID, task: str = "task") -> ReleaseAnswer | None:
+        return self.end_lease(claim_id, task, handed_over=True)
+
+    def give_up(self, claim_id: UUID, task: str = "task") -> bool:
+        return self.protocol.give_up(self.connection.cursor(), task, claim_id)
+
+    def extend(
+        self, claim_id: UUID, by: float, *, lease: float | None = None, task: str = "task"
+    ) -> LockTimes | None:
+        return self.protocol.extend(self.connection.cursor(), task, claim_id, by, lease)
+
+    def renew(self, *renewals: Renewal) -> dict[UUID, LockTimes]:
+        return self.protocol.renew(self.connection.cursor(), renewals)
+
+    def renewed(self, claim_id: UUID, task: str = "task", *, lease: float = 30) -> bool:
+        return claim_id in self.renew(Renewal(task, claim_id, lease))
+
+    def read(self, *tasks: str, always: tuple[str, ...] = ()) -> dict[str, RunState]:
+        states, _ = self.protocol.read(self.connection.cursor(), tasks, always)
+        return {state.task_name: state for state in states}
+
+    def prune(self, age: float) -> int:
+        return self.protocol.prune(self.connection.cursor(), age)
+
+
+def row(connection: psycopg.Connection[Any], task: str = "task") -> dict[str, Any]:
+    """Return the row of a task, by column."""
+    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
+    found = cursor.execute("SELECT * FROM task_lock WHERE task_name = %s", [task]).fetchone()
+    assert found is not None
+    return found
+
+
+def database_now(connection: psycopg.Connection[Any]) -> datetime:
+    found = connection.execute("SELECT now()").fetchone()
+    assert found is not None
+    return found[0]
 
 
 @pytest.fixture

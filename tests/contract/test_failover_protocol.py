@@ -1,37 +1,39 @@
-"""The contract of leases and takeovers, against the statements that ship, in travelled time."""
+"""The contract of leases, dead runs and takeovers, with the statements that ship."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
 
-from apscheduler_tasklock.messages import DeadRun, Renewal
-from tests.contract.conftest import Replica
+from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.messages import Renewal
+from tests.contract.conftest import Replica, database_now, row
 
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]
 
-LEASED: dict[str, Any] = {"min_lock": 54, "max_lock": 300, "lease": 30, "dead_run": "take over"}
+LEASED: dict[str, Any] = {"min_lock": 54, "max_lock": 300, "lease": 30, "failover": True}
 
-
-def renew(replica: Replica, *renewals: Renewal) -> dict[Any, Any]:
-    return replica.protocol.renew(replica.connection.cursor(), renewals)
+# What a takeover leaves as it was.
+KEPT = ("window_start", "window_until", "run_until", "runs", "one_off")
 
 
 class TestLease:
     def test_a_claim_stands_for_its_lease(
         self, one: Replica, other: Replica, travel: Travel
     ) -> None:
-        _, answer = one.claim(**LEASED)
+        dead, answer = one.claim(**LEASED)
         assert answer.locked_until - answer.database_time == timedelta(seconds=30)
+        assert answer.run_until - answer.database_time == timedelta(seconds=300)
         travel(29.9)
-        assert not other.granted(**LEASED)
-        travel(0.2)
-        assert other.granted(**LEASED)
+        assert not other.takes_over(dead)
+        travel(0.1)
+        assert other.takes_over(dead)
 
     def test_a_maximum_lock_below_it_counts(self, one: Replica) -> None:
         _, answer = one.claim(lease=30, max_lock=10)
@@ -41,74 +43,243 @@ class TestLease:
         self, one: Replica, travel: Travel
     ) -> None:
         first, answer = one.claim("first", **LEASED)
-        second, _ = one.claim("second", **LEASED)
+        second, _ = one.claim("second", **{**LEASED, "max_lock": 40})
         travel(20)
-        renewed = renew(
-            one, Renewal("first", first, 30, 300), Renewal("second", second, 30, max_lock=40)
-        )
-        now = answer.database_time + timedelta(seconds=20)
-        assert renewed == {
-            first: (now + timedelta(seconds=30), now),
-            second: (now + timedelta(seconds=20), now),
+        renewed = one.renew(Renewal("first", first, 30), Renewal("second", second, 30))
+        start, now = answer.database_time, answer.database_time + timedelta(seconds=20)
+        assert {claim_id: vars(times) for claim_id, times in renewed.items()} == {
+            first: {
+                "locked_until": now + timedelta(seconds=30),
+                "run_until": start + timedelta(seconds=300),
+                "database_time": now,
+            },
+            second: {
+                "locked_until": start + timedelta(seconds=40),
+                "run_until": start + timedelta(seconds=40),
+                "database_time": now,
+            },
         }
 
     def test_a_renewal_never_shortens_a_claim(self, one: Replica, travel: Travel) -> None:
         claim_id, answer = one.claim(**LEASED)
         travel(1)
-        ((until, _),) = renew(one, Renewal("task", claim_id, 5, 300)).values()
-        assert until == answer.locked_until
+        (times,) = one.renew(Renewal("task", claim_id, 5)).values()
+        assert times.locked_until == answer.locked_until
 
     def test_times_may_be_integers_and_fractions(self, one: Replica) -> None:
         leases = {f"task {lease}": lease for lease in (5, 5.5)}
         renewals = [
-            Renewal(task, one.claim(task, lease=5)[0], lease, 60) for task, lease in leases.items()
+            Renewal(task, one.claim(task, lease=5)[0], lease) for task, lease in leases.items()
         ]
-        assert len(renew(one, *renewals)) == 2
+        assert len(one.renew(*renewals)) == 2
 
-    def test_what_has_ended_is_not_renewed(
-        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    def test_a_renewal_revives_a_lease_that_ended_until_the_maximum_lock_ends(
+        self, one: Replica, other: Replica, travel: Travel
     ) -> None:
-        over, _ = one.claim("over", **LEASED)
-        taken, _ = one.claim("taken", **LEASED)
+        claim_id, answer = one.claim(**LEASED)
+        travel(200)  # as in an outage, in which nobody could renew
+        (times,) = one.renew(Renewal("task", claim_id, 30)).values()
+        assert times.locked_until == answer.database_time + timedelta(seconds=230)
+        assert not other.takes_over(claim_id)
+        _, refused = other.claim(**LEASED)
+        assert (refused.granted, refused.running) == (False, True)
+        travel(99.9)
+        assert one.renewed(claim_id)
+        travel(0.1)
+        assert not one.renewed(claim_id)
+
+    def test_a_renewal_of_a_lease_that_ended_counts_no_death(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        before = row(connection)
         travel(31)
-        released, _ = one.claim("released", **LEASED)
-        one.release(released, "released")
-        other.claim("taken", **LEASED)
-        rows = "SELECT * FROM task_lock ORDER BY task_name"
-        before = connection.execute(rows).fetchall()
-        renewals = [
-            Renewal(task, claim_id, 30, 300)
-            for task, claim_id in (("over", over), ("taken", taken), ("released", released))
-        ]
-        assert renew(one, *renewals) == {}
-        assert connection.execute(rows).fetchall() == before
+        assert one.renewed(claim_id)
+        after = row(connection)
+        assert {**after, "locked_until": None} == {**before, "locked_until": None}
+
+    @pytest.mark.parametrize(
+        "end",
+        [
+            pytest.param(lambda one, _other, claim_id: one.release(claim_id), id="released"),
+            pytest.param(lambda one, _other, claim_id: one.hand_over(claim_id), id="handed over"),
+            pytest.param(lambda _one, other, claim_id: other.take_over(claim_id), id="taken over"),
+            pytest.param(lambda _one, other, _claim_id: other.claim(), id="overtaken"),
+            pytest.param(lambda _one, other, claim_id: other.give_up(claim_id), id="given up"),
+        ],
+    )
+    def test_what_somebody_ended_is_neither_renewed_nor_extended(
+        self,
+        one: Replica,
+        other: Replica,
+        travel: Travel,
+        connection: Connection,
+        end: Callable[[Replica, Replica, Any], Any],
+    ) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        travel(60)
+        end(one, other, claim_id)
+        before = row(connection)
+        assert not one.renewed(claim_id)
+        assert one.extend(claim_id, 10, lease=30) is None
+        assert row(connection) == before
+
+    def test_a_row_that_somebody_has_locked_is_passed_over_and_told_without_an_end(
+        self, one: Replica, connection: Connection, direct_url: str
+    ) -> None:
+        locked, _ = one.claim("locked", **LEASED)
+        free, answer = one.claim("free", **LEASED)
+        with psycopg.connect(direct_url) as blocker:
+            blocker.execute("SELECT FROM task_lock WHERE task_name = 'locked' FOR UPDATE")
+            times = one.renew(Renewal("locked", locked, 40), Renewal("free", free, 40))
+        assert times[locked].locked_until is None
+        assert times[locked].run_until == answer.run_until
+        assert times[free].locked_until == answer.database_time + timedelta(seconds=40)
+
+
+class TestExtension:
+    def test_it_moves_the_end_of_the_maximum_lock(self, one: Replica, travel: Travel) -> None:
+        claim_id, answer = one.claim(max_lock=50)
+        later = answer.locked_until + timedelta(seconds=10)
+        times = one.extend(claim_id, 10)
+        assert times is not None
+        assert (times.locked_until, times.run_until) == (later, later)
+        travel(59.999)
+        assert one.extend(claim_id, 1) is not None
+        travel(10)
+        assert one.extend(claim_id, 10) is None
+        assert one.extend(uuid4(), 10) is None
+
+    def test_with_a_lease_the_end_of_the_lease_stays_within_it(
+        self, one: Replica, travel: Travel
+    ) -> None:
+        claim_id, answer = one.claim(**LEASED)
+        travel(20)
+        times = one.extend(claim_id, 100, lease=30)
+        assert times is not None
+        assert times.run_until == answer.run_until + timedelta(seconds=100)
+        assert times.locked_until == times.database_time + timedelta(seconds=30)
+        assert times.database_time == answer.database_time + timedelta(seconds=20)
+
+    def test_it_lets_the_lease_go_on_that_the_maximum_lock_had_cut_short(
+        self, one: Replica, travel: Travel
+    ) -> None:
+        claim_id, answer = one.claim(lease=30, max_lock=40)
+        travel(35)
+        times = one.extend(claim_id, 10, lease=30)
+        assert times is not None
+        assert times.locked_until == answer.run_until + timedelta(seconds=10)
+
+    def test_a_lease_that_ended_is_revived(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        travel(100)
+        assert one.extend(claim_id, 1, lease=30) is not None
+        assert not other.takes_over(claim_id)
+
+    def test_a_takeover_keeps_the_extended_end(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        claim_id, answer = one.claim(**LEASED)
+        one.extend(claim_id, 100, lease=30)
+        travel(350)
+        _, taken = other.take_over(claim_id, lease=30)
+        assert taken is not None
+        assert taken.granted
+        assert taken.run_until == answer.run_until + timedelta(seconds=100)
 
 
 class TestTakeover:
-    def test_the_window_of_a_dead_holder_is_claimed_again_and_kept(
+    def test_a_dead_holders_window_is_claimed_again_and_kept(
         self, one: Replica, other: Replica, travel: Travel, connection: Connection
     ) -> None:
-        one.claim(lag=2, **LEASED)
-        window = "SELECT window_start, window_until FROM task_lock"
-        before = connection.execute(window).fetchone()
+        dead, first = one.claim(lag=2, one_off=True, **LEASED)
+        before = row(connection)
         travel(31)
-        _, answer = other.claim(lag=33, **LEASED)
-        assert (answer.granted, answer.dead_holder, answer.token) == (True, "one", 2)
-        assert not answer.new_window
-        assert connection.execute(window).fetchone() == before
+        claim_id, answer = other.take_over(dead, lease=20, failover=False)
+        now = database_now(connection)
+        assert answer is not None
+        assert (answer.granted, answer.running, answer.holder) == (True, True, "other")
+        assert (answer.claim_id, answer.token) == (claim_id, first.token + 1)
+        assert (answer.window_start, answer.run_until) == (first.window_start, first.run_until)
+        assert (answer.database_time, answer.new_window, answer.waits) == (now, False, False)
+        assert row(connection) == {
+            **before,
+            "started_at": now,
+            "locked_until": now + timedelta(seconds=20),
+            "locked_by": "other",
+            "claim_id": claim_id,
+            "token": first.token + 1,
+            "deaths": 1,
+            "failover": False,
+        }
 
-    def test_it_comes_before_a_new_window_which_is_left_to_claim(
+    @pytest.mark.parametrize(
+        ("lease", "travelled", "stands"), [(30, 290, 10), (None, 31, 269), (30, 31, 30)]
+    )
+    def test_it_stands_for_its_lease_and_at_most_until_the_end_of_the_maximum_lock(
+        self,
+        one: Replica,
+        other: Replica,
+        travel: Travel,
+        lease: float | None,
+        travelled: float,
+        stands: float,
+    ) -> None:
+        dead, _ = one.claim(**LEASED)
+        travel(travelled)
+        _, answer = other.take_over(dead, lease=lease)
+        assert answer is not None
+        assert answer.granted
+        assert answer.locked_until == answer.database_time + timedelta(seconds=stands)
+
+    def test_past_the_end_of_the_maximum_lock_nobody_takes_over(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        dead, _ = one.claim(**LEASED)
+        travel(299.9)
+        assert other.takes_over(dead, lease=1)
+        dead, _ = one.claim("second", **LEASED)
+        travel(300)
+        assert not other.takes_over(dead, "second")
+
+    def test_asked_twice_with_the_same_id_it_is_granted_once(
         self, one: Replica, other: Replica, travel: Travel, connection: Connection
     ) -> None:
-        one.claim(**LEASED)
-        travel(60)
-        claim_id, answer = other.claim(**LEASED)
-        assert (answer.granted, answer.dead_holder, answer.new_window) == (True, "one", True)
-        assert answer.database_time - answer.window_start == timedelta(seconds=60)
+        dead, _ = one.claim(**LEASED)
+        travel(31)
+        claim_id, first = other.take_over(dead, lease=30)
+        before = row(connection)
+        travel(1)
+        _, again = other.take_over(dead, lease=30, claim_id=claim_id)
+        assert again is not None
+        assert first is not None
+        assert again.granted
+        assert (again.token, again.locked_until) == (first.token, first.locked_until)
+        assert row(connection) == before
+
+    def test_asked_again_after_its_release_it_is_not_granted(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        dead, _ = one.claim(**LEASED)
+        travel(31)
+        claim_id, _ = other.take_over(dead)
         other.release(claim_id)
-        _, answer = other.claim(**LEASED)
-        assert (answer.granted, answer.dead_holder, answer.new_window) == (True, None, False)
-        assert answer.window_start == answer.database_time
+        assert not other.takes_over(dead, claim_id=claim_id)
+
+    def test_exactly_the_dead_claim_is_taken_over_not_one_that_came_between(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        dead, _ = one.claim(**LEASED)
+        travel(60)
+        between, _ = one.claim(**{**LEASED, "failover": False})  # a new window, of one without it
+        travel(60)  # and it is dead as well
+        before = row(connection)
+        _, answer = other.take_over(dead)
+        assert answer is not None
+        assert (answer.granted, answer.claim_id) == (False, between)
+        assert row(connection) == before
 
     def test_nobody_takes_over_what_ended(
         self, one: Replica, other: Replica, travel: Travel
@@ -116,54 +287,393 @@ class TestTakeover:
         claim_id, _ = one.claim(**LEASED)
         travel(31)
         one.release(claim_id)  # after the lease, but before anybody else came
-        assert not other.granted(lag=31, **LEASED)
+        for _ in range(2):
+            _, answer = other.take_over(claim_id)
+            assert answer is not None
+            assert (answer.granted, answer.unfinished) == (False, False)
+            travel(60)  # the window is over, too
 
-    def test_a_second_taker_is_refused(self, one: Replica, other: Replica, travel: Travel) -> None:
-        one.claim(**LEASED)
+    def test_a_task_without_a_row_is_not_taken_over(self, one: Replica) -> None:
+        _, answer = one.take_over(uuid4())
+        assert answer is None
+
+    def test_a_second_taker_is_told_who_runs_it(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        dead, _ = one.claim(**LEASED)
         travel(31)
-        claim_id, _ = other.claim(lag=31, **LEASED)
-        assert not one.granted(lag=31, **LEASED)
+        claim_id, first = other.take_over(dead)
+        _, second = one.take_over(dead)
+        assert first is not None
+        assert second is not None
+        assert (second.granted, second.running) == (False, True)
+        assert (second.holder, second.token) == ("other", first.token)
         other.release(claim_id)
-        assert not one.granted(lag=31, **LEASED)
+        assert not one.takes_over(dead)
 
     def test_the_lost_holder_frees_nothing(
-        self, one: Replica, other: Replica, travel: Travel
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
     ) -> None:
         lost, _ = one.claim(**LEASED)
         travel(31)
-        other.claim(lag=31, **LEASED)
+        other.take_over(lost, lease=30)
+        before = row(connection)
         assert one.release(lost) is None
-        assert not one.granted(**LEASED)
+        assert one.hand_over(lost) is None
+        assert not one.give_up(lost)
+        assert row(connection) == before
 
-    @pytest.mark.parametrize(("dead_run", "granted"), [("forget", True), ("leave", False)])
-    def test_a_dead_run_is_forgotten_or_left_as_asked(
+    def test_a_taken_over_window_is_old_to_others_and_the_next_one_is_not(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        dead, _ = one.claim(**LEASED)
+        travel(31)
+        claim_id, _ = other.take_over(dead)
+        other.release(claim_id)
+        assert not one.granted(lag=31, **LEASED)
+        travel(29)
+        assert one.granted(**LEASED)
+
+    def test_a_taken_over_window_that_is_opened_again_is_new(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        dead, _ = one.claim(**LEASED)
+        travel(31)
+        claim_id, _ = other.take_over(dead)
+        other.release(claim_id, keep_window=False)
+        assert one.granted(lag=31, **LEASED)
+
+
+class TestDeaths:
+    def test_each_takeover_counts_one_and_a_release_none(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        for deaths in range(3):
+            assert row(connection)["deaths"] == deaths
+            travel(31)
+            claim_id, _ = other.take_over(claim_id, lease=30)
+        other.release(claim_id)
+        assert row(connection)["deaths"] == 0
+
+    def test_a_new_window_after_a_death_counts_it_and_keeps_the_others(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        without = {**LEASED, "failover": False}
+        dead, _ = one.claim(**without)
+        travel(31)
+        other.take_over(dead, lease=30)
+        travel(31)
+        assert one.granted(**without)
+        assert row(connection)["deaths"] == 2
+
+    def test_they_outlast_a_window_that_was_given_up(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        dead, _ = one.claim(**LEASED)
+        travel(31)
+        claim_id, _ = other.take_over(dead, lease=20)
+        travel(31)
+        assert one.give_up(claim_id)
+        assert row(connection)["deaths"] == 2
+        assert other.granted(**LEASED)
+        assert row(connection)["deaths"] == 2
+
+    def test_a_hand_over_counts_apart_and_for_its_window_only(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        for handovers in range(3):
+            assert row(connection)["handovers"] == handovers
+            one.hand_over(claim_id)
+            claim_id, _ = one.take_over(claim_id, lease=30)
+        assert row(connection)["deaths"] == 0
+        one.hand_over(claim_id)
+        travel(60)
+        assert other.granted(**{**LEASED, "runs": "jobs:new"})
+        assert (row(connection)["handovers"], row(connection)["deaths"]) == (0, 0)
+
+    def test_a_release_forgets_hand_overs_too(self, one: Replica, connection: Connection) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        one.hand_over(claim_id)
+        claim_id, _ = one.take_over(claim_id)
+        one.release(claim_id)
+        assert row(connection)["handovers"] == 0
+
+
+class TestHandOver:
+    def test_it_ends_the_lease_at_once_and_leaves_the_run_unfinished(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        travel(5)
+        before, now = row(connection), database_now(connection)
+        answer = one.hand_over(claim_id)
+        assert answer is not None
+        assert (answer.locked_until, answer.database_time) == (now, now)
+        assert row(connection) == {**before, "locked_until": now, "handed_over": True}
+
+    def test_others_take_the_window_over_without_a_wait(
+        self, one: Replica, other: Replica, connection: Connection
+    ) -> None:
+        claim_id, first = one.claim(**LEASED)
+        before = row(connection)
+        one.hand_over(claim_id)
+        _, answer = other.take_over(claim_id)
+        assert answer is not None
+        assert (answer.granted, answer.token) == (True, first.token + 1)
+        after = row(connection)
+        assert {key: after[key] for key in KEPT} == {key: before[key] for key in KEPT}
+        assert (after["handovers"], after["deaths"], after["handed_over"]) == (1, 0, False)
+
+    def test_it_never_prolongs_a_lease_that_had_ended(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        claim_id, answer = one.claim(**LEASED)
+        travel(40)
+        one.hand_over(claim_id)
+        assert row(connection)["locked_until"] == answer.locked_until
+
+    def test_the_same_claim_is_not_granted_again_after_it(self, one: Replica) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        one.hand_over(claim_id)
+        assert not one.granted(claim_id=claim_id, **LEASED)
+
+    def test_a_finished_run_is_not_handed_over(self, one: Replica, connection: Connection) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        one.release(claim_id)
+        before = row(connection)
+        assert one.hand_over(claim_id) is None
+        assert row(connection) == before
+
+    def test_a_run_that_ended_after_all_is_finished(
+        self, one: Replica, other: Replica, connection: Connection
+    ) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        one.hand_over(claim_id)
+        assert one.release(claim_id) is not None
+        assert not row(connection)["handed_over"]
+        assert not other.takes_over(claim_id)
+
+    def test_it_stays_one_when_the_holder_is_then_found_dead(
+        self, one: Replica, other: Replica, connection: Connection
+    ) -> None:
+        """A pool's worker hands over and ends, and its parent ends the lease of a dead worker."""
+        claim_id, _ = one.claim(**LEASED)
+        one.hand_over(claim_id)
+        assert other.end_lease(claim_id, holders=["one"]) is not None
+        assert row(connection)["handed_over"]
+
+
+class TestEndOfLease:
+    def test_a_run_whose_holder_is_known_to_be_dead_can_be_taken_over_at_once(
+        self, one: Replica, other: Replica, connection: Connection
+    ) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        assert other.end_lease(claim_id, holders=["another", "one"]) is not None
+        assert not row(connection)["handed_over"]
+        assert other.takes_over(claim_id)
+        assert row(connection)["deaths"] == 1
+
+    def test_only_the_given_holders_lease_is_ended(
+        self, one: Replica, other: Replica, connection: Connection
+    ) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        before = row(connection)
+        assert other.end_lease(claim_id, holders=["another", "other"]) is None
+        assert other.end_lease(claim_id, holders=[]) is None
+        assert row(connection) == before
+
+
+class TestGivingUp:
+    def test_it_finishes_a_dead_run_and_counts_a_death(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        claim_id, answer = one.claim(**LEASED)
+        before = row(connection)
+        travel(31)
+        assert other.give_up(claim_id)
+        assert row(connection) == {
+            **before,
+            "locked_until": answer.database_time + timedelta(seconds=54),
+            "finished_at": database_now(connection),
+            "deaths": 1,
+        }
+
+    def test_one_replica_wins(self, one: Replica, other: Replica, travel: Travel) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        travel(60)
+        assert [replica.give_up(claim_id) for replica in (one, other, one)] == [True, False, False]
+
+    def test_a_running_one_and_another_claim_are_not_given_up(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        dead, _ = one.claim(**LEASED)
+        travel(29.9)
+        assert not other.give_up(dead)
+        travel(31)
+        running, _ = one.take_over(dead, lease=30)
+        assert not other.give_up(dead)
+        assert not other.give_up(running)
+        assert row(connection)["finished_at"] is None
+
+    def test_the_window_stays_old_and_the_next_one_is_new(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        travel(31)
+        other.give_up(claim_id)
+        assert not other.takes_over(claim_id)
+        assert not other.granted(lag=31, **LEASED)
+        travel(29)
+        assert other.granted(**LEASED)
+
+
+class TestClaimAfterADeadRun:
+    def test_a_new_window_waits_for_a_dead_run_of_the_same_job(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        dead, _ = one.claim(**LEASED)
+        before = row(connection)
+        travel(60)
+        _, answer = other.claim(**LEASED)
+        assert (answer.granted, answer.running, answer.unfinished) == (False, False, True)
+        assert (answer.new_window, answer.waits) == (True, True)
+        assert row(connection) == before
+        claim_id, _ = other.take_over(dead)
+        other.release(claim_id)
+        assert one.granted(**LEASED)
+
+    @pytest.mark.parametrize(
+        ("holders", "claimers"),
+        [
+            pytest.param({}, {"runs": "jobs:new"}, id="another function"),
+            pytest.param({}, {"failover": False}, id="the claimer without failover"),
+            pytest.param({"failover": False}, {}, id="the holder without failover"),
+            pytest.param({"runs": ""}, {"runs": ""}, id="holds"),
+            pytest.param({"max_lock": 60}, {}, id="past the end of the maximum lock"),
+        ],
+    )
+    def test_it_does_not_wait_for_a_dead_run_that_nobody_runs_again(
         self,
         one: Replica,
         other: Replica,
         travel: Travel,
-        dead_run: DeadRun,
-        granted: bool,
+        holders: dict[str, Any],
+        claimers: dict[str, Any],
+    ) -> None:
+        one.claim(**{**LEASED, **holders})
+        travel(60)
+        _, answer = other.claim(**{**LEASED, **claimers})
+        assert (answer.granted, answer.waits) == (True, False)
+
+    def test_a_refused_window_of_the_dead_run_itself_waits_too(
+        self, one: Replica, other: Replica, travel: Travel
     ) -> None:
         one.claim(**LEASED)
-        travel(60)
-        _, answer = other.claim(**{**LEASED, "dead_run": dead_run})
-        assert (answer.granted, answer.dead_holder) == (granted, None)
-        assert answer.unfinished
+        travel(31)
+        _, answer = other.claim(lag=31, **LEASED)
+        assert (answer.granted, answer.new_window, answer.waits) == (False, False, True)
 
-    def test_a_reader_sees_how_a_run_stands(
+    def test_nothing_waits_for_a_run_that_is_going_on(self, one: Replica, other: Replica) -> None:
+        one.claim(**LEASED)
+        _, answer = other.claim(**LEASED)
+        assert (answer.granted, answer.running, answer.waits) == (False, True, False)
+
+    @pytest.mark.parametrize("failover", [True, False])
+    def test_it_waits_for_a_run_that_was_handed_over_whatever_failover_says(
+        self, one: Replica, other: Replica, travel: Travel, failover: bool
+    ) -> None:
+        claim_id, _ = one.claim(**{**LEASED, "failover": failover})
+        one.hand_over(claim_id)
+        travel(60)
+        _, answer = other.claim(**{**LEASED, "failover": False})
+        assert (answer.granted, answer.new_window, answer.waits) == (False, True, True)
+        assert other.granted(**{**LEASED, "runs": "jobs:new"})
+
+    def test_it_does_not_wait_for_a_hand_over_past_the_maximum_lock(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        one.hand_over(claim_id)
+        travel(300)
+        assert other.granted(**LEASED)
+
+    @pytest.mark.parametrize("runs", ["jobs:job", "jobs:new", ""])
+    def test_while_rows_are_not_believed_every_new_window_waits_for_a_dead_run(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection, runs: str
+    ) -> None:
+        request = {**LEASED, "failover": False, "runs": runs}
+        one.claim(**{**LEASED, "failover": False})
+        before = row(connection)
+        travel(301)
+        _, answer = other.claim(stable=False, **request)
+        assert (answer.granted, answer.new_window, answer.waits) == (False, True, True)
+        assert row(connection) == before
+        assert other.granted(**request)
+
+    def test_while_rows_are_not_believed_finished_and_handed_over_runs_are(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        one.release(one.claim("finished", **LEASED)[0], "finished")
+        one.hand_over(one.claim("handed over", **LEASED)[0], "handed over")
+        travel(60)
+        assert other.granted("finished", stable=False, **LEASED)
+        assert other.granted("handed over", stable=False, **{**LEASED, "runs": "jobs:new"})
+        assert other.granted("unknown", stable=False, **LEASED)
+
+
+class TestReading:
+    def test_a_reader_sees_the_dead_runs_and_how_they_stand(
         self, one: Replica, travel: Travel, connection: Connection
     ) -> None:
-        def states() -> list[tuple[str, bool, bool]]:
-            read = one.protocol.read(one.connection.cursor(), ["running", "dead", "ended", "no"])
-            return sorted((state.task_name, state.finished, state.dead) for state in read)
-
-        one.claim("dead", **LEASED)
+        dead, answer = one.claim("dead", one_off=True, **{**LEASED, "max_lock": 80})
         travel(31)
-        ended, _ = one.claim("ended", **LEASED)
-        one.release(ended, "ended")
+        taken, _ = one.take_over(dead, "dead", lease=20)
+        one.release(one.claim("ended", **LEASED)[0], "ended")
+        handed, _ = one.claim("handed over", **{**LEASED, "failover": False, "runs": "jobs:new"})
+        one.hand_over(handed, "handed over")
+        travel(20)
         one.claim("running", **LEASED)
-        assert states() == [
-            ("dead", False, True),
-            ("ended", True, False),
-            ("running", False, False),
-        ]
+
+        states = one.read("running", "dead", "ended", "handed over", "unknown")
+        assert sorted(states) == ["dead", "handed over"]
+        assert vars(states["dead"]) == {
+            "task_name": "dead",
+            "claim_id": taken,
+            "token": answer.token + 1,
+            "finished": False,
+            "dead": True,
+            "expired": False,
+            "failover": True,
+            "deaths": 1,
+            "handovers": 0,
+            "handed_over": False,
+            "runs": "jobs:job",
+            "window_start": answer.window_start,
+            "holder": "one",
+            "database_time": database_now(connection),
+        }
+        assert (states["handed over"].handed_over, states["handed over"].failover) == (True, False)
+        assert states["handed over"].runs == "jobs:new"
+        travel(29)
+        assert one.read("dead")["dead"].expired
+
+    def test_of_some_tasks_the_last_run_is_read_whatever_its_state(self, one: Replica) -> None:
+        one.release(one.claim("ended", **LEASED)[0], "ended")
+        one.claim("running", **LEASED)
+        states = one.read("running", "ended", "unknown", always=("running", "ended", "unknown"))
+        assert {name: (state.finished, state.dead) for name, state in states.items()} == {
+            "ended": (True, False),
+            "running": (False, False),
+        }
+
+    def test_a_read_only_server_is_not_believed(self, one: Replica, direct_url: str) -> None:
+        """Nobody can renew or release there, and a standby may show what is old."""
+        one.claim(**LEASED)
+        with psycopg.connect(direct_url, autocommit=True) as session:
+            session.execute("SET default_transaction_read_only = on")
+            with pytest.raises(TaskLockDatabaseError, match="read-only"):
+                Replica("other", session).read("task")
+            with pytest.raises(TaskLockDatabaseError, match="read-only"):
+                Replica("other", session).read("unknown")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta, timezone
 from typing import Any
 from uuid import uuid4
 
@@ -13,22 +13,9 @@ import pytest
 from apscheduler_tasklock import TaskLockError, upgrade
 from apscheduler_tasklock.protocol import TaskLockProtocol
 from apscheduler_tasklock.table import task_lock_table
-from tests.contract.conftest import Replica
+from tests.contract.conftest import Replica, database_now, row
 
 Travel = Callable[[float], None]
-
-
-def row(connection: psycopg.Connection[Any], task: str = "task") -> dict[str, Any]:
-    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
-    found = cursor.execute("SELECT * FROM task_lock WHERE task_name = %s", [task]).fetchone()
-    assert found is not None
-    return found
-
-
-def database_now(connection: psycopg.Connection[Any]) -> datetime:
-    found = connection.execute("SELECT now()").fetchone()
-    assert found is not None
-    return found[0]
 
 
 class TestClaim:
@@ -47,31 +34,48 @@ class TestClaim:
             "window_until": now + timedelta(seconds=7),
             "locked_by": "one",
             "claim_id": claim_id,
-            "token": 1,
+            "token": int(now.timestamp() * 1000),
             "finished_at": None,
+            "run_until": now + timedelta(seconds=50),
+            "failover": False,
+            "deaths": 0,
+            "handovers": 0,
+            "handed_over": False,
+            "runs": "jobs:job",
+            "one_off": False,
         }
-        assert (answer.holder, answer.token) == ("one", 1)
-        assert answer.locked_until == now + timedelta(seconds=50)
+        assert (answer.holder, answer.token) == ("one", int(now.timestamp() * 1000))
+        assert answer.locked_until == answer.run_until == now + timedelta(seconds=50)
 
     def test_a_later_claim_sets_every_column_anew(
         self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
     ) -> None:
-        one.release(one.claim()[0])
+        first, before = one.claim()
+        one.release(first)
         travel(20)
-        claim_id, answer = other.claim(lag=1, min_lock=5, max_lock=30)
+        claim_id, answer = other.claim(
+            lag=1, min_lock=5, max_lock=30, lease=7, runs="jobs:new", one_off=True, failover=True
+        )
         now = database_now(connection)
 
         assert answer.granted
         assert row(connection) == {
             "task_name": "task",
             "started_at": now,
-            "locked_until": now + timedelta(seconds=30),
+            "locked_until": now + timedelta(seconds=7),
             "window_start": now - timedelta(seconds=1),
             "window_until": now + timedelta(seconds=4),
             "locked_by": "other",
             "claim_id": claim_id,
-            "token": 2,
+            "token": before.token + 1,
             "finished_at": None,
+            "run_until": now + timedelta(seconds=30),
+            "failover": True,
+            "deaths": 0,
+            "handovers": 0,
+            "handed_over": False,
+            "runs": "jobs:new",
+            "one_off": True,
         }
 
     def test_it_is_refused_while_the_task_runs(
@@ -83,7 +87,7 @@ class TestClaim:
 
         assert not answer.granted
         assert answer.running
-        assert (answer.holder, answer.token) == ("one", 1)
+        assert (answer.holder, answer.token) == ("one", first.token)
         assert answer.locked_until == first.locked_until
 
     def test_it_is_granted_after_the_maximum_lock(
@@ -120,10 +124,9 @@ class TestClaim:
     def test_without_a_minimum_lock_it_is_granted_right_after_each_release(
         self, one: Replica, other: Replica
     ) -> None:
-        for token in range(1, 11):
+        for _ in range(10):
             claim_id, answer = one.claim(min_lock=0)
             assert answer.granted
-            assert answer.token == token
             assert not other.granted(min_lock=0)
             one.release(claim_id)
 
@@ -142,7 +145,7 @@ class TestClaim:
             assert not other.granted()
             one.release(claim_id)
             travel(10)
-        assert tokens == [1, 2, 3]
+        assert tokens == [tokens[0], tokens[0] + 1, tokens[0] + 2]
 
     def test_the_same_claim_asked_twice_is_granted_once(
         self, one: Replica, other: Replica, connection: psycopg.Connection[Any]
@@ -183,7 +186,7 @@ class TestClaim:
     ) -> None:
         assert one.granted(task)
         assert not other.granted(task)
-        assert row(connection, task)["token"] == 1
+        assert row(connection, task)["locked_by"] == "one"
 
 
 class TestWindow:
@@ -254,6 +257,105 @@ class TestWindow:
         travel(30)  # its statement arrives 30 s later, and still says that it is not late
         assert not other.granted(lag=0, latest=when_asked)
         assert other.granted(lag=0, latest=database_now(connection))
+
+
+class TestExactRunTime:
+    """Run times that every replica computes alike, as of a cron trigger."""
+
+    def test_its_window_starts_at_the_run_time_itself(
+        self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        nominal = database_now(connection)
+        travel(2)
+        _, answer = one.claim(lag=4.5, run_time=nominal, min_lock=9)  # its clock is 2.5 s ahead
+        assert answer.window_start == nominal
+        assert row(connection)["window_until"] == nominal + timedelta(seconds=9)
+
+    def test_its_time_zone_does_not_matter(
+        self, one: Replica, connection: psycopg.Connection[Any]
+    ) -> None:
+        nominal = database_now(connection)
+        _, answer = one.claim(run_time=nominal.astimezone(timezone(timedelta(hours=-7))))
+        assert answer.window_start == nominal
+
+    @pytest.mark.parametrize(
+        ("off", "starts"), [(300, 300), (301, 300), (86400, 300), (-300, -300), (-301, -300)]
+    )
+    def test_more_than_five_minutes_from_the_databases_clock_it_is_not_believed(
+        self, one: Replica, connection: psycopg.Connection[Any], off: float, starts: float
+    ) -> None:
+        reckoned = database_now(connection) - timedelta(seconds=2)
+        _, answer = one.claim(lag=2, run_time=reckoned + timedelta(seconds=off))
+        assert answer.window_start == reckoned + timedelta(seconds=starts)
+
+    def test_a_claim_held_up_on_its_way_is_measured_from_when_it_was_sent(
+        self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        when_asked = database_now(connection)
+        travel(3600)
+        _, answer = one.claim(run_time=when_asked, latest=when_asked)
+        assert answer.window_start == when_asked
+
+    def test_two_run_times_closer_than_the_clocks_are_two_windows_and_each_runs_once(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        """As of ``second="0,1,30"``: the gap is 1 s and the clocks are 5 s apart."""
+        start = database_now(connection)
+        runs = []
+        for seconds in (0, 1, 30, 60, 61, 90):
+            nominal = start + timedelta(seconds=seconds)
+            for replica, lag in ((one, 5.0), (other, 0.0)):  # one's clock is 5 s ahead
+                claim_id, answer = replica.claim(lag=lag, run_time=nominal, min_lock=0.9)
+                if answer.granted:
+                    runs.append((seconds, replica.name))
+                    replica.release(claim_id)
+            travel({0: 1, 1: 29}.get(seconds % 60, 30))
+        assert runs == [(seconds, "one") for seconds in (0, 1, 30, 60, 61, 90)]
+
+    def test_without_a_minimum_lock_one_run_time_runs_once(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        nominal = database_now(connection)
+        one.release(one.claim(run_time=nominal, min_lock=0)[0])
+        travel(2)
+        assert not other.granted(lag=2, run_time=nominal, min_lock=0)
+        assert not other.granted(lag=0, run_time=nominal, min_lock=0)  # its clock is 2 s behind
+        later = nominal + timedelta(seconds=1)
+        assert other.granted(lag=1, run_time=later, min_lock=0)
+
+    def test_without_a_minimum_lock_an_earlier_run_time_does_not_run(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        earlier = database_now(connection)
+        travel(10)
+        one.release(one.claim(run_time=earlier + timedelta(seconds=10), min_lock=0)[0])
+        assert not other.granted(lag=10, run_time=earlier, min_lock=0)
+
+    @pytest.mark.parametrize("min_lock", [0, 9])
+    def test_a_run_time_whose_window_was_opened_again_runs_again(
+        self,
+        one: Replica,
+        other: Replica,
+        connection: psycopg.Connection[Any],
+        travel: Travel,
+        min_lock: float,
+    ) -> None:
+        nominal = database_now(connection)
+        one.release(one.claim(run_time=nominal, min_lock=min_lock)[0], keep_window=False)
+        travel(2)
+        claim_id, answer = other.claim(lag=2, run_time=nominal, min_lock=min_lock)
+        assert answer.granted
+        other.release(claim_id)
+        assert not one.granted(lag=2, run_time=nominal, min_lock=min_lock)
+
+    def test_a_backward_step_of_the_databases_clock_loses_no_run_time(
+        self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        nominal = database_now(connection)
+        one.release(one.claim(run_time=nominal)[0])
+        travel(10 - 30)
+        assert not other.granted(lag=10, run_time=nominal)
+        assert other.granted(run_time=nominal + timedelta(seconds=10))
 
 
 class TestRelease:
@@ -341,29 +443,180 @@ class TestRelease:
         travel(10)
         one.release(one.claim()[0], keep_window=False)
         assert not other.granted(lag=10)
+        assert other.granted(lag=0)
+
+    @pytest.mark.parametrize("exact", [True, False])
+    def test_that_opens_a_window_of_hours_does_not_open_an_hour_before_it(
+        self,
+        one: Replica,
+        other: Replica,
+        connection: psycopg.Connection[Any],
+        travel: Travel,
+        exact: bool,
+    ) -> None:
+        """As of ``hour="9,10"``: the window from 10:00 lasts until the next morning."""
+        nine = database_now(connection)
+        ten = nine + timedelta(hours=1)
+        hours = {9: {"min_lock": 0.9 * 3600}, 10: {"min_lock": 0.9 * 23 * 3600}}
+        if exact:
+            hours[9]["run_time"], hours[10]["run_time"] = nine, ten
+        one.release(one.claim(max_lock=5 * 3600, **hours[9])[0])
+        travel(3600)
+        one.release(one.claim(max_lock=5 * 3600, **hours[10])[0], keep_window=False)
+        travel(60)
+        assert not other.granted(lag=3660, **hours[9])  # starved for an hour
+        assert other.granted(lag=60, **hours[10])
+
+    @pytest.mark.parametrize(("min_lock", "before"), [(3600, 1), (9, 1), (1, 0.5), (0, 0.000001)])
+    def test_that_opens_the_window_sets_its_end_just_before_its_start(
+        self,
+        one: Replica,
+        connection: psycopg.Connection[Any],
+        min_lock: float,
+        before: float,
+    ) -> None:
+        claim_id, answer = one.claim(min_lock=min_lock)
+        one.release(claim_id, keep_window=False)
+        opened = answer.window_start - timedelta(seconds=before)
+        assert row(connection)["window_until"] == opened
 
 
-def test_extending_moves_the_end_of_a_running_claim_only(one: Replica, travel: Travel) -> None:
-    claim_id, answer = one.claim(max_lock=50)
-    cursor = one.connection.cursor()
-    later = answer.locked_until + timedelta(seconds=10)
-    assert one.protocol.extend(cursor, "task", claim_id, 10) == later
-    travel(59.999)
-    assert one.protocol.extend(cursor, "task", claim_id, 1) is not None
-    travel(10)
-    assert one.protocol.extend(cursor, "task", claim_id, 10) is None
-    assert not one.release(uuid4())
-    assert one.protocol.extend(cursor, "task", uuid4(), 10) is None
+class TestHold:
+    """Windows of ``hold()``, whose minimum lock was promised to it."""
+
+    def test_a_hold_stands_against_a_hold_with_a_shorter_minimum_lock(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        one.release(one.hold(min_lock=60)[0])
+        travel(59.9)
+        _, answer = other.hold(min_lock=0)
+        assert (answer.granted, answer.new_window) == (False, False)
+        travel(0.1)
+        assert other.hold(min_lock=0)[1].granted
+
+    def test_a_hold_stands_against_a_job_with_a_shorter_minimum_lock(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        one.release(one.hold(min_lock=60)[0])
+        travel(59.9)
+        assert not other.granted(min_lock=9)
+        travel(0.1)
+        assert other.granted(min_lock=9)
+
+    def test_a_jobs_window_stands_against_a_hold_with_a_shorter_minimum_lock(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        one.release(one.claim(min_lock=60)[0])
+        travel(59.9)
+        assert not other.hold(min_lock=0)[1].granted
+        travel(0.1)
+        assert other.hold(min_lock=0)[1].granted
+
+    def test_a_hold_with_a_longer_minimum_lock_is_granted_when_the_window_has_ended(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        one.release(one.hold(min_lock=5)[0])
+        travel(5)
+        assert other.hold(min_lock=60)[1].granted
+
+    def test_a_hold_whose_window_was_opened_again_is_granted(
+        self, one: Replica, other: Replica
+    ) -> None:
+        one.release(one.hold(min_lock=60)[0], keep_window=False)
+        assert other.hold(min_lock=60)[1].granted
 
 
-def test_a_released_claim_is_not_extended(
-    one: Replica, connection: psycopg.Connection[Any]
-) -> None:
-    claim_id, _ = one.claim()
-    one.release(claim_id)
-    before = row(connection)
-    assert one.protocol.extend(one.connection.cursor(), "task", claim_id, 10) is None
-    assert row(connection) == before
+class TestRetention:
+    """The rows of one-off jobs, which are deleted some time after they were over."""
+
+    AGE = 100.0
+
+    def test_a_row_is_deleted_when_the_last_of_its_times_is_old_enough(
+        self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        one.release(
+            one.claim("its window", one_off=True, min_lock=30, max_lock=20)[0], "its window"
+        )
+        one.release(
+            one.claim("its maximum lock", one_off=True, min_lock=9, max_lock=30)[0],
+            "its maximum lock",
+        )
+        late, _ = one.claim("its end", one_off=True, min_lock=9, max_lock=20)
+        one.claim("never ended", one_off=True, min_lock=9, max_lock=30)
+        travel(30)
+        one.release(late, "its end")
+        travel(self.AGE)
+        assert one.prune(self.AGE) == 0
+        travel(0.1)
+        assert one.prune(self.AGE) == 4
+        assert connection.execute("SELECT FROM task_lock").rowcount == 0
+
+    def test_a_recurring_jobs_row_is_never_deleted(
+        self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        one.release(one.claim()[0])
+        travel(10 * self.AGE)
+        assert one.prune(self.AGE) == 0
+        assert row(connection)
+
+    def test_what_was_extended_is_not_deleted_earlier_than_that(
+        self, one: Replica, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(one_off=True, max_lock=20)
+        one.extend(claim_id, 1000)
+        travel(self.AGE + 21)
+        assert one.prune(self.AGE) == 0
+        assert one.renewed(claim_id)
+
+    def test_a_row_that_somebody_has_locked_is_passed_over(
+        self, one: Replica, direct_url: str, travel: Travel
+    ) -> None:
+        for task in ("locked", "free"):
+            one.release(one.claim(task, one_off=True)[0], task)
+        travel(10 * self.AGE)
+        with psycopg.connect(direct_url) as blocker:
+            blocker.execute("SELECT FROM task_lock WHERE task_name = 'locked' FOR UPDATE")
+            assert one.prune(self.AGE) == 1
+        assert one.prune(self.AGE) == 1
+
+    @pytest.mark.parametrize("plan", ["hash", "nested loop", "merge"])
+    def test_at_most_a_thousand_rows_are_deleted_at_once(
+        self,
+        one: Replica,
+        connection: psycopg.Connection[Any],
+        direct_url: str,
+        travel: Travel,
+        plan: str,
+    ) -> None:
+        one.release(one.claim("0", one_off=True)[0], "0")
+        columns = ", ".join(column for column in row(connection, "0") if column != "task_name")
+        connection.execute(
+            f"INSERT INTO task_lock (task_name, {columns})"
+            f" SELECT number::text, {columns} FROM task_lock, generate_series(1, 2500) AS number"
+        )
+        travel(10 * self.AGE)
+        methods = {"hash": "hashjoin", "nested loop": "nestloop", "merge": "mergejoin"}
+        forbidden = [method for name, method in methods.items() if name != plan]
+        with psycopg.connect(direct_url, autocommit=True) as session:
+            for method in forbidden:
+                session.execute(f"SET enable_{method} = off")
+            pruned = [Replica("one", session).prune(self.AGE) for _ in range(4)]
+        assert pruned == [1000, 1000, 501, 0]
+
+    def test_tokens_go_on_where_a_row_was_deleted(
+        self, one: Replica, connection: psycopg.Connection[Any], travel: Travel
+    ) -> None:
+        tokens = []
+        for _ in range(3):
+            claim_id, answer = one.claim(one_off=True)
+            tokens.append(answer.token)
+            one.release(claim_id)
+            travel(10)
+        travel(10 * self.AGE)
+        assert one.prune(self.AGE) == 1
+        _, answer = one.claim(one_off=True)
+        assert answer.token == int(database_now(connection).timestamp() * 1000)
+        assert answer.token > max(tokens)
 
 
 @pytest.mark.parametrize("name", ["locks", 'My "locks"', "100% locks", "Größe"])

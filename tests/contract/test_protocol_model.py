@@ -26,31 +26,37 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from apscheduler_tasklock.messages import ClaimRequest, Renewal, takeover_id
+from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, Renewal, TakeoverRequest
 from apscheduler_tasklock.protocol import TaskLockProtocol
 from apscheduler_tasklock.table import task_lock_table
 from tests.contract import model, situations
-from tests.contract.model import Ask, Row
+from tests.contract.model import Ask, Row, Takeover
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 tasks = st.sampled_from(["first", "first", "first", "second"])
 replicas = st.sampled_from(["one", "two", "three"])
-limits = st.sampled_from(["locked_until", "locked_until", "window_until"])
-dead_runs = st.sampled_from(["forget", "take over", "take over", "leave"])
+limits = st.sampled_from(["locked_until", "locked_until", "window_until", "run_until"])
 half_seconds = st.integers(0, 16).map(lambda halves: halves / 2)
 # Which of a task's claims, from the last one back.
 back = st.sampled_from([0, 0, 0, 0, 1, 99])
 # How the database's clock looked to the replica: unknown, or off by so many seconds.
 bounds = st.sampled_from([None, 0.0, 1.0, -1.5, -4.0])
+# Whether the run time is the same on every replica, and how far it is from the replica's own.
+exact = st.sampled_from([None, None, None, 0.0, 0.0, 0.5, -1.0, 302.0, -302.0])
+leases = st.none() | st.integers(1, 4).map(float)
+# What is run: a hold, or one of two jobs.
+runs = st.sampled_from(["", "f", "f", "f", "g"])
+mostly = st.sampled_from([True, True, True, False])
 # What becomes of the question: nothing, if the connection breaks before or after it was answered.
 fates = st.sampled_from(["answered", "answered", "answer lost", "answer lost", "never sent"])
 
-MOST_ROUNDS = 8
+MOST_ROUNDS = 16
 
 ROWS = """
     SELECT task_name, started_at, locked_until, window_start, window_until, locked_by, claim_id,
-           token, finished_at, xmin::text, ctid::text
+           token, finished_at, run_until, failover, deaths, handovers, handed_over, runs, one_off,
+           xmin::text, ctid::text
     FROM task_lock
 """
 
@@ -66,6 +72,10 @@ class Wish:
     min_lock: float
     max_lock: float
     lease: float | None
+    exact: float | None
+    runs: str
+    one_off: bool
+    failover: bool
 
 
 @dataclass
@@ -107,6 +117,7 @@ class ClaimHistory(RuleBasedStateMachine):
         self.now = 0.0
         self.expected: dict[str, Row] = {}
         self.wishes: dict[str, list[Wish]] = {"first": [], "second": []}
+        self.takeovers: dict[str, list[Takeover]] = {"first": [], "second": []}
         # Every id that was ever granted, the last one at the end.
         self.ids: dict[str, list[UUID]] = {"first": [], "second": []}
         # What the replicas believe to hold, by the answers that they got: until when.
@@ -114,7 +125,7 @@ class ClaimHistory(RuleBasedStateMachine):
         self.tokens: dict[str, int] = {}
         # Whether the last statement must have left every row as it was, down to its version.
         self.nothing_written = False
-        self.numbers = count(2, 2)  # even: the next number is the id of a takeover
+        self.numbers = count(1)
 
     @initialize()
     def begin(self) -> None:
@@ -122,7 +133,7 @@ class ClaimHistory(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 4.0]))
     def time_passes(self, seconds: float) -> None:
-        self.now += seconds
+        self.now = round(self.now + seconds, 6)
         self.table.set_clock(self.now)
 
     @precondition(anything_was_asked)
@@ -138,53 +149,156 @@ class ClaimHistory(RuleBasedStateMachine):
         late=half_seconds,
         min_lock=half_seconds,
         max_lock=st.integers(1, 12).map(float),
-        lease=st.none() | st.integers(1, 4).map(float),
+        lease=leases,
+        exact=exact,
+        runs=runs,
+        one_off=st.booleans(),
+        failover=mostly,
         bound=bounds,
-        dead_run=dead_runs,
+        stable=mostly,
         fate=fates,
     )
-    def claim(self, bound: Any, dead_run: Any, fate: str, late: float, **wish: Any) -> None:
+    def claim(self, bound: Any, stable: bool, fate: str, late: float, **wish: Any) -> None:
         claim_id = UUID(int=next(self.numbers))
         self.wishes[wish["task"]].append(Wish(claim_id=claim_id, run_time=self.now - late, **wish))
-        self.ask(self.wishes[wish["task"]][-1], bound, dead_run, fate)
+        self.ask(self.wishes[wish["task"]][-1], bound, stable, fate)
 
     @precondition(anything_was_asked)
-    @rule(task=tasks, back=back, bound=bounds, dead_run=dead_runs, fate=fates)
-    def claim_again(self, task: str, back: int, bound: Any, dead_run: Any, fate: str) -> None:
+    @rule(task=tasks, back=back, bound=bounds, stable=mostly, fate=fates)
+    def claim_again(self, task: str, back: int, bound: Any, stable: bool, fate: str) -> None:
         if back < len(self.wishes[task]):
-            self.ask(self.wishes[task][-1 - back], bound, dead_run, fate)
+            self.ask(self.wishes[task][-1 - back], bound, stable, fate)
 
-    def ask(self, wish: Wish, bound: float | None, dead_run: Any, fate: str) -> None:
+    def ask(self, wish: Wish, bound: float | None, stable: bool, fate: str) -> None:
         if fate == "never sent":
             return
         lag = self.now - wish.run_time
         latest = None if bound is None else self.now + bound
-        fired = (self.now if latest is None else min(self.now, latest)) - lag
-        lock = min(wish.max_lock, wish.lease or wish.max_lock)
-        ask = Ask(wish.replica, wish.claim_id, fired, wish.min_lock, lock, dead_run)
+        run_time = None if wish.exact is None else wish.run_time + wish.exact
+        ask = Ask(
+            wish.replica,
+            wish.claim_id,
+            (self.now if latest is None else min(self.now, latest)) - lag,
+            run_time,
+            wish.min_lock,
+            wish.max_lock,
+            wish.lease,
+            wish.runs,
+            wish.one_off,
+            wish.failover,
+            stable,
+        )
         before = self.expected.get(wish.task)
-        after = model.claim(before, ask, self.now)
+        after = model.claim(before, ask, self.now, milliseconds(self.now))
         answer = self.protocol.claim(
             self.cursor,
             ClaimRequest(
-                wish.task,
-                lag,
-                None if latest is None else as_time(latest),
-                wish.min_lock,
-                wish.max_lock,
-                wish.replica,
-                wish.claim_id,
-                wish.lease,
-                dead_run,
+                task_name=wish.task,
+                lag=lag,
+                latest=None if latest is None else as_time(latest),
+                min_lock=wish.min_lock,
+                max_lock=wish.max_lock,
+                replica_id=wish.replica,
+                claim_id=wish.claim_id,
+                lease=wish.lease,
+                run_time=None if run_time is None else as_time(run_time),
+                runs=wish.runs,
+                one_off=wish.one_off,
+                failover=wish.failover,
+                stable=stable,
             ),
         )
-        self.note(situations.of_claim(before, after, ask, self.now, lag))
-        assert in_seconds(answer) == expected_answer(before, after, ask, self.now)
+        self.note(situations.of_claim(before, after, ask, self.now, self.now - lag))
+        if before is None and wish.task in self.tokens:
+            self.note("first claim after the row was pruned")
+        assert in_seconds(answer) == answer_to_claim(before, after, ask, self.now)
         self.happened(wish.task, after, wrote=after is not before)
-        if after is not before:
-            self.ids[wish.task].append(after.claim_id)
-        if answer.granted and fate == "answered":
-            self.held[wish.task][answer.claim_id] = as_seconds(answer.locked_until)
+        self.granted(wish.task, before, answer, fate)
+
+    @precondition(anything_was_asked)
+    @rule(task=tasks, back=back, replica=replicas, lease=leases, failover=mostly, fate=fates)
+    def take_over(self, task: str, back: int, replica: str, fate: str, **wish: Any) -> None:
+        claim_id = UUID(int=next(self.numbers))
+        self.takeovers[task].append(Takeover(replica, claim_id, self.id_of(task, back), **wish))
+        self.ask_to_take_over(task, self.takeovers[task][-1], fate)
+
+    @precondition(anything_was_asked)
+    @rule(task=tasks, replica=replicas, lease=leases, failover=mostly, fate=fates)
+    def holder_dies_and_is_taken_over(self, task: str, **takeover: Any) -> None:
+        row = self.expected.get(task)
+        if row is not None and row.finished_at is None:
+            self.time_passes_until(task, "locked_until", 0.0)
+            self.take_over(task, 0, **takeover)
+
+    @precondition(anything_was_asked)
+    @rule(
+        task=tasks,
+        handed_over=st.booleans(),
+        replica=replicas,
+        runs=st.sampled_from([None, None, None, "g"]),
+        failover=mostly,
+        stable=mostly,
+    )
+    def next_window_comes_while_a_run_is_dead(
+        self, task: str, handed_over: bool, runs: str | None, **claim: Any
+    ) -> None:
+        row = self.expected.get(task)
+        if row is None or row.finished_at is not None:
+            return
+        if handed_over:
+            self.end_lease(task, 0, True, None)
+        else:
+            self.time_passes_until(task, "locked_until", 0.0)
+        self.the_table_is_as_the_model_says()
+        self.time_passes_until(task, "window_until", 0.0)
+        self.claim(
+            task=task,
+            runs=runs or row.runs,
+            late=0.0,
+            min_lock=1.0,
+            max_lock=8.0,
+            lease=2.0,
+            exact=None,
+            one_off=False,
+            bound=None,
+            fate="answered",
+            **claim,
+        )
+
+    @precondition(lambda history: any(history.takeovers.values()))
+    @rule(task=tasks, back=back, fate=fates)
+    def take_over_again(self, task: str, back: int, fate: str) -> None:
+        if back < len(self.takeovers[task]):
+            self.ask_to_take_over(task, self.takeovers[task][-1 - back], fate)
+
+    def ask_to_take_over(self, task: str, ask: Takeover, fate: str) -> None:
+        if fate == "never sent":
+            return
+        before = self.expected.get(task)
+        after = model.take_over(before, ask, self.now)
+        answer = self.protocol.take_over(
+            self.cursor,
+            TakeoverRequest(
+                task, ask.dead_claim_id, ask.replica, ask.claim_id, ask.lease, ask.failover
+            ),
+        )
+        self.note(situations.of_takeover(before, after, ask, self.now))
+        self.happened(task, after, wrote=after is not before)
+        if after is None:
+            assert answer is None
+        else:
+            assert answer is not None
+            assert in_seconds(answer) == answer_of(after, ask.claim_id, self.now)
+            self.granted(task, before, answer, fate)
+
+    def granted(self, task: str, before: Row | None, answer: ClaimAnswer, fate: str) -> None:
+        """Remember a claim if it was granted, and let its replica believe it if it was told."""
+        if not answer.granted:
+            return
+        if before is None or before.claim_id != answer.claim_id:
+            self.ids[task].append(answer.claim_id)
+        if fate == "answered":
+            self.held[task][answer.claim_id] = as_seconds(answer.locked_until)
 
     @precondition(anything_was_asked)
     @rule(task=tasks, back=back, keep_window=st.booleans())
@@ -193,63 +307,124 @@ class ClaimHistory(RuleBasedStateMachine):
         after = model.release(before, claim_id, self.now, keep_window=keep_window)
         self.note(situations.of_release(before, after, self.now, keep_window=keep_window))
         answer = self.protocol.release(self.cursor, task, claim_id, keep_window=keep_window)
-        self.held[task].pop(claim_id, None)
+        self.ended(task, claim_id, after, answer)
+
+    @precondition(anything_was_asked)
+    @rule(
+        task=tasks,
+        back=back,
+        handed_over=st.booleans(),
+        holders=st.sampled_from([None, None, ["one"], ["one", "two"]]),
+    )
+    def end_lease(self, task: str, back: int, handed_over: bool, holders: list[str] | None) -> None:
+        before, claim_id = self.expected.get(task), self.id_of(task, back)
+        after = model.end_lease(
+            before, claim_id, self.now, handed_over=handed_over, holders=holders
+        )
+        self.note(situations.of_end_of_lease(before, after, claim_id, handed_over=handed_over))
+        answer = self.protocol.end_lease(
+            self.cursor, task, claim_id, handed_over=handed_over, holders=holders
+        )
+        self.ended(task, claim_id, after, answer)
+
+    def ended(self, task: str, claim_id: UUID, after: Row | None, answer: Any) -> None:
         if after is None:
             assert answer is None
         else:
             assert in_seconds(answer) == (after.locked_until, self.now)
+            self.held[task].pop(claim_id, None)
+        self.happened(task, after)
+
+    @precondition(anything_was_asked)
+    @rule(task=tasks, back=back)
+    def give_up(self, task: str, back: int) -> None:
+        before, claim_id = self.expected.get(task), self.id_of(task, back)
+        after = model.give_up(before, claim_id, self.now)
+        self.note(situations.of_giving_up(before, after, claim_id))
+        assert self.protocol.give_up(self.cursor, task, claim_id) == (after is not None)
         self.happened(task, after)
 
     @precondition(anything_was_asked)
     @rule(
         which=st.lists(
-            st.tuples(tasks, back, st.sampled_from([1, 4, 9]), st.integers(1, 12)),
+            st.tuples(tasks, back, st.sampled_from([1, 4, 9])),
             min_size=1,
             max_size=4,
             unique_by=lambda renewal: renewal[:2],
         )
     )
-    def renew(self, which: list[tuple[str, int, int, int]]) -> None:
+    def renew(self, which: list[tuple[str, int, int]]) -> None:
         renewals, expected = {}, {}
-        for task, back, lease, max_lock in which:
+        for task, back, lease in which:
             claim_id, before = self.id_of(task, back), self.expected.get(task)
-            after = model.renew(before, claim_id, self.now, lease=lease, max_lock=max_lock)
-            renewals[claim_id] = Renewal(task, claim_id, lease, max_lock)
-            self.note(situations.of_renewal(before, after, claim_id, self.now + lease))
+            after = model.renew(before, claim_id, self.now, lease=lease)
+            renewals[claim_id] = Renewal(task, claim_id, lease)
+            self.note(
+                situations.of_renewal(before, after, claim_id, self.now, wanted=self.now + lease)
+            )
             if after is not None:
-                expected[claim_id] = (after.locked_until, self.now)
+                expected[claim_id] = (after.locked_until, after.run_until, self.now)
                 self.expected[task] = after
                 self.stands_until(task, claim_id, after.locked_until)
         answer = self.protocol.renew(self.cursor, list(renewals.values()))
-        assert {key: tuple(map(as_seconds, value)) for key, value in answer.items()} == expected
+        assert {key: in_seconds(times) for key, times in answer.items()} == expected
         self.nothing_written = not expected
 
     @precondition(anything_was_asked)
-    @rule(task=tasks, back=back, by=half_seconds)
-    def extend(self, task: str, back: int, by: float) -> None:
-        claim_id = self.id_of(task, back)
-        after = model.extend(self.expected.get(task), claim_id, self.now, by)
-        answer = self.protocol.extend(self.cursor, task, claim_id, by)
-        assert (answer and as_seconds(answer)) == (after and after.locked_until)
-        self.note("extended" if after else "not extended")
-        if after is not None:
+    @rule(task=tasks, back=back, by=half_seconds, lease=leases)
+    def extend(self, task: str, back: int, by: float, lease: float | None) -> None:
+        before, claim_id = self.expected.get(task), self.id_of(task, back)
+        after = model.extend(before, claim_id, self.now, by=by, lease=lease)
+        self.note(situations.of_extension(before, after, self.now))
+        answer = self.protocol.extend(self.cursor, task, claim_id, by, lease)
+        if after is None:
+            assert answer is None
+        else:
+            assert in_seconds(answer) == (after.locked_until, after.run_until, self.now)
             self.stands_until(task, claim_id, after.locked_until)
         self.happened(task, after)
 
-    @rule()
-    def read(self) -> None:
-        self.nothing_written = True
-        states = {
-            state.task_name: state
-            for state in self.protocol.read(self.cursor, ["first", "second", "third"])
+    @rule(age=st.sampled_from([1.0, 4.0]))
+    def prune(self, age: float) -> None:
+        pruned = {
+            task for task, row in self.expected.items() if model.is_pruned(row, self.now, age)
         }
-        assert states.keys() == self.expected.keys()
         for task, row in self.expected.items():
-            finished, dead = row.finished_at is not None, row.dead(self.now)
-            self.note("read: " + ("finished" if finished else "dead" if dead else "running"))
-            assert in_seconds(states[task]) == (
-                task, finished, dead, row.window_start, row.locked_by, row.locked_until, self.now
-            )  # fmt: skip
+            if task in pruned:
+                self.note("pruned")
+            elif not row.one_off:
+                self.note("not pruned: recurring")
+            else:
+                self.note("not pruned: not old enough")
+        assert self.protocol.prune(self.cursor, age) == len(pruned)
+        for task in pruned:
+            del self.expected[task]
+        self.nothing_written = not pruned
+
+    @rule(always=st.sampled_from([[], ["first"], ["first", "second", "third"]]))
+    def read(self, always: list[str]) -> None:
+        self.nothing_written = True
+        found, database_time = self.protocol.read(self.cursor, ["first", "second", "third"], always)
+        assert as_seconds(database_time) == self.now
+        states = {state.task_name: in_seconds(state) for state in found}
+        assert states == {
+            task: self.run_state(task, row)
+            for task, row in self.expected.items()
+            if row.dead(self.now) or task in always
+        }
+
+    def run_state(self, task: str, row: Row) -> tuple[Any, ...]:
+        finished, dead = row.finished_at is not None, row.dead(self.now)
+        expired = row.run_until <= self.now
+        self.note("read: " + ("finished" if finished else "dead" if dead else "running"))
+        if expired:
+            self.note("read: expired")
+        if row.handed_over:
+            self.note("read: handed over")
+        return (
+            task, row.claim_id, row.token, finished, dead, expired, row.failover, row.deaths,
+            row.handovers, row.handed_over, row.runs, row.window_start, row.locked_by, self.now,
+        )  # fmt: skip
 
     @invariant()
     def the_table_is_as_the_model_says(self) -> None:
@@ -260,10 +435,10 @@ class ClaimHistory(RuleBasedStateMachine):
             assert self.table.versions == before
 
     @invariant()
-    def a_token_never_falls(self) -> None:
+    def a_token_never_falls_not_even_after_its_row_was_deleted(self) -> None:
         tokens = {task: row.token for task, row in self.table.rows.items()}
-        assert all(tokens[task] >= token for task, token in self.tokens.items())
-        self.tokens = tokens
+        assert all(token >= self.tokens.get(task, 0) for task, token in tokens.items())
+        self.tokens.update(tokens)
 
     @invariant()
     def nobody_believes_to_hold_what_another_holds(self) -> None:
@@ -290,24 +465,36 @@ class ClaimHistory(RuleBasedStateMachine):
         event(situation)
 
 
-def expected_answer(before: Row | None, after: Row, ask: Ask, now: float) -> tuple[Any, ...]:
-    granted = model.granted(after, ask, now)
-    took_over = granted and after.claim_id == takeover_id(ask.claim_id)
-    new_window = before is not None and ask.is_new_after(before) and (not granted or took_over)
-    dead_holder = "unknown" if after is before else before and before.locked_by
+def answer_to_claim(before: Row | None, after: Row, ask: Ask, now: float) -> tuple[Any, ...]:
+    left = before is not None and after is before
+    granted = model.granted(after, ask.claim_id, now)
+    new_window = left and ask.is_new_after(after) and not granted
+    waits = left and not after.running(now) and ask.waits_for(after, now)
+    return answer_of(after, ask.claim_id, now, new_window=new_window, waits=waits)
+
+
+def answer_of(
+    after: Row, claim_id: UUID, now: float, *, new_window: bool = False, waits: bool = False
+) -> tuple[Any, ...]:
     return (
-        granted,
+        model.granted(after, claim_id, now),
         after.running(now),
         new_window,
         after.finished_at is None,
+        waits,
         after.window_start,
-        dead_holder if took_over else None,
         after.locked_by,
         after.token,
         after.locked_until,
+        after.run_until,
         now,
         after.claim_id,
     )
+
+
+def milliseconds(now: float) -> int:
+    since_1970 = as_time(now) - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    return round(since_1970 / timedelta(milliseconds=1))
 
 
 def as_time(seconds: float) -> datetime:

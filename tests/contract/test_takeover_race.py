@@ -1,57 +1,190 @@
-"""What becomes of a dead holder's window that two replicas ask for at the same moment."""
+"""What becomes of a run that several replicas ask for at once, each on its own connection."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from threading import Barrier
 from typing import Any
 
 import psycopg
+import pytest
 
-from tests.contract.conftest import Replica
+from apscheduler_tasklock.messages import ClaimAnswer
+from tests.contract.conftest import Replica, row
 from tests.polling import eventually
+
+Travel = Callable[[float], None]
+Connection = psycopg.Connection[Any]
+
+LEASED: dict[str, Any] = {"min_lock": 9, "max_lock": 300, "lease": 2, "failover": True}
 
 _WAITING = """
     SELECT FROM pg_stat_activity
-    WHERE wait_event_type = 'Lock' AND query LIKE '%claimed%' AND datname = current_database()
+    WHERE wait_event_type = 'Lock' AND query LIKE '%task_lock%' AND datname = current_database()
 """
 
 
-def test_the_loser_is_told_who_runs_it(
-    other: Replica,
-    connection: psycopg.Connection[Any],
-    direct_url: str,
-    travel: Callable[[float], None],
+@pytest.fixture
+def watching(direct_url: str) -> Iterator[Connection]:
+    with psycopg.connect(direct_url, autocommit=True) as watching:
+        yield watching
+
+
+@pytest.fixture
+def crowd(clock: None, direct_url: str) -> Iterator[list[Replica]]:
+    """Eight replicas, each on a connection of its own."""
+    with ExitStack() as closing:
+        yield [
+            Replica(
+                f"replica {number}",
+                closing.enter_context(psycopg.connect(direct_url, autocommit=True)),
+            )
+            for number in range(8)
+        ]
+
+
+def all_at_once(crowd: list[Replica], ask: Callable[[Replica], Any]) -> list[Any]:
+    together = Barrier(len(crowd))
+
+    def wait_and_ask(replica: Replica) -> Any:
+        together.wait()
+        return ask(replica)
+
+    with ThreadPoolExecutor(len(crowd)) as pool:
+        return list(pool.map(wait_and_ask, crowd))
+
+
+def test_one_of_many_takes_over_and_the_others_are_told_who_runs_it(
+    crowd: list[Replica], connection: Connection, travel: Travel
+) -> None:
+    dead, first = Replica("dead", connection).claim(**LEASED)
+    for turn in range(1, 21):
+        travel(3)
+        taken = all_at_once(crowd, lambda replica, dead=dead: replica.take_over(dead, lease=2))
+        answers: list[ClaimAnswer] = [answer for _, answer in taken]
+        assert [answer.granted for answer in answers].count(True) == 1
+        dead = next(claim_id for claim_id, answer in taken if answer.granted)
+        token = first.token + turn
+        assert {(a.claim_id, a.token, a.running, a.waits) for a in answers} == {
+            (dead, token, True, False)
+        }
+        assert row(connection)["deaths"] == turn
+
+
+def test_one_of_many_gives_up(crowd: list[Replica], connection: Connection, travel: Travel) -> None:
+    for turn in range(20):
+        dead, _ = Replica("dead", connection).claim(**{**LEASED, "failover": False})
+        travel(3)
+        gave_up = all_at_once(crowd, lambda replica, dead=dead: replica.give_up(dead))
+        assert gave_up.count(True) == 1
+        assert row(connection)["deaths"] == turn + 1
+        travel(9)
+
+
+def test_one_of_many_claims_and_the_others_are_told_who_runs_it(
+    crowd: list[Replica], connection: Connection, travel: Travel
+) -> None:
+    for turn in range(20):
+        claimed = all_at_once(crowd, lambda replica: replica.claim(**LEASED))
+        answers = [answer for _, answer in claimed]
+        assert [answer.granted for answer in answers].count(True) == 1
+        winner = next(a for a in answers if a.granted)
+        assert {(a.claim_id, a.token, a.running, a.new_window) for a in answers} == {
+            (winner.claim_id, winner.token, True, False)
+        }, turn
+        crowd[0].release(winner.claim_id)
+        travel(10)
+
+
+def test_of_a_takeover_and_a_release_at_the_same_moment_one_comes_first(
+    crowd: list[Replica], connection: Connection, travel: Travel
+) -> None:
+    late, *others = crowd
+    for _ in range(20):
+        claim_id, _ = late.claim(**LEASED)
+        travel(3)
+
+        def ask(replica: Replica, claim_id: Any = claim_id) -> bool:
+            if replica is late:
+                return late.release(claim_id) is not None
+            return replica.takes_over(claim_id, lease=2)
+
+        assert all_at_once(crowd, ask).count(True) == 1
+        found = row(connection)
+        others[0].release(found["claim_id"])
+        travel(10)
+
+
+def test_a_taker_that_waited_for_the_winner_is_told_who_runs_it(
+    other: Replica, connection: Connection, watching: Connection, travel: Travel
 ) -> None:
     one = Replica("one", connection)
-    assert Replica("dead", connection).granted(lease=2)
+    dead, _ = Replica("dead", connection).claim(**LEASED)
     travel(3)
-    with ThreadPoolExecutor() as pool, psycopg.connect(direct_url, autocommit=True) as watching:
+    with ThreadPoolExecutor() as pool:
         with connection.transaction():
-            _, won = one.claim(lag=3, lease=2, dead_run="take over")
-            losing = pool.submit(other.claim, lag=3, lease=2, dead_run="take over")
+            _, won = one.take_over(dead, lease=2)
+            losing = pool.submit(other.take_over, dead, lease=2)
             eventually(lambda: watching.execute(_WAITING).rowcount == 1)
         _, lost = losing.result()
 
-    assert (won.granted, won.dead_holder) == (True, "dead")
-    assert (lost.granted, lost.running, lost.new_window) == (False, True, False)
+    assert won is not None
+    assert lost is not None
+    assert (won.granted, lost.granted) == (True, False)
+    assert (lost.running, lost.holder, lost.token) == (True, "one", won.token)
+
+
+def test_a_claim_that_waited_for_a_takeover_is_refused(
+    other: Replica, connection: Connection, watching: Connection, travel: Travel
+) -> None:
+    """The next window, of a replica without failover, comes while the dead one is taken over."""
+    one = Replica("one", connection)
+    dead, _ = Replica("dead", connection).claim(**LEASED)
+    travel(10)
+    with ThreadPoolExecutor() as pool:
+        with connection.transaction():
+            _, won = one.take_over(dead, lease=2)
+            losing = pool.submit(other.claim, **{**LEASED, "failover": False})
+            eventually(lambda: watching.execute(_WAITING).rowcount == 1)
+        _, lost = losing.result()
+
+    assert won is not None
+    assert won.granted
+    assert (lost.granted, lost.running, lost.new_window) == (False, True, True)
     assert (lost.holder, lost.token) == ("one", won.token)
 
 
-def test_a_holder_that_releases_late_is_not_taken_over_any_more(
-    other: Replica,
-    connection: psycopg.Connection[Any],
-    direct_url: str,
-    travel: Callable[[float], None],
+def test_a_claim_that_waited_for_a_late_release_is_granted(
+    other: Replica, connection: Connection, watching: Connection, travel: Travel
 ) -> None:
     late = Replica("late", connection)
-    claim_id, _ = late.claim(lease=2)
+    claim_id, first = late.claim(**{**LEASED, "failover": False})
     travel(10)
-    with ThreadPoolExecutor() as pool, psycopg.connect(direct_url, autocommit=True) as watching:
+    with ThreadPoolExecutor() as pool:
         with connection.transaction():
             assert late.release(claim_id)
-            claiming = pool.submit(other.claim, lag=0, lease=2, dead_run="take over")
+            claiming = pool.submit(other.claim, **{**LEASED, "failover": False})
             eventually(lambda: watching.execute(_WAITING).rowcount == 1)
         _, answer = claiming.result()
 
-    assert (answer.granted, answer.dead_holder, answer.new_window) == (True, None, False)
+    assert (answer.granted, answer.token) == (True, first.token + 1)
+    assert row(connection)["deaths"] == 0  # which it would have been, had it not been released
+
+
+def test_a_takeover_that_waited_for_a_renewal_is_refused(
+    other: Replica, connection: Connection, watching: Connection, travel: Travel
+) -> None:
+    late = Replica("late", connection)
+    claim_id, _ = late.claim(**LEASED)
+    travel(10)
+    with ThreadPoolExecutor() as pool:
+        with connection.transaction():
+            assert late.renewed(claim_id)
+            taking = pool.submit(other.take_over, claim_id, lease=2)
+            eventually(lambda: watching.execute(_WAITING).rowcount == 1)
+        _, answer = taking.result()
+
+    assert answer is not None
+    assert (answer.granted, answer.running, answer.holder) == (False, True, "late")

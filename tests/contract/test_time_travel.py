@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from itertools import count, pairwise
 from typing import Any
@@ -18,7 +18,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock.options import DEFAULTS
-from apscheduler_tasklock.period import nominal_time
+from apscheduler_tasklock.period import is_shared, nominal_time
 from apscheduler_tasklock.submission import Submission
 from tests.contract.conftest import Replica
 
@@ -32,6 +32,7 @@ class SimulatedScheduler:
     replica: Replica
     trigger: Any
     skew: timedelta = timedelta()
+    options: dict[str, Any] = field(default_factory=dict)
 
     def run_times(self, start: datetime, end: datetime) -> Iterator[datetime]:
         """Yield run times as APScheduler's main loop makes them, on this replica's clock."""
@@ -41,7 +42,8 @@ class SimulatedScheduler:
             run_time = self.trigger.get_next_fire_time(run_time, run_time)
 
     def lock_times(self, nominal: datetime) -> tuple[float, float]:
-        submission = Submission(None, "default", self.trigger, (), "task", DEFAULTS, False, "")
+        options = replace(DEFAULTS, **self.options)
+        submission = Submission(None, "default", self.trigger, (), "task", options, False, "")
         return submission.lock_times(nominal)
 
 
@@ -87,7 +89,12 @@ class Simulation:
         nominal = nominal_time(scheduler.trigger, run_time)
         min_lock, max_lock = scheduler.lock_times(nominal)
         lag = (now + scheduler.skew).timestamp() - nominal.timestamp()
-        claim_id, answer = scheduler.replica.claim(lag=lag, min_lock=min_lock, max_lock=max_lock)
+        claim_id, answer = scheduler.replica.claim(
+            lag=max(0.0, lag),
+            min_lock=min_lock,
+            max_lock=max_lock,
+            run_time=nominal if is_shared(scheduler.trigger, nominal) else None,
+        )
         if not answer.granted:
             return None
         self.runs.append(nominal)
@@ -174,6 +181,39 @@ def test_a_daily_job_runs_once_a_day_across_a_clock_change(
     simulation.live(schedulers, start, datetime(2026, month, days, 12, tzinfo=BERLIN))
 
     expected = [datetime(2026, month, day, 4, tzinfo=BERLIN) for day in range(1, days + 1)]
+    assert simulation.runs == expected
+
+
+@pytest.mark.parametrize(
+    ("cron", "most_skew"),
+    [
+        ({"second": "0,1,30"}, timedelta(seconds=5)),
+        ({"second": "*/7"}, timedelta(seconds=10)),
+        ({"hour": "9-17", "minute": "0,1"}, timedelta(minutes=3)),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"min_lock": 0.0}])
+def test_run_times_with_short_gaps_run_once_under_clocks_that_differ_by_more(
+    simulation: Simulation,
+    replicas: list[Replica],
+    cron: dict[str, str],
+    most_skew: timedelta,
+    options: dict[str, Any],
+) -> None:
+    start = datetime(2026, 3, 1, 9, tzinfo=timezone.utc)
+    trigger = CronTrigger(**cron, timezone=timezone.utc)
+    skews = [timedelta(), most_skew / 2, most_skew]
+    schedulers = [
+        SimulatedScheduler(replica, trigger, skew, options)
+        for replica, skew in zip(replicas, skews, strict=True)
+    ]
+    end = start + (timedelta(days=7) if "hour" in cron else timedelta(minutes=20))
+    simulation.duration = 0.1
+
+    simulation.live(schedulers, start, end)
+
+    expected = list(schedulers[0].run_times(start, end))
+    assert len(expected) >= 60
     assert simulation.runs == expected
 
 

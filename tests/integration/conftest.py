@@ -33,8 +33,11 @@ def known_task(connection: psycopg.Connection[Any]) -> Callable[[str], None]:
 
     def make(name: str) -> None:
         connection.execute(
-            "INSERT INTO task_lock SELECT %s, past, past, past, past, 'before',"
-            " gen_random_uuid(), 0, past FROM (SELECT now() - interval '1 year' AS past) AS _",
+            "INSERT INTO task_lock (task_name, started_at, locked_until, window_start,"
+            " window_until, locked_by, claim_id, token, finished_at, run_until, failover, deaths,"
+            " handovers, handed_over, runs, one_off)"
+            " SELECT %s, past, past, past, past, 'before', gen_random_uuid(), 0, past, past, false,"
+            " 0, 0, false, '', false FROM (SELECT now() - interval '1 year' AS past) AS _",
             [name],
         )
 

@@ -27,6 +27,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ALL,
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     TaskLockEvent,
@@ -40,6 +41,12 @@ from tests.proxy import Gate, Proxy
 
 RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
 RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_ERROR]
+
+
+def is_handed_over(connection: psycopg.Connection[Any]) -> bool:
+    """Tell whether a run has not ended, and is for others to take over at once."""
+    handed_over = "handed_over AND finished_at IS NULL AND locked_until <= now()"
+    return connection.execute(f"SELECT FROM task_lock WHERE {handed_over}").rowcount == 1
 
 
 class Loop:
@@ -132,7 +139,7 @@ def test_a_job_runs_on_one_loop_and_is_refused_on_the_other(
             other.run_once(function)
             await other.until(other.codes)
             assert one.codes() == RUN
-            assert one.events[-1].retval == (1, {"a": 1})
+            assert one.events[-1].retval == (one.events[0].token, {"a": 1})
             assert other.codes() == [EVENT_TASK_LOCK_REFUSED]
             # Listeners of a scheduler on a loop may rely on being called there.
             assert one.threads == other.threads == {"MainThread"}
@@ -199,33 +206,126 @@ def test_waiting_for_a_claim_does_not_make_a_coroutine_job_late(
     asyncio.run(main())
 
 
-def test_a_coroutine_cancelled_by_shutdown_is_released(
+class Endless:
+    """A coroutine job that does not end of its own, and notes in its clean-up whether it is cut."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.lost: list[bool] = []
+
+    async def run(self) -> None:
+        lock = current_lock()
+        assert lock is not None
+        self.started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.lost.append(lock.lost)
+
+
+@pytest.mark.parametrize("failover", [False, True])
+@pytest.mark.parametrize("goes_on", [True, False], ids=["the loop goes on", "the loop ends"])
+def test_a_coroutine_that_the_shutdown_cuts_is_released_or_with_failover_handed_over(
+    proxy: Proxy, connection: psycopg.Connection[Any], failover: bool, goes_on: bool
+) -> None:
+    """At the latest when the shutdown is over: uvicorn ends the loop right after it."""
+    event_loop = asyncio.new_event_loop()
+    jobs = []
+
+    def delay(data: bytes) -> bytes:
+        time.sleep(0.2)  # is the latency
+        return data
+
+    async def main() -> Loop:
+        job = Endless()
+        jobs.append(job)
+        loop = Loop(proxy.url, failover=failover)
+        loop.scheduler.start()
+        loop.run_once(job.run)
+        await asyncio.wait_for(job.started.wait(), 60)
+        proxy.to_client = delay
+        loop.scheduler.shutdown()
+        await asyncio.sleep(0)  # in which the scheduler does it
+        assert not loop.scheduler.running
+        if goes_on:
+            await loop.until(lambda: not any(loop.executor._instances.values()))
+        return loop
+
+    loop = event_loop.run_until_complete(main())
+    event_loop.close()
+    assert is_handed_over(connection) is failover
+    released = "finished_at IS NOT NULL AND window_until > now()"
+    kept = connection.execute(f"SELECT FROM task_lock WHERE {released}").rowcount == 1
+    assert kept is not failover
+    if goes_on:
+        assert jobs[0].lost == [True]
+        assert sorted(loop.codes()) == sorted(RAISED)
+    del loop, jobs[:]
+    gc.collect()  # the coroutine that was thrown away
+
+
+def test_a_window_that_a_shutdown_has_cut_is_run_by_another_replica_at_once(
     database_url: str, connection: psycopg.Connection[Any]
 ) -> None:
-    async def main() -> None:
-        started = asyncio.Event()
+    """Also by one that has just started, and believes no dead run yet."""
 
-        async def endless() -> None:
-            started.set()
+    async def main() -> tuple[Loop, Loop]:
+        job = Endless()
+        async with running(database_url, failover=True) as one:
+            one.run_once(job.run)
+            await asyncio.wait_for(job.started.wait(), 60)
+            async with running(database_url, failover=True, poll_interval=0.5) as other:
+                other.run_once(other_run)
+                await other.until(other.codes)
+                one.scheduler.shutdown()
+                await other.until(lambda: EVENT_JOB_EXECUTED in other.codes())
+        return one, other
+
+    async def other_run() -> int:
+        lock = current_lock()
+        assert lock is not None
+        return lock.token
+
+    # The same function to the lock, as on replicas of one application.
+    other_run.__qualname__ = Endless.run.__qualname__
+    one, other = asyncio.run(main())
+    assert other.codes() == [EVENT_TASK_LOCK_REFUSED, *RUN]
+    assert other.events[-1].retval == one.events[0].token + 1
+
+
+@pytest.mark.parametrize("failover", [False, True])
+def test_a_coroutine_cancelled_at_its_maximum_lock_is_released_or_with_failover_given_up(
+    database_url: str, connection: psycopg.Connection[Any], failover: bool
+) -> None:
+    """Nobody may run its window again by then, which is told."""
+
+    async def main() -> None:
+        async def endless(**_: Any) -> None:
             await asyncio.Event().wait()
 
-        async with running(database_url) as loop:
-            loop.run_once(endless)
-            await asyncio.wait_for(started.wait(), 60)
-            loop.scheduler.shutdown()
-            await loop.until(lambda: EVENT_TASK_LOCK_RELEASED in loop.codes())
+        options = {"cancel_on_lost": True, "max_lock": 2, "lease": 1}
+        async with running(database_url, failover=failover, poll_interval=0.5) as loop:
+            loop.run_once(endless, kwargs={"task_lock": options})
+            await loop.until(lambda: EVENT_JOB_ERROR in loop.codes())
+            if failover:
+                await loop.until(lambda: EVENT_TASK_LOCK_ERROR in loop.codes())
+            told = {EVENT_TASK_LOCK_LOST, *RAISED, *([EVENT_TASK_LOCK_ERROR] * failover)}
+            assert sorted(loop.codes()) == sorted(told)
+            ended = [e.reason for e in loop.events if e.code == EVENT_TASK_LOCK_RELEASED]
+            assert ended == ["handed over" if failover else None]
 
     asyncio.run(main())
-    assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
+    over = "SELECT FROM task_lock WHERE finished_at IS NOT NULL AND window_until > now()"
+    assert connection.execute(over).rowcount == 1
 
 
-def test_a_coroutine_cancelled_while_it_waits_for_its_claim_gives_it_back(
+def test_a_claim_under_way_when_the_scheduler_is_shut_down_is_handed_over(
     proxy: Proxy,
     gate: Gate,
     connection: psycopg.Connection[Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It did not run, so nothing is told of a run, and its window is open for others."""
+    """Its job has not begun, so nothing is told of a run, and another replica runs the window."""
 
     async def main() -> Loop:
         async with running(proxy.url, claim_timeout=60) as loop:
@@ -240,10 +340,10 @@ def test_a_coroutine_cancelled_while_it_waits_for_its_claim_gives_it_back(
             return loop
 
     loop = asyncio.run(main())
-    assert loop.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED]
+    assert loop.codes() == [EVENT_TASK_LOCK_RELEASED]
+    assert loop.events[0].reason == "handed over"
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
-    opened = "SELECT FROM task_lock WHERE finished_at IS NOT NULL AND window_until < window_start"
-    assert connection.execute(opened).rowcount == 1
+    assert is_handed_over(connection)
 
 
 def test_a_loop_that_ends_without_another_turn_leaves_no_lock(
@@ -259,13 +359,13 @@ def test_a_loop_that_ends_without_another_turn_leaves_no_lock(
         loop.run_once(coroutine_job)
         await gate.until_reached()
         loop.executor.locks.close()
+        loop.executor._failover.close()
         return loop.executor.locks
 
     locks = event_loop.run_until_complete(main())
     event_loop.close()
     gate.open()
-    released = "SELECT FROM task_lock WHERE finished_at IS NOT NULL"
-    eventually(lambda: connection.execute(released).rowcount == 1)
+    eventually(lambda: is_handed_over(connection))
     del event_loop
 
     def ended() -> bool:
@@ -314,9 +414,11 @@ def test_cancelled_in_the_first_of_several_run_times_it_claims_no_other(
             run.cancel()  # as asyncio.run does with every task there is, at its end
             await loop.until(lambda: not any(loop.executor._instances.values()))
             assert loop.codes() == RAISED
+            claimed.append(loop.events[0].token)
 
+    claimed: list[int] = []
     asyncio.run(main())
-    assert connection.execute("SELECT token FROM task_lock").fetchone() == (1,)
+    assert connection.execute("SELECT token FROM task_lock").fetchone() == (claimed[0],)
 
 
 def test_a_coroutine_that_begins_after_the_shutdown_claims_nothing(
@@ -337,7 +439,7 @@ def test_a_coroutine_that_begins_after_the_shutdown_claims_nothing(
     assert connection.execute("SELECT FROM task_lock").rowcount == 0
 
 
-def test_a_shutdown_does_not_wait_on_the_loop_for_owed_releases(
+def test_a_shutdown_sends_pending_releases_before_the_loop_may_end(
     proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
     async def ends() -> None:
@@ -349,21 +451,12 @@ def test_a_shutdown_does_not_wait_on_the_loop_for_owed_releases(
             loop.run_once(ends)
             await loop.until(lambda: EVENT_TASK_LOCK_ERROR in loop.codes())
             await loop.until(lambda: not any(loop.executor._instances.values()))
-            answered = threading.Event()
-
-            def hold_up(data: bytes) -> bytes:
-                assert answered.wait(60)
-                return data
-
-            proxy.to_client = hold_up
             proxy.accepting = True
-            loop.scheduler.shutdown()  # would wait for the answer that is held up after it
-            await loop.until(lambda: not loop.scheduler.running)
-            answered.set()
+            loop.executor.shutdown()
+            assert connection.execute(released).rowcount == 1
 
-    asyncio.run(main())
     released = "SELECT FROM task_lock WHERE finished_at IS NOT NULL"
-    eventually(lambda: connection.execute(released).rowcount == 1)
+    asyncio.run(main())
 
 
 def test_lock_events_come_before_those_of_the_job_from_any_executor(database_url: str) -> None:

@@ -73,7 +73,7 @@ class TestDatabase:
             TaskLockExecutor(database)
         assert "hunter2" not in str(error.value)
 
-    def test_an_unreachable_server_is_one_warning_that_names_it(
+    def test_an_unreachable_server_is_one_warning_that_names_it_and_one_for_each_run(
         self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
     ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as nobody:
@@ -83,10 +83,11 @@ class TestDatabase:
         error = replica.one(EVENT_TASK_LOCK_ERROR).exception
         assert isinstance(error, TaskLockDatabaseError)
         assert f"database (127.0.0.1:{port}, database 'db') could not be used" in str(error)
-        warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
-        assert len(warnings) == 1
-        assert "is away" in warnings[0].getMessage()
-        assert "Connection refused" in warnings[0].getMessage()
+        replica.idle()
+        outage, run = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+        assert "is away" in outage
+        assert "Connection refused" in outage
+        assert run.startswith("Task 'job': not run for the run time")
 
     @pytest.mark.direct("pgbouncer answers logins itself")
     def test_a_refusing_server_is_an_error_at_start(self, database_url: str) -> None:

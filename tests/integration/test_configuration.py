@@ -183,7 +183,7 @@ def test_a_hook_on_the_instance_gets_the_jobs_events(started: Started, database_
     started(scheduler)
     eventually(lambda: seen == [("job", EVENT_JOB_EXECUTED)])
     inner.start(scheduler, "default")
-    report_jobs(inner, lambda _: None)
+    report_jobs(inner, lambda *_: None, lambda *_: None)
     inner._run_job_success("again", [])
     assert seen == [("job", EVENT_JOB_EXECUTED)]
 

@@ -38,8 +38,9 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
+from apscheduler_tasklock.names import UnnamedTask
 from tests.polling import eventually
-from tests.proxy import Proxy, pass_on
+from tests.proxy import Gate, Proxy, pass_on
 from tests.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
@@ -72,7 +73,7 @@ class TestARun:
         granted, released = replica.of()[:2]
         assert granted.task_name == released.task_name == "job"
         assert granted.holder == released.holder == "me"
-        assert granted.token == released.token == 1
+        assert granted.token == released.token == rows(connection)["job"]["token"]
         assert granted.scheduled_run_time == executed.scheduled_run_time
         assert executed.jobstore == granted.jobstore == "default"
         row = rows(connection)["job"]
@@ -108,11 +109,10 @@ class TestARun:
     ) -> None:
         replica = make_replica()
         replica.run_once(lambda: None)
-        granted = replica.one(EVENT_TASK_LOCK_GRANTED)
         replica.one(EVENT_JOB_EXECUTED)
         row = rows(connection)["job"]
         assert row["window_until"] - row["window_start"] == timedelta(hours=0.9)
-        assert granted.locked_until - row["started_at"] == timedelta(hours=5)
+        assert row["run_until"] - row["started_at"] == timedelta(hours=5)
 
     def test_is_refused_on_the_other_replica_and_leaves_no_trace_of_having_run(
         self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
@@ -120,7 +120,9 @@ class TestARun:
         caplog.set_level(logging.DEBUG)
         one, other = make_replica(replica_id="one"), make_replica(replica_id="other")
         one.run_once(lambda: None)
+        token = one.one(EVENT_TASK_LOCK_GRANTED).token
         one.one(EVENT_JOB_EXECUTED)
+        one.idle()
         caplog.clear()
 
         other.run_once(lambda: None)
@@ -128,7 +130,7 @@ class TestARun:
         other.idle()
 
         assert other.codes() == [EVENT_TASK_LOCK_REFUSED]
-        assert (refused.holder, refused.reason, refused.token) == ("one", "window", 1)
+        assert (refused.holder, refused.reason, refused.token) == ("one", "window", token)
         told = [record for record in caplog.records if record.name.startswith("apscheduler")]
         told = [record for record in told if not record.name.startswith("apscheduler.scheduler")]
         assert [(record.levelname, record.name) for record in told] == [
@@ -212,6 +214,7 @@ class TestARun:
         one.run_once(outlive, kwargs={"task_lock": options})
         one.one(EVENT_TASK_LOCK_GRANTED)
         eventually(lambda: _expired(connection))
+        other.executor.locks.believe()
         other.run_once(_wait_for(go_on), kwargs={"task_lock": {"min_lock": 0.05, "max_lock": 60}})
         other.one(EVENT_TASK_LOCK_GRANTED)
         held = rows(connection)["job"]
@@ -230,7 +233,7 @@ class TestARun:
         go_on = threading.Event()
         one, other = make_replica(replica_id="one"), make_replica(replica_id="other")
         one.run_once(_wait_for(go_on), kwargs={"task_lock": {"min_lock": 0}})
-        one.one(EVENT_TASK_LOCK_GRANTED)
+        token = one.one(EVENT_TASK_LOCK_GRANTED).token
         for _ in range(2):
             other.run_once(_wait_for(go_on), replace_existing=True)
             eventually(other.codes)
@@ -239,7 +242,8 @@ class TestARun:
         go_on.set()
         warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
         assert len(warnings) == 1
-        assert "is skipped, because one still runs the task (token 1), locked until" in warnings[0]
+        said = f"is skipped, because one still runs the task (token {token}), locked until"
+        assert said in warnings[0]
 
 
 class TestLateness:
@@ -376,9 +380,7 @@ class TestJobOptions:
         assert replica.one(EVENT_JOB_EXECUTED).retval == {"a": 1}
         row = rows(connection)["another name"]
         assert row["window_until"] - row["window_start"] == timedelta(minutes=30)
-        assert replica.one(EVENT_TASK_LOCK_GRANTED).locked_until - row["started_at"] == timedelta(
-            hours=2
-        )
+        assert row["run_until"] - row["started_at"] == timedelta(hours=2)
 
     def test_reach_a_decorated_function(
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
@@ -392,9 +394,7 @@ class TestJobOptions:
         assert replica.one(EVENT_JOB_EXECUTED).retval == 7
         row = rows(connection)["job"]
         assert row["window_until"] - row["window_start"] == timedelta(seconds=60)
-        assert replica.one(EVENT_TASK_LOCK_GRANTED).locked_until - row["started_at"] == timedelta(
-            seconds=90
-        )
+        assert row["run_until"] - row["started_at"] == timedelta(seconds=90)
 
     def test_of_a_job_id_in_the_executor_are_weaker_than_its_kwargs(
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
@@ -538,15 +538,25 @@ class TestJobsWithoutAnId:
             assert all(part.id in error for part in jobs)
         assert rows(connection) == {}
 
-    def test_one_of_two_that_nothing_tells_apart_runs_once_the_other_is_removed(
-        self, make_replica: MakeReplica
+    @pytest.mark.parametrize(
+        "settle",
+        [
+            pytest.param(lambda other: other.remove(), id="removed"),
+            pytest.param(lambda other: other.modify(args=[1]), id="modified"),
+            pytest.param(lambda other: other.modify(kwargs={"task_lock": False}), id="unlocked"),
+            pytest.param(lambda other: other.modify(executor="plain"), id="of-another-executor"),
+        ],
+    )
+    def test_one_of_two_that_nothing_tells_apart_runs_once_the_other_is_settled(
+        self, make_replica: MakeReplica, settle: Callable[[Any], None]
     ) -> None:
         replica = make_replica()
         replica.scheduler.pause()
         job, other = (
-            replica.scheduler.add_job(_named, "interval", hours=1, **now()) for _ in range(2)
+            replica.scheduler.add_job(_takes, "interval", hours=1, **now()) for _ in range(2)
         )
-        other.remove()
+        replica.scheduler.add_executor("threadpool", "plain")
+        settle(other)
         replica.scheduler.resume()
         replica.one(EVENT_JOB_EXECUTED, job.id)
 
@@ -646,17 +656,32 @@ class TestJobsWithoutAnId:
         replica.one(EVENT_JOB_EXECUTED)
         assert list(rows(connection)) == ["tidy"]
 
-    def test_a_removed_one_is_kept_nowhere(self, make_replica: MakeReplica) -> None:
+    def test_a_removed_or_modified_one_is_not_kept(self, make_replica: MakeReplica) -> None:
+        class Argument:
+            pass
+
         replica = make_replica()
         replica.scheduler.pause()
-        job = weakref.ref(replica.scheduler.add_job(_takes, "interval", hours=1))
-        replica.scheduler.remove_all_jobs()
+        argument = Argument()
+        modified = replica.scheduler.add_job(_takes, "interval", hours=1, args=[argument])
+        kept = [weakref.ref(argument)]
+        del argument
+        modified.modify(args=[1])
+        for hours in range(2, 12):
+            removed = replica.scheduler.add_job(_takes, "interval", hours=hours, args=[Argument()])
+            kept += [weakref.ref(removed), weakref.ref(removed.args[0])]
+            removed.remove()
+            del removed
 
-        def is_gone() -> bool:
+        def are_gone() -> bool:
             gc.collect()
-            return job() is None
+            return all(each() is None for each in kept)
 
-        eventually(is_gone)
+        eventually(are_gone)
+        modified.modify(args=[2])  # the names of those that are gone are forgotten by now
+        gc.collect()
+        tasks = [found for found in gc.get_objects() if type(found) is UnnamedTask]
+        assert len(tasks) == 1
 
 
 class TestCurrentLock:
@@ -670,8 +695,9 @@ class TestCurrentLock:
             assert lock is not None
             seen.update(name=lock.name, token=lock.token, lost=lock.lost, run_time=lock.run_time)
             seen.update(until=lock.locked_until)
+            end = lock.run_until
             lock.extend(timedelta(hours=1))
-            seen.update(later=lock.locked_until)
+            seen.update(extended=lock.run_until - end)
 
         replica = make_replica()
         replica.run_once(job)
@@ -679,11 +705,11 @@ class TestCurrentLock:
         granted = replica.one(EVENT_TASK_LOCK_GRANTED)
         assert seen == {
             "name": "job",
-            "token": 1,
+            "token": granted.token,
             "lost": False,
             "run_time": event.scheduled_run_time,
             "until": granted.locked_until,
-            "later": granted.locked_until + timedelta(hours=1),
+            "extended": timedelta(hours=1),
         }
         assert current_lock() is None
 
@@ -715,9 +741,9 @@ class TestDatabaseAway:
 
     @pytest.mark.parametrize(
         ("on_database_error", "told_by_the_other"),
-        [("run", [EVENT_TASK_LOCK_REFUSED]), ("skip", RUN)],
+        [("run", [EVENT_TASK_LOCK_REFUSED]), ("skip", [EVENT_TASK_LOCK_REFUSED, *RUN])],
     )
-    def test_an_unanswered_claim_keeps_its_window_if_its_job_runs_all_the_same(
+    def test_an_unanswered_claim_keeps_its_window_if_its_job_runs_all_the_same_or_is_handed_over(
         self,
         make_replica: MakeReplica,
         proxy: Proxy,
@@ -727,7 +753,8 @@ class TestDatabaseAway:
         told_by_the_other: list[int],
     ) -> None:
         known_task("job")
-        replica = make_replica(proxy.url, claim_timeout=0.5, on_database_error=on_database_error)
+        options = {"on_database_error": on_database_error, "poll_interval": 600}
+        replica = make_replica(proxy.url, claim_timeout=0.5, **options)
         proxy.to_client = lambda _data: None  # the claim is granted, and its answer lost
         replica.run_once(lambda: None)
         replica.one(EVENT_TASK_LOCK_ERROR)
@@ -735,11 +762,12 @@ class TestDatabaseAway:
         assert (EVENT_JOB_EXECUTED in replica.codes()) is (on_database_error == "run")
         proxy.to_client = pass_on
         eventually(lambda: rows(connection)["job"]["token"] == 1)
-        eventually(lambda: rows(connection)["job"]["finished_at"])
+        ended = "finished_at" if on_database_error == "run" else "handed_over"
+        eventually(lambda: rows(connection)["job"][ended])
 
         other = make_replica()
         other.run_once(lambda: None)
-        eventually(other.codes)
+        eventually(lambda: len(other.codes()) == len(told_by_the_other))
         other.idle()
         assert other.codes() == told_by_the_other
 
@@ -749,7 +777,7 @@ class TestDatabaseAway:
         replica = make_replica(proxy.url, claim_timeout=3600, on_database_error="run")
         _go_away(proxy)
         replica.run_once(lambda: None)
-        eventually(lambda: replica.executor.locks._attempts._outage._since is not None)
+        eventually(lambda: replica.executor.locks._attempts.outage._since is not None)
         replica.scheduler.shutdown()
         assert replica.codes() == []
 
@@ -824,6 +852,33 @@ class TestScheduler:
         go_on.set()
         eventually(lambda: rows(connection)["job"]["finished_at"])
         eventually(lambda: _connections(connection) == 0)
+
+    @pytest.mark.parametrize("wait", [True, False])
+    def test_a_claim_under_way_at_the_shutdown_is_handed_over(
+        self,
+        make_replica: MakeReplica,
+        proxy: Proxy,
+        gate: Gate,
+        connection: psycopg.Connection[Any],
+        wait: bool,
+    ) -> None:
+        """Its job has not begun; so another replica runs the window, also without failover."""
+        replica = make_replica(proxy.url, claim_timeout=60)
+        gate.shut()
+        replica.run_once(lambda: None)
+        assert gate.reached.wait(60)
+        stopping = threading.Thread(target=replica.scheduler.shutdown, args=[wait])
+        stopping.start()
+        eventually(lambda: replica.executor.locks.closed)
+        gate.open()
+        stopping.join(60)
+        released = replica.one(EVENT_TASK_LOCK_RELEASED)
+        replica.idle()
+        assert replica.codes() == [EVENT_TASK_LOCK_RELEASED]
+        assert released.reason == "handed over"
+        row = rows(connection)["job"]
+        assert row["handed_over"]
+        assert row["finished_at"] is None
 
     def test_a_scheduler_can_be_started_again(self, make_replica: MakeReplica) -> None:
         replica = make_replica()

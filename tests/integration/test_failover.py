@@ -1,4 +1,4 @@
-"""Failover: a dead holder's window is run again by a replica that it refused."""
+"""Failover: which windows of dead holders are run again, by whom, and which are given up."""
 
 from __future__ import annotations
 
@@ -6,36 +6,43 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
+from psycopg import sql
 
 from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     HeldLock,
     TaskLockDatabaseError,
+    TaskLockExecutor,
     TaskLocks,
     current_lock,
-    fire,
-    watching,
+    failover,
 )
+from apscheduler_tasklock.asking import WantedTakeover
+from tests.faults import CLAIM
+from tests.integration import claims
+from tests.integration.claims import row
+from tests.integration.test_bad_input import role
+from tests.integration.test_faults_outages import count_looks
 from tests.polling import eventually
+from tests.proxy import Proxy
 from tests.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
 MakeLocks = Callable[..., TaskLocks]
+MakeHolder = Callable[..., HeldLock]
 Connection = psycopg.Connection[Any]
 
-REFUSED_THEN_RUN = [
-    EVENT_TASK_LOCK_REFUSED,
-    EVENT_TASK_LOCK_GRANTED,
-    EVENT_TASK_LOCK_RELEASED,
-    EVENT_JOB_EXECUTED,
-]
+RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
+REFUSED_THEN_RUN = [EVENT_TASK_LOCK_REFUSED, *RUN]
 
 
 def token_and_takeover(**_: Any) -> tuple[int, bool]:
@@ -44,352 +51,808 @@ def token_and_takeover(**_: Any) -> tuple[int, bool]:
     return lock.token, lock.is_takeover
 
 
+def something_else(**_: Any) -> str:
+    return "something else"
+
+
+# What the job function is to a claim.
+RUNS = f"{__name__}:token_and_takeover"
+
+
 @pytest.fixture
-def holder(make_locks: MakeLocks) -> Iterator[Callable[..., HeldLock]]:
+def dying(make_locks: MakeLocks) -> TaskLocks:
+    return make_locks(replica_id="dead")
+
+
+@pytest.fixture
+def holder(dying: TaskLocks) -> MakeHolder:
     """Let a replica called "dead" claim a task and not be heard of again, as after SIGKILL.
 
     That the real thing leaves the same behind is shown by tests/acceptance.
     """
-    locks = make_locks(replica_id="dead")
 
-    def claim(task: str = "job", *, renewed: bool = False, **options: Any) -> HeldLock:
-        times: dict[str, Any] = {"min_lock": 3240, "max_lock": 18000, "failover": 2}
-        held = locks.claim(task, **{**times, **options})
-        assert isinstance(held, HeldLock)
-        if not renewed:
-            locks.abandon(held)
+    def claim(task: str = "job", *, lives: bool = False, **wanted: Any) -> HeldLock:
+        hourly: dict[str, Any] = {"min_lock": 3240, "max_lock": 18000}
+        renewed: dict[str, Any] = {"lease": 1, "failover": True, "runs": RUNS}
+        held = claims.held(dying, task, **{**hourly, **renewed, **wanted})
+        if not lives:
+            claims.die(dying, held)
         return held
 
     return claim
 
 
+@pytest.fixture
+def make_heir(make_replica: MakeReplica) -> MakeReplica:
+    """Make a replica with failover that believes the rows from the start."""
+
+    def make(*arguments: Any, start: bool = True, **options: Any) -> Replica:
+        replica = make_replica(*arguments, start=False, **{"failover": True, "lease": 1, **options})
+        replica.executor.locks.believe()
+        if start:
+            replica.scheduler.start()
+        return replica
+
+    return make
+
+
+@pytest.fixture
+def until_looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Replica], None]]:
+    """Wait until a replica has looked for dead runs some times more."""
+    counted: dict[int, list[list[str]]] = {}
+
+    def wait(replica: Replica) -> None:
+        looks = counted.setdefault(id(replica), [])
+        if not looks:
+            counted[id(replica)] = looks = count_looks(replica, monkeypatch)
+        before = len(looks)
+        # The first of them may be under way already.
+        eventually(lambda: len(looks) > before + 2)
+
+    yield wait
+    monkeypatch.undo()
+
+
+def next_hour() -> datetime:
+    return datetime.now(timezone.utc) + timedelta(hours=1)
+
+
 def until_its_lease_ends(connection: Connection) -> None:
     """Wait for it by the database's clock; the holder reckons that it ends a little earlier."""
-    eventually(
-        lambda: connection.execute("SELECT FROM task_lock WHERE locked_until <= now()").rowcount
-    )
+    eventually(lambda: row(connection)["over"])
 
 
-def test_a_replica_that_was_refused_runs_the_window_of_a_dead_holder_again(
-    make_replica: MakeReplica,
-    holder: Callable[..., HeldLock],
-    connection: Connection,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    window = "SELECT window_start, window_until FROM task_lock"
-    died = holder()
-    before = connection.execute(window).fetchone()
-    replica = make_replica(failover=2, replica_id="heir")
-    replica.run_once(token_and_takeover)
-    executed = replica.one(EVENT_JOB_EXECUTED)
-    replica.idle()
+class TestWhoTakesOver:
+    def test_a_replica_that_was_refused(
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        kept = "SELECT window_start, window_until, run_until FROM task_lock"
+        died = holder()
+        before = connection.execute(kept).fetchone()
+        replica = make_heir(replica_id="heir")
+        replica.run_once(token_and_takeover)
+        executed = replica.one(EVENT_JOB_EXECUTED)
+        replica.idle()
 
-    assert replica.codes() == REFUSED_THEN_RUN
-    assert executed.retval == (2, True)
-    refused, granted = replica.of()[:2]
-    assert (refused.reason, refused.holder) == ("running", "dead")
-    assert (granted.reason, granted.holder) == ("takeover", "heir")
-    assert executed.scheduled_run_time == refused.scheduled_run_time
-    assert granted.locked_until > died.locked_until
-    assert connection.execute(window).fetchone() == before
-    assert "Task 'job': runs the window of" in caplog.text
-    assert "since its holder dead neither renewed nor released its lock (token 2)" in caplog.text
+        assert replica.codes() == REFUSED_THEN_RUN
+        assert executed.retval == (died.token + 1, True)
+        refused, granted = replica.of()[:2]
+        assert (refused.reason, refused.holder) == ("running", "dead")
+        assert (granted.reason, granted.holder) == ("takeover", "heir")
+        assert abs(executed.scheduled_run_time - died.window_start) < timedelta(seconds=1)
+        assert granted.locked_until > died.locked_until
+        assert connection.execute(kept).fetchone() == before
+        assert "Task 'job': runs the window of" in caplog.text
+        assert (
+            f"its holder dead neither renewed nor released its lock (token {died.token + 1})"
+            in caplog.text
+        )
+
+    @pytest.mark.parametrize("joins", ["before the death", "after the death"])
+    def test_a_replica_that_was_never_refused_and_whose_next_run_is_an_hour_away(
+        self, make_heir: MakeReplica, holder: MakeHolder, dying: TaskLocks, joins: str
+    ) -> None:
+        held = holder(lives=joins == "before the death")
+        replica = make_heir(start=False)
+        replica.run_once(token_and_takeover, next_run_time=next_hour())
+        replica.scheduler.start()
+        if joins == "before the death":
+            claims.die(dying, held)
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (held.token + 1, True)
+        replica.idle()
+        assert replica.codes() == RUN
+
+    def test_the_successor_of_the_replica_that_was_refused(
+        self, make_heir: MakeReplica, holder: MakeHolder, dying: TaskLocks
+    ) -> None:
+        """As in a rolling deployment in mid-job, after which the holder is killed."""
+        held = holder(lives=True)
+        refused = make_heir()
+        refused.run_once(token_and_takeover)
+        refused.one(EVENT_TASK_LOCK_REFUSED)
+        refused.shutdown()
+        successor = make_heir()
+        successor.run_once(token_and_takeover, next_run_time=next_hour())
+        claims.die(dying, held)
+        assert successor.one(EVENT_JOB_EXECUTED).retval == (held.token + 1, True)
+        assert refused.codes() == [EVENT_TASK_LOCK_REFUSED]
+
+    def test_one_of_several(
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        until_looked: Callable[[Replica], None],
+    ) -> None:
+        died = holder()
+        replicas = [make_heir(replica_id=f"replica {n}") for n in range(3)]
+        for replica in replicas:
+            replica.run_once(token_and_takeover)
+        eventually(lambda: any(EVENT_JOB_EXECUTED in replica.codes() for replica in replicas))
+        for replica in replicas:
+            until_looked(replica)
+            replica.idle()
+        executed = [e.retval for r in replicas for e in r.of() if e.code == EVENT_JOB_EXECUTED]
+        assert executed == [(died.token + 1, True)]
+
+    def test_nobody_while_the_holder_renews_its_lease(
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        dying: TaskLocks,
+        until_looked: Callable[[Replica], None],
+    ) -> None:
+        held = holder(lives=True)
+        replica = make_heir()
+        replica.run_once(token_and_takeover)
+        replica.one(EVENT_TASK_LOCK_REFUSED)
+        first = held.locked_until
+        eventually(lambda: held.locked_until > first + timedelta(seconds=3))
+        assert not held.lost
+        dying.release(held)
+        until_looked(replica)
+        assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
+
+    @pytest.mark.parametrize("without", ["the holder", "the other replica"])
+    def test_nobody_where_the_holder_or_the_other_replica_has_no_failover(
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        connection: Connection,
+        until_looked: Callable[[Replica], None],
+        without: str,
+    ) -> None:
+        died = holder(failover=without != "the holder")
+        replica = make_heir(failover=without == "the holder")
+        replica.run_once(token_and_takeover)
+        replica.one(EVENT_TASK_LOCK_REFUSED)
+        until_its_lease_ends(connection)
+        until_looked(replica)
+        replica.run_once(token_and_takeover, replace_existing=True)
+        eventually(lambda: len(replica.of()) == 2)
+        assert [event.reason for event in replica.of()] == ["running", "window"]
+        assert row(connection)["token"] == died.token
 
 
-def test_a_holder_that_ends_late_is_not_taken_over(
-    make_replica: MakeReplica, holder: Callable[..., HeldLock]
-) -> None:
-    held = holder(failover=1, renewed=True)
-    replica = make_replica(failover=1)
-    replica.run_once(token_and_takeover)
-    replica.one(EVENT_TASK_LOCK_REFUSED)
-    first = held.locked_until
-    eventually(lambda: held.locked_until > first + timedelta(seconds=3))
-    assert not held.lost
-    assert replica.executor._watcher._thread is not None
-    held._extender.__self__.release(held, keep_window=True)  # type: ignore[attr-defined]  # its claims
-    eventually(lambda: replica.executor._watcher._thread is None)
-    assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
+class TestWhatIsRun:
+    def test_a_one_off_job_that_the_memory_store_has_dropped(
+        self, make_heir: MakeReplica, holder: MakeHolder
+    ) -> None:
+        now = datetime.now(timezone.utc)
+        died = holder(runs=f"{RUNS} at {now.isoformat()}")
+        replica = make_heir()
+        replica.scheduler.add_job(
+            token_and_takeover, "date", run_date=now, id="job", misfire_grace_time=None
+        )
+        replica.one(EVENT_TASK_LOCK_REFUSED)
+        assert replica.scheduler.get_job("job") is None
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+
+    def test_a_job_whose_last_run_time_has_passed(
+        self, make_heir: MakeReplica, holder: MakeHolder, dying: TaskLocks
+    ) -> None:
+        held = holder(lives=True)
+        replica = make_heir()
+        now = datetime.now(timezone.utc)
+        end = now + timedelta(seconds=1.5)
+        # One window for both of its run times.
+        options = {"task_lock": {"min_lock": 3240, "max_lock": 18000}}
+        times = {"hours": 0, "seconds": 1, "start_date": now, "end_date": end}
+        replica.run_once(token_and_takeover, kwargs=options, **times)
+        eventually(lambda: replica.scheduler.get_job("job") is None)
+        eventually(replica.of)
+        replica.idle()
+        claims.die(dying, held)
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (held.token + 1, True)
+
+    @pytest.mark.parametrize("by", ["another function", "another run date"])
+    def test_not_a_job_that_was_put_in_its_place(
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        connection: Connection,
+        until_looked: Callable[[Replica], None],
+        by: str,
+    ) -> None:
+        """It is due in 30 days, and only then."""
+        now, later = datetime.now(timezone.utc), datetime.now(timezone.utc) + timedelta(days=30)
+        died = holder(runs=f"{RUNS} at {now.isoformat()}")
+        replica = make_heir()
+        other = something_else if by == "another function" else token_and_takeover
+        replica.scheduler.add_job(other, "date", run_date=later, id="job")
+        until_its_lease_ends(connection)
+        until_looked(replica)
+        replica.idle()
+        assert replica.codes() == []
+        assert row(connection)["token"] == died.token
+
+    @pytest.mark.parametrize("meanwhile", ["pause_job", "remove_job"])
+    def test_not_a_job_that_was_paused_or_removed_meanwhile(
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        connection: Connection,
+        until_looked: Callable[[Replica], None],
+        meanwhile: str,
+    ) -> None:
+        holder()
+        replica = make_heir(start=False)
+        replica.run_once(token_and_takeover, next_run_time=next_hour())
+        replica.scheduler.start(paused=True)
+        getattr(replica.scheduler, meanwhile)("job")
+        replica.scheduler.resume()
+        until_its_lease_ends(connection)
+        if meanwhile == "pause_job":
+            until_looked(replica)
+        replica.idle()
+        assert replica.codes() == []
+        if meanwhile == "pause_job":
+            replica.scheduler.resume_job("job")
+            replica.one(EVENT_JOB_EXECUTED)
+
+    def test_the_job_as_it_is_by_then(
+        self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
+    ) -> None:
+        """Its arguments, its options, and the executor that it is on."""
+        holder()
+        replica = make_heir(start=False)
+        second = TaskLockExecutor(
+            replica.executor.locks.settings.database,
+            executor={"type": "threadpool", "max_workers": 1},
+            failover=True,
+            lease=1,
+            replica_id="second",
+        )
+        second.locks.believe()
+        replica.scheduler.add_executor(second, "second")
+        replica.run_once(token_and_takeover, next_run_time=next_hour())
+        replica.scheduler.start(paused=True)
+        options = {"task_lock": {"lease": 77}}
+        replica.scheduler.modify_job("job", executor="second", kwargs=options)
+        replica.scheduler.resume()
+        granted = replica.one(EVENT_TASK_LOCK_GRANTED)
+        replica.one(EVENT_JOB_EXECUTED)
+        taken_over = row(connection)
+        assert (granted.holder, granted.reason) == ("second", "takeover")
+        assert taken_over["locked_by"] == "second"
+        assert granted.locked_until - taken_over["started_at"] == timedelta(seconds=77)
+
+    @pytest.mark.parametrize("by", ["this scheduler", "another one"])
+    def test_not_under_a_name_that_the_job_has_no_more(
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        dying: TaskLocks,
+        connection: Connection,
+        until_looked: Callable[[Replica], None],
+        by: str,
+    ) -> None:
+        held = holder(lives=True)
+        replica = make_heir()
+        replica.run_once(token_and_takeover, next_run_time=next_hour())
+        replica.run_once(token_and_takeover, job_id="other", next_run_time=next_hour())
+        until_looked(replica)  # by its first name
+        kwargs = {"task_lock": {"name": "renamed"}}
+        if by == "this scheduler":
+            replica.scheduler.modify_job("job", kwargs=kwargs)
+        else:  # in a job store that they share; nobody tells this one
+            replica.scheduler.get_job("job").kwargs = kwargs
+        claims.die(dying, held)
+        until_its_lease_ends(connection)
+        until_looked(replica)
+        replica.idle()
+        assert replica.codes() == []
+        assert row(connection)["token"] == held.token
 
 
-def test_a_dead_window_is_run_again_before_the_claimers_own(
-    make_replica: MakeReplica, holder: Callable[..., HeldLock], connection: Connection
-) -> None:
-    """Else the claim would put its own window in the place of the one that died."""
-    holder(min_lock=0.001)
-    until_its_lease_ends(connection)
-    replica = make_replica(failover=2)
-    ran: list[tuple[int, bool, datetime]] = []
+class TestWhenItIsRun:
+    def test_before_the_claimers_own_window_which_is_no_misfire_then(
+        self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
+    ) -> None:
+        """Else the claim would put its own window in the place of the one that died."""
+        died = holder(min_lock=0.001, runs=f"{__name__}:{_Recorder.__qualname__}.run")
+        until_its_lease_ends(connection)
+        replica = make_heir()
+        job = _Recorder()
+        own = replica.run_once(job.run, misfire_grace_time=1).next_run_time
+        job.takes_until = own + timedelta(seconds=2)
+        eventually(lambda: len(job.ran) == 2 or EVENT_JOB_MISSED in replica.codes())
+        replica.idle()
+        (first, is_takeover, dead_run_time), second = job.ran
+        assert (first, is_takeover) == (died.token + 1, True)
+        assert second == (died.token + 2, False, own)
+        assert timedelta(seconds=1) < own - dead_run_time < timedelta(seconds=60)
+        executed = [e.scheduled_run_time for e in replica.of() if e.code == EVENT_JOB_EXECUTED]
+        assert executed == [dead_run_time, own]
 
-    def job() -> None:
+    def test_the_next_run_time_after_it_runs_on_time(
+        self, make_heir: MakeReplica, holder: MakeHolder
+    ) -> None:
+        died = holder(min_lock=3.6)
+        replica = make_heir(min_factor=0.9)
+        replica.run_once(token_and_takeover, hours=0, seconds=4)
+
+        def executed() -> list[Any]:
+            return [e for e in replica.of() if e.code == EVENT_JOB_EXECUTED]
+
+        eventually(lambda: len(executed()) > 1)
+        first, second = executed()[:2]
+        assert first.retval == (died.token + 1, True)
+        assert second.retval == (died.token + 2, False)
+        late = second.scheduled_run_time - first.scheduled_run_time - timedelta(seconds=4)
+        assert abs(late) < timedelta(seconds=1)
+
+    def test_when_a_paused_scheduler_is_resumed(
+        self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
+    ) -> None:
+        died = holder()
+        replica = make_heir()
+        replica.run_once(token_and_takeover)
+        replica.one(EVENT_TASK_LOCK_REFUSED)
+        replica.scheduler.pause()
+        until_its_lease_ends(connection)
+        replica.idle()
+        assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
+        replica.scheduler.resume()
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+
+    def test_when_a_worker_is_free(
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        connection: Connection,
+        until_looked: Callable[[Replica], None],
+    ) -> None:
+        died = holder()
+        go_on, busy = threading.Event(), threading.Event()
+
+        def occupy() -> None:
+            busy.set()
+            assert go_on.wait(60)
+
+        replica = make_heir(max_workers=1)
+        replica.run_once(token_and_takeover, misfire_grace_time=1)
+        replica.one(EVENT_TASK_LOCK_REFUSED)
+        replica.run_once(occupy, job_id="busy")
+        eventually(busy.is_set)
+        until_its_lease_ends(connection)
+        until_looked(replica)
+        assert replica.executor._instances["job"] == 1
+        assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
+        go_on.set()
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+
+    def test_when_the_job_may_have_another_instance(
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        connection: Connection,
+        until_looked: Callable[[Replica], None],
+    ) -> None:
+        """As when the job runs here for a window that it was granted under another name."""
+        died = holder()
+        replica = make_heir()
+        replica.run_once(token_and_takeover)
+        replica.one(EVENT_TASK_LOCK_REFUSED)
+        replica.idle()
+        with replica.executor._inner._lock:
+            replica.executor._instances["job"] += 1
+        until_its_lease_ends(connection)
+        until_looked(replica)
+        assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
+        with replica.executor._inner._lock:
+            del replica.executor._instances["job"]
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+
+    @pytest.mark.parametrize("way", ["skip", "run"])
+    def test_after_an_outage_and_never_without_a_lock(
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        monkeypatch: pytest.MonkeyPatch,
+        way: str,
+    ) -> None:
+        died = holder()
+        replica = make_heir(on_database_error=way)
+        locks, outages = replica.executor.locks, [1]
+        take_over = locks.take_over
+
+        def take_over_after_an_outage(*arguments: Any, **options: Any) -> Any:
+            if outages:
+                outages.pop()
+                raise TaskLockDatabaseError("away")
+            return take_over(*arguments, **options)
+
+        monkeypatch.setattr(locks, "take_over", take_over_after_an_outage)
+        replica.run_once(token_and_takeover)
+        executed = replica.one(EVENT_JOB_EXECUTED)
+        replica.idle()
+        assert not outages
+        assert executed.retval == (died.token + 1, True)
+        assert replica.codes() == [EVENT_TASK_LOCK_REFUSED, EVENT_TASK_LOCK_ERROR, *RUN]
+
+
+class TestLooking:
+    def test_is_one_statement_for_all_tasks_at_each_interval(
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        dying: TaskLocks,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        tasks = [f"job {number}" for number in range(5)]
+        held = [holder(task, lives=True) for task in tasks]
+        replica = make_heir(lease=6)
+        for task in tasks:
+            replica.run_once(token_and_takeover, job_id=task)
+            replica.one(EVENT_TASK_LOCK_REFUSED, task)
+        looks = count_looks(replica, monkeypatch)
+        begun = min(lock.locked_until for lock in held)
+        eventually(lambda: len(looks) > 2)
+        took = max(lock.locked_until for lock in held) - begun
+        # Three in a lease, and now and then one at once.
+        assert len(looks) <= took / timedelta(seconds=6 * 0.9 / 3) + 3
+        assert all(names == tasks for names in looks)
+        for lock in held:
+            dying.release(lock)
+
+    def test_that_the_database_refuses_is_told_once_and_goes_on(
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """As when a grant is revoked for a while."""
+        died = holder()
+        replica = make_heir()
+        asked: list[Any] = []
+        read = replica.executor.locks.read_runs
+        monkeypatch.setattr(
+            replica.executor.locks, "read_runs", lambda *names: asked.append(names) or read(*names)
+        )
+        replica.run_once(token_and_takeover)
+        replica.one(EVENT_TASK_LOCK_REFUSED)
+        connection.execute("ALTER TABLE task_lock RENAME TO elsewhere")
+        before = len(asked)
+        eventually(lambda: len(asked) >= before + 3)
+        connection.execute("ALTER TABLE elsewhere RENAME TO task_lock")
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+        [refusal] = [r for r in caplog.records if r.name == failover.logger.name]
+        assert refusal.getMessage().startswith("Dead runs could not be looked for; trying again")
+        assert refusal.exc_info is None
+
+    def test_ends_with_the_scheduler_and_begins_with_it_again(
+        self, make_heir: MakeReplica, holder: MakeHolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What was refused while the shutdown waits for it is not kept."""
+        died = holder(min_lock=0.001)
+        replica = make_heir()
+        claim, refused = replica.executor.locks.claim, threading.Event()
+
+        def claim_slowly(*arguments: Any, **options: Any) -> Any:
+            refusal = claim(*arguments, **options)
+            refused.set()
+            eventually(lambda: replica.executor.locks.closed)
+            return refusal
+
+        monkeypatch.setattr(replica.executor.locks, "claim", claim_slowly)
+        replica.run_once(token_and_takeover)
+        assert refused.wait(60)
+        replica.shutdown()
+        assert replica.executor._failover._thread is None
+        assert not replica.executor._failover._blocked
+        assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
+
+        monkeypatch.undo()
+        replica.start()
+        replica.run_once(token_and_takeover, next_run_time=next_hour())
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+
+
+class TestOwnWindows:
+    """A run time that was refused because of a run that had not ended, and whose window is new."""
+
+    @pytest.fixture
+    def refused(
+        self, make_heir: MakeReplica, holder: MakeHolder
+    ) -> tuple[HeldLock, Replica, datetime]:
+        held = holder(lives=True, min_lock=0.001, failover=False)
+        replica = make_heir(failover=False)
+        own = replica.run_once(token_and_takeover, misfire_grace_time=1).next_run_time
+        replica.one(EVENT_TASK_LOCK_REFUSED)
+        replica.idle()
+        return held, replica, own
+
+    def test_run_once_the_lease_of_a_dead_holder_has_ended(
+        self, refused: tuple[HeldLock, Replica, datetime], dying: TaskLocks
+    ) -> None:
+        """Without failover, only the dead holder's own window is lost; and it is no misfire."""
+        held, replica, own = refused
+        first = held.locked_until
+        eventually(lambda: held.locked_until > first + timedelta(seconds=1.5))
+        claims.die(dying, held)
+        executed = replica.one(EVENT_JOB_EXECUTED)
+        replica.idle()
+        assert executed.retval == (held.token + 1, False)
+        assert executed.scheduled_run_time == own
+        assert replica.codes() == REFUSED_THEN_RUN
+
+    def test_are_dropped_when_the_holder_ends(
+        self,
+        refused: tuple[HeldLock, Replica, datetime],
+        dying: TaskLocks,
+        connection: Connection,
+    ) -> None:
+        """As in plain APScheduler, with one instance at a time."""
+        held, replica, _ = refused
+        dying.release(held)
+        eventually(lambda: not replica.executor._failover._blocked)
+        replica.idle()
+        assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
+        assert row(connection)["token"] == held.token
+
+    @pytest.mark.parametrize("coalesce", [True, False])
+    def test_run_all_or_the_last_one_as_the_job_coalesces(
+        self, make_heir: MakeReplica, holder: MakeHolder, dying: TaskLocks, coalesce: bool
+    ) -> None:
+        held = holder(lives=True, min_lock=0.001)
+        replica = make_heir(min_factor=0.5, failover=False)
+        replica.run_once(
+            token_and_takeover, hours=0, seconds=2, coalesce=coalesce, max_instances=10
+        )
+
+        def codes(code: int) -> list[Any]:
+            return [event for event in replica.of() if event.code == code]
+
+        eventually(lambda: len(codes(EVENT_TASK_LOCK_REFUSED)) == 3)
+        replica.scheduler.modify_job("job", next_run_time=next_hour())
+        claims.die(dying, held)
+        eventually(lambda: len(codes(EVENT_JOB_EXECUTED)) == (1 if coalesce else 3))
+        replica.idle()
+        refused = [event.scheduled_run_time for event in codes(EVENT_TASK_LOCK_REFUSED)][:3]
+        executed = [event.scheduled_run_time for event in codes(EVENT_JOB_EXECUTED)]
+        assert executed == (refused[-1:] if coalesce else refused)
+
+    def test_of_a_daily_job_wait_for_a_minute_at_most_by_default(
+        self, make_replica: MakeReplica, connection: Connection
+    ) -> None:
+        """A killed holder would otherwise silence it for five days."""
+        replica = make_replica()
+        replica.run_once(token_and_takeover, hours=24)
+        granted = replica.one(EVENT_TASK_LOCK_GRANTED)
+        replica.one(EVENT_JOB_EXECUTED)
+        claimed = row(connection)
+        assert granted.locked_until - claimed["started_at"] == timedelta(minutes=1)
+        assert claimed["run_until"] - claimed["started_at"] == timedelta(days=5)
+
+
+class TestGivingUp:
+    @pytest.fixture
+    def poison(self, holder: MakeHolder, dying: TaskLocks, connection: Connection) -> HeldLock:
+        """Let the job kill its holder, and those of two takeovers."""
+        held = holder()
+        for _ in range(2):
+            until_its_lease_ends(connection)
+            dead = WantedTakeover("job", held.claim_id, "dead", 1, failover=True)
+            taken_over = dying.take_over(dead)
+            assert isinstance(taken_over, HeldLock)
+            held = taken_over
+            claims.die(dying, held)
+        return held
+
+    def test_a_job_that_kills_its_holders_is_told_once_among_all_replicas(
+        self,
+        make_heir: MakeReplica,
+        poison: HeldLock,
+        connection: Connection,
+        until_looked: Callable[[Replica], None],
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        replicas = [make_heir(max_takeovers=2) for _ in range(2)]
+        at_once = threading.Barrier(len(replicas))
+
+        def give_up_at_once(give_up: Callable[..., bool], dead: Any) -> bool:
+            at_once.wait(60)
+            return give_up(dead)
+
+        for replica in replicas:
+            locks = replica.executor.locks
+            monkeypatch.setattr(locks, "give_up", partial(give_up_at_once, locks.give_up))
+            replica.run_once(token_and_takeover, next_run_time=next_hour())
+        eventually(lambda: any(replica.of() for replica in replicas))
+        for replica in replicas:
+            until_looked(replica)
+            replica.idle()
+        [event] = [event for replica in replicas for event in replica.of()]
+        assert (event.code, event.reason) == (EVENT_TASK_LOCK_ERROR, "given up")
+        assert (event.holder, event.token) == ("dead", poison.token)
+        said = "is given up: 3 runs of the task in a row have died with their holders"
+        assert said in str(event.exception)
+        errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+        assert len(errors) == 1
+        assert said in errors[0]
+        assert row(connection)["finished_at"] is not None
+
+    def test_is_no_end_of_the_task_whose_next_window_runs(
+        self, make_heir: MakeReplica, poison: HeldLock, connection: Connection
+    ) -> None:
+        replica = make_heir(max_takeovers=2, min_factor=0)
+        connection.execute("UPDATE task_lock SET window_until = window_start + interval '1 ms'")
+        replica.run_once(token_and_takeover)
+        executed = replica.one(EVENT_JOB_EXECUTED)
+        replica.idle()
+        assert executed.retval == (poison.token + 1, False)
+        assert EVENT_TASK_LOCK_ERROR in replica.codes()
+        assert row(connection)["deaths"] == 0  # since a run has ended
+
+    def test_comes_after_as_many_takeovers_as_the_option_allows(
+        self, make_heir: MakeReplica, poison: HeldLock
+    ) -> None:
+        replica = make_heir(max_takeovers=3)
+        replica.run_once(token_and_takeover, next_run_time=next_hour())
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (poison.token + 1, True)
+
+    def test_comes_at_the_end_of_the_maximum_lock(
+        self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
+    ) -> None:
+        """Friday's mail does not go out on Monday."""
+        holder(max_lock=1)
+        until_its_lease_ends(connection)
+        replica = make_heir()
+        replica.run_once(token_and_takeover, next_run_time=next_hour())
+        given_up = replica.one(EVENT_TASK_LOCK_ERROR)
+        assert "is given up: its maximum lock has ended" in str(given_up.exception)
+        assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
+
+
+@pytest.mark.direct("the pooler would answer in the server's place")
+class TestClaimsGivenBack:
+    @pytest.mark.parametrize("again", [True, False], ids=["with failover", "without"])
+    def test_one_that_was_granted_without_an_answer_is_run_by_the_replica_that_it_refused(
+        self,
+        make_replica: MakeReplica,
+        make_heir: MakeReplica,
+        connection: Connection,
+        known_task: Callable[[str], None],
+        proxy: Proxy,
+        again: bool,
+    ) -> None:
+        """The link of the one is away, and comes back. The other has the database all the time."""
+        known_task("job")
+        # It would see to the window itself, but for this.
+        away = make_replica(
+            proxy.url, claim_timeout=0.5, failover=again, lease=600, poll_interval=600
+        )
+        claimed = threading.Event()
+
+        def cut_from_the_claim_on(_number: int, to_server: bool, data: bytes) -> bytes | None:
+            if to_server and not claimed.is_set() and CLAIM in data:
+                claimed.set()
+                return data
+            return None if claimed.is_set() else data
+
+        proxy.tap = cut_from_the_claim_on
+        away.run_once(token_and_takeover)
+        away.one(EVENT_TASK_LOCK_ERROR)
+        assert row(connection)["token"] == 1
+        other = make_heir(failover=again)
+        other.run_once(token_and_takeover)
+        other.one(EVENT_TASK_LOCK_REFUSED)
+        assert row(connection)["finished_at"] is None
+        proxy.tap = None
+        assert other.one(EVENT_JOB_EXECUTED).retval == (2, True)
+        other.idle()
+        assert other.codes() == REFUSED_THEN_RUN
+        assert EVENT_JOB_EXECUTED not in away.codes()
+
+
+class TestRetention:
+    @pytest.fixture
+    def pruning(self, make_replica: MakeReplica) -> Callable[..., Replica]:
+        """Make a replica that deletes old rows all the time."""
+
+        def make(*arguments: Any) -> Replica:
+            replica = make_replica(*arguments, start=False, poll_interval=0.5)
+            ours = replica.executor._failover
+            replica.executor._failover = failover.Failover(
+                ours._locks, ours._jobs, ours._state, 0.5, ours._given_up, prune_interval=0.1
+            )
+            replica.scheduler.start()
+            return replica
+
+        return make
+
+    def test_rows_of_one_off_jobs_are_deleted_a_week_after_they_are_over(
+        self, pruning: Callable[..., Replica], connection: Connection
+    ) -> None:
+        replica = pruning()
+        jobs: dict[str, dict[str, Any]] = {
+            "old": {"trigger": "date"},
+            "young": {"trigger": "date"},
+            "hourly": {"trigger": "interval", "hours": 1},
+        }
+        tokens = {}
+        for name, job in jobs.items():
+            now = {} if job["trigger"] == "date" else {"next_run_time": datetime.now(timezone.utc)}
+            replica.scheduler.add_job(
+                token_and_takeover, id=name, misfire_grace_time=None, **job, **now
+            )
+            tokens[name] = replica.one(EVENT_JOB_EXECUTED, name).retval[0]
+        replica.idle()
+        over = "finished_at = {0}, window_until = {0}, run_until = {0}, locked_until = {0}"
+        ago = "now() - interval '{}'"
+        for name, days in (("old", "7 days 1 minute"), ("young", "6 days"), ("hourly", "1 year")):
+            connection.execute(
+                f"UPDATE task_lock SET {over.format(ago.format(days))} WHERE task_name = '{name}'"
+            )
+        names = "SELECT task_name FROM task_lock ORDER BY 1"
+        eventually(lambda: ("old",) not in connection.execute(names).fetchall())
+        assert connection.execute(names).fetchall() == [("hourly",), ("young",)]
+        replica.events.clear()
+        replica.scheduler.add_job(token_and_takeover, id="old", misfire_grace_time=None)
+        assert replica.one(EVENT_JOB_EXECUTED, "old").retval[0] > tokens["old"]
+
+    def test_a_role_that_may_not_delete_is_told_once_and_nothing_else_suffers(
+        self,
+        pruning: Callable[..., Replica],
+        database_url: str,
+        connection: Connection,
+        until_looked: Callable[[Replica], None],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        with role(database_url) as (name, url):
+            grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+            connection.execute(grant.format(sql.Identifier(name)))
+            replica = pruning(url)
+            replica.run_once(token_and_takeover)
+            replica.one(EVENT_JOB_EXECUTED)
+            said = "Rows of one-off jobs are not deleted, since this role may not"
+            eventually(lambda: said in caplog.text)
+            until_looked(replica)
+            replica.shutdown()
+        assert caplog.text.count(said) == 1
+        assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+
+
+class _Recorder:
+    """A job that notes what it ran under, and takes until a time if it is a takeover."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[int, bool, datetime]] = []
+        self.takes_until = datetime.max.replace(tzinfo=timezone.utc)
+
+    def run(self) -> None:
         lock = current_lock()
         assert lock is not None
         assert lock.run_time is not None
-        ran.append((lock.token, lock.is_takeover, lock.run_time))
-
-    own = replica.run_once(job).next_run_time
-    eventually(lambda: len(ran) == 2)
-    replica.idle()
-    (first, is_takeover, dead_run_time), second = ran
-    assert (first, is_takeover) == (2, True)
-    assert second == (3, False, own)
-    assert timedelta(seconds=1) < own - dead_run_time < timedelta(seconds=60)
-    executed = [e.scheduled_run_time for e in replica.of() if e.code == EVENT_JOB_EXECUTED]
-    assert executed == [dead_run_time, own]
-
-
-def test_the_claimers_own_window_is_not_missed_because_the_dead_one_ran_first(
-    make_replica: MakeReplica,
-    holder: Callable[..., HeldLock],
-    connection: Connection,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    holder(min_lock=0.001)
-    until_its_lease_ends(connection)
-    replica = make_replica(failover=2)
-    runs: list[bool] = []
-    # As if the run that was taken over outlived the grace time.
-    monkeypatch.setattr(fire, "misfired", lambda *_: bool(runs))
-
-    def job() -> None:
-        lock = current_lock()
-        assert lock is not None
-        runs.append(lock.is_takeover)
-
-    replica.run_once(job)
-    eventually(lambda: len(runs) == 2 or EVENT_JOB_MISSED in replica.codes())
-    assert runs == [True, False]
-
-
-def test_of_several_that_watch_one_runs_it_again(
-    make_replica: MakeReplica, holder: Callable[..., HeldLock]
-) -> None:
-    holder()
-    replicas = [make_replica(failover=2, replica_id=f"replica {n}") for n in range(3)]
-    for replica in replicas:
-        replica.run_once(token_and_takeover)
-    eventually(lambda: any(EVENT_JOB_EXECUTED in replica.codes() for replica in replicas))
-    eventually(lambda: all(r.executor._watcher._thread is None for r in replicas))
-    executed = [e.retval for r in replicas for e in r.of() if e.code == EVENT_JOB_EXECUTED]
-    assert executed == [(2, True)]
-
-
-def test_the_next_fire_after_a_takeover_runs_on_time(
-    make_replica: MakeReplica, holder: Callable[..., HeldLock]
-) -> None:
-    holder(min_lock=3.6)
-    replica = make_replica(failover=1, min_factor=0.9)
-    replica.run_once(token_and_takeover, hours=0, seconds=4)
-    executed = eventually(
-        lambda: [e for e in replica.of() if e.code == EVENT_JOB_EXECUTED][1:] and replica.of()
-    )
-    first, second = [e for e in executed if e.code == EVENT_JOB_EXECUTED][:2]
-    assert (first.retval, second.retval) == ((2, True), (3, False))
-    assert second.scheduled_run_time - first.scheduled_run_time == timedelta(seconds=4)
-
-
-def test_a_one_off_job_that_the_memory_store_has_dropped_is_taken_over(
-    make_replica: MakeReplica, holder: Callable[..., HeldLock]
-) -> None:
-    holder()
-    replica = make_replica(failover=2)
-    now = datetime.now(timezone.utc)
-    replica.scheduler.add_job(
-        token_and_takeover, "date", run_date=now, id="job", misfire_grace_time=None
-    )
-    replica.one(EVENT_TASK_LOCK_REFUSED)
-    assert replica.scheduler.get_job("job") is None
-    assert replica.one(EVENT_JOB_EXECUTED).retval == (2, True)
-
-
-def test_a_job_whose_last_run_time_passed_meanwhile_is_taken_over(
-    make_replica: MakeReplica, holder: Callable[..., HeldLock]
-) -> None:
-    held = holder(renewed=True)
-    replica = make_replica(failover=2)
-    now = datetime.now(timezone.utc)
-    end = now + timedelta(seconds=1.5)
-    replica.run_once(token_and_takeover, hours=0, seconds=1, start_date=now, end_date=end)
-    eventually(lambda: replica.scheduler.get_job("job") is None)
-    eventually(replica.of)
-    replica.idle()
-    held._extender.__self__.abandon(held)  # type: ignore[attr-defined]  # its claims
-    eventually(lambda: replica.executor._watcher._thread is None)
-    replica.idle()
-    assert EVENT_JOB_EXECUTED in replica.codes()
-
-
-@pytest.mark.parametrize("meanwhile", ["pause_job", "remove_job", "pause"])
-def test_a_job_that_was_paused_or_removed_meanwhile_is_not_run(
-    make_replica: MakeReplica, holder: Callable[..., HeldLock], meanwhile: str
-) -> None:
-    holder()
-    replica = make_replica(failover=2)
-    replica.run_once(token_and_takeover)
-    replica.one(EVENT_TASK_LOCK_REFUSED)
-    eventually(lambda: replica.executor._watcher._thread is not None)
-    getattr(replica.scheduler, meanwhile)(*([] if meanwhile == "pause" else ["job"]))
-    eventually(lambda: replica.executor._watcher._thread is None)
-    replica.idle()
-    assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
-
-
-def test_a_takeover_waits_for_a_worker_to_be_free(
-    make_replica: MakeReplica, holder: Callable[..., HeldLock]
-) -> None:
-    died = holder()
-    go_on, busy = threading.Event(), threading.Event()
-
-    def occupy() -> None:
-        busy.set()
-        assert go_on.wait(60)
-
-    replica = make_replica(failover=2, max_workers=1)
-    replica.run_once(token_and_takeover, misfire_grace_time=1)
-    replica.one(EVENT_TASK_LOCK_REFUSED)
-    eventually(lambda: replica.executor._watcher._thread is not None)
-    replica.run_once(occupy, job_id="busy")
-    eventually(busy.is_set)
-    eventually(lambda: died.seconds_left == 0 and replica.executor._watcher._thread is None)
-    assert replica.executor._instances["job"] == 1
-    go_on.set()
-    assert replica.one(EVENT_JOB_EXECUTED).retval == (2, True)
-
-
-def test_a_takeover_waits_while_the_job_may_not_have_another_instance(
-    make_replica: MakeReplica, holder: Callable[..., HeldLock], make_locks: MakeLocks
-) -> None:
-    """As when the job runs here for a window that it was granted under another name."""
-    holder()
-    replica = make_replica(failover=2)
-    replica.run_once(token_and_takeover)
-    replica.one(EVENT_TASK_LOCK_REFUSED)
-    eventually(lambda: replica.executor._watcher._thread is not None)
-    with replica.executor._inner._lock:
-        replica.executor._instances["job"] += 1
-    tried = eventually(lambda: replica.executor._watcher._watched[0].watch.submission.taken_over)
-    assert tried.holder == "dead"
-    with replica.executor._inner._lock:
-        del replica.executor._instances["job"]
-    assert replica.one(EVENT_JOB_EXECUTED).retval == (2, True)
-
-
-def test_a_replica_reads_about_once_per_lease_whatever_it_watches(
-    make_replica: MakeReplica,
-    holder: Callable[..., HeldLock],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tasks = [f"job {number}" for number in range(5)]
-    held = [holder(task, failover=3, renewed=True) for task in tasks]
-    reads: list[list[str]] = []
-    replica = make_replica(failover=3)
-    read = replica.executor._watcher._read
-    monkeypatch.setattr(
-        replica.executor._watcher, "_read", lambda names: reads.append(list(names)) or read(names)
-    )
-    for task in tasks:
-        replica.run_once(token_and_takeover, job_id=task)
-    eventually(lambda: len(replica.executor._watcher._watched) == 5)
-    begun = min(lock.locked_until for lock in held)
-    reads.clear()
-    eventually(lambda: min(lock.locked_until for lock in held) > begun + timedelta(seconds=9))
-    leases = (max(lock.locked_until for lock in held) - begun) / timedelta(seconds=3)
-    assert 1 <= len(reads) <= leases + 2
-    assert all(names == tasks for names in reads)
-    for lock in held:
-        lock._extender.__self__.release(lock, keep_window=True)  # type: ignore[attr-defined]  # its claims
-    eventually(lambda: replica.executor._watcher._thread is None)
-
-
-@pytest.mark.parametrize("way", ["skip", "run"])
-def test_a_takeover_that_meets_an_outage_is_made_later_unless_it_runs_without_a_lock(
-    make_replica: MakeReplica,
-    holder: Callable[..., HeldLock],
-    monkeypatch: pytest.MonkeyPatch,
-    way: str,
-) -> None:
-    holder()
-    replica = make_replica(failover=2, on_database_error=way)
-    claim, answers = replica.executor.locks.claim, ["refused", "away", "granted"]
-
-    def claim_with_an_outage(*arguments: Any, **times: Any) -> Any:
-        if answers.pop(0) == "away":
-            raise TaskLockDatabaseError("away")
-        return claim(*arguments, **times)
-
-    monkeypatch.setattr(replica.executor.locks, "claim", claim_with_an_outage)
-    replica.run_once(token_and_takeover if way == "skip" else current_lock)
-    executed = replica.one(EVENT_JOB_EXECUTED)
-    eventually(lambda: replica.executor._watcher._thread is None)
-    replica.idle()
-    assert executed.retval == ((2, True) if way == "skip" else None)
-    assert replica.one(EVENT_JOB_EXECUTED) is executed
-
-
-def test_that_watching_is_refused_is_told_once_and_it_goes_on(
-    make_replica: MakeReplica,
-    holder: Callable[..., HeldLock],
-    connection: Connection,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As when a grant is revoked for a while."""
-    monkeypatch.setattr(watching, "RETRY_INTERVAL", 0.05)
-    holder(renewed=False)
-    replica = make_replica(failover=2)
-    reads, read = [], replica.executor._watcher._read
-    monkeypatch.setattr(
-        replica.executor._watcher, "_read", lambda names: reads.append(names) or read(names)
-    )
-    replica.run_once(token_and_takeover)
-    replica.one(EVENT_TASK_LOCK_REFUSED)
-    connection.execute("ALTER TABLE task_lock RENAME TO elsewhere")
-    eventually(lambda: len(reads) >= 3)
-    connection.execute("ALTER TABLE elsewhere RENAME TO task_lock")
-    assert replica.one(EVENT_JOB_EXECUTED).retval == (2, True)
-    [refusal] = [r for r in caplog.records if r.name == watching.logger.name]
-    assert refusal.getMessage().startswith("Runs of other replicas could not be watched; trying")
-    assert refusal.exc_info is None
-
-
-def test_without_failover_nothing_is_watched_or_taken_over(
-    make_replica: MakeReplica, holder: Callable[..., HeldLock], connection: Connection
-) -> None:
-    holder()
-    replica = make_replica(failover=2)
-    replica.run_once(token_and_takeover, kwargs={"task_lock": {"failover": 0}})
-    replica.one(EVENT_TASK_LOCK_REFUSED)
-    replica.idle()
-    assert replica.executor._watcher._thread is None
-    until_its_lease_ends(connection)
-    replica.run_once(
-        token_and_takeover, replace_existing=True, kwargs={"task_lock": {"failover": 0}}
-    )
-    eventually(lambda: len(replica.of()) == 2)
-    assert [event.reason for event in replica.of()] == ["running", "window"]
-
-
-def test_what_is_refused_while_the_shutdown_waits_for_it_is_not_watched(
-    make_replica: MakeReplica, holder: Callable[..., HeldLock], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    holder(failover=600)
-    replica = make_replica(failover=600)
-    refuse, refused = replica.executor.locks.claim, threading.Event()
-
-    def claim(*arguments: Any, **times: Any) -> Any:
-        refusal = refuse(*arguments, **times)
-        refused.set()
-        eventually(lambda: replica.executor.locks.closed)
-        return refusal
-
-    monkeypatch.setattr(replica.executor.locks, "claim", claim)
-    replica.run_once(token_and_takeover)
-    assert refused.wait(60)
-    replica.shutdown()
-    assert replica.executor._watcher._thread is None
-
-    monkeypatch.undo()
-    replica.start()
-    replica.run_once(token_and_takeover)
-    eventually(lambda: replica.executor._watcher._thread is not None)
+        if lock.is_takeover:
+            eventually(lambda: datetime.now(timezone.utc) > self.takes_until)
+        self.ran.append((lock.token, lock.is_takeover, lock.run_time))

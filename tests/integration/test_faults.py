@@ -13,14 +13,13 @@ from apscheduler.events import EVENT_JOB_EXECUTED
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
-    HeldLock,
     TaskLocks,
     current_lock,
     leases,
     outage,
-    watching,
 )
-from tests.faults import CLAIM, FIRST_CLAIM, READ, RELEASE, RENEWAL, Fault, Kind, Point
+from tests.faults import CLAIM, FIRST_CLAIM, READ, RELEASE, RENEWAL, TAKEOVER, Fault, Kind, Point
+from tests.integration.claims import die, held, row
 from tests.polling import eventually
 from tests.proxy import Proxy
 from tests.schedulers import Replica
@@ -72,7 +71,7 @@ def granting(request: pytest.FixtureRequest, known_task: Callable[[str], None]) 
 def replica(proxy: Proxy, make_replica: MakeReplica) -> Replica:
     """A replica behind the proxy. With failover, its claims are renewed all the time."""
     return make_replica(
-        proxy.url, replica_id="hit", claim_timeout=CLAIM_TIMEOUT, failover=LONG_LEASE
+        proxy.url, replica_id="hit", claim_timeout=CLAIM_TIMEOUT, lease=LONG_LEASE, failover=True
     )
 
 
@@ -109,13 +108,6 @@ def outages(caplog: pytest.LogCaptureFixture) -> list[str]:
         for record in caplog.get_records("call")
         if record.levelno >= logging.WARNING or "is back" in record.getMessage()
     ]
-
-
-def row(connection: Connection, task: str = "job") -> dict[str, Any]:
-    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
-    found = cursor.execute("SELECT * FROM task_lock WHERE task_name = %s", [task]).fetchone()
-    assert found is not None
-    return found
 
 
 def still_works(replica: Replica, connection: Connection, token: int) -> None:
@@ -157,8 +149,9 @@ class TestEachStatement:
         replica.run_once(job.run)
         replica.one(EVENT_JOB_EXECUTED)
         assert fault.met.is_set()
-        still_works(replica, connection, token=1)
-        assert job.ran == [(1, False)]
+        [(token, is_takeover)] = job.ran
+        still_works(replica, connection, token)
+        assert not is_takeover
 
     def test_a_claim_without_a_minimum_lock(
         self,
@@ -174,8 +167,9 @@ class TestEachStatement:
         replica.run_once(lambda task_lock=None: job.run(), kwargs={"task_lock": {"min_lock": 0}})
         replica.one(EVENT_JOB_EXECUTED)
         assert fault.met.is_set()
-        still_works(replica, connection, token=1)
-        assert job.ran == [(1, False)]
+        [(token, is_takeover)] = job.ran
+        still_works(replica, connection, token)
+        assert not is_takeover
 
     def test_a_claim_that_is_refused(
         self,
@@ -188,8 +182,7 @@ class TestEachStatement:
     ) -> None:
         replica = make_replica(proxy.url, replica_id="hit", claim_timeout=CLAIM_TIMEOUT)
         other = make_locks(replica_id="other")
-        held = other.claim("job", min_lock=3240, max_lock=18000)
-        assert isinstance(held, HeldLock)
+        lock = held(other, "job", min_lock=3240, max_lock=18000)
         fault = make_fault(CLAIM, hit)
         job = Job()
         replica.run_once(job.run)
@@ -197,8 +190,8 @@ class TestEachStatement:
         assert fault.met.is_set()
         assert (refused.holder, refused.reason) == ("other", "running")
         assert row(connection)["finished_at"] is None
-        other.release(held)
-        still_works(replica, connection, token=1)
+        other.release(lock)
+        still_works(replica, connection, lock.token)
         assert job.ran == []
 
     def test_a_release(
@@ -209,8 +202,9 @@ class TestEachStatement:
         replica.run_once(job.run)
         replica.one(EVENT_JOB_EXECUTED)
         assert fault.met.is_set()
-        still_works(replica, connection, token=1)
-        assert job.ran == [(1, False)]
+        [(token, is_takeover)] = job.ran
+        still_works(replica, connection, token)
+        assert not is_takeover
 
     def test_a_renewal(
         self,
@@ -234,10 +228,11 @@ class TestEachStatement:
         job = Job(renewed_after_the_fault)
         replica.run_once(job.run)
         replica.one(EVENT_JOB_EXECUTED)
-        still_works(replica, connection, token=1)
-        assert job.ran == [(1, False)]
+        [(token, is_takeover)] = job.ran
+        still_works(replica, connection, token)
+        assert not is_takeover
 
-    @pytest.mark.parametrize("statement", [READ, CLAIM], ids=["read", "claim"])
+    @pytest.mark.parametrize("statement", [READ, TAKEOVER], ids=["read", "takeover"])
     def test_a_takeover(
         self,
         monkeypatch: pytest.MonkeyPatch,
@@ -248,18 +243,18 @@ class TestEachStatement:
         hit: Hit,
         statement: bytes,
     ) -> None:
-        """What reads whether a watched run has ended, and what claims it then."""
-        monkeypatch.setattr(outage, "SETTLING", 0.2)
-        monkeypatch.setattr(watching, "RETRY_INTERVAL", 0.1)
+        """What reads whether a run is dead, and what takes it over then."""
+        monkeypatch.setattr(outage, "RECOVERY_GRACE", 0.2)
         dead = make_locks(replica_id="dead")
-        held = dead.claim("job", min_lock=3240, max_lock=18000, failover=1)
-        assert isinstance(held, HeldLock)
-        dead.abandon(held)
-        fault = make_fault(statement, hit, passing=1 if statement == CLAIM else 0)
+        runs = f"{__name__}:Job.run"
+        times = {"min_lock": 3240, "max_lock": 18000, "lease": 1}
+        lock = held(dead, "job", failover=True, runs=runs, **times)
+        die(dead, lock)
+        fault = make_fault(statement, hit)
         job = Job()
         replica.run_once(job.run)
         replica.one(EVENT_JOB_EXECUTED)
         assert fault.met.is_set()
-        still_works(replica, connection, token=2)
-        assert job.ran == [(2, True)]
+        still_works(replica, connection, lock.token + 1)
+        assert job.ran == [(lock.token + 1, True)]
         assert replica.one(EVENT_TASK_LOCK_GRANTED).reason == "takeover"

@@ -18,8 +18,10 @@ from apscheduler_tasklock import (
     HeldLock,
     TaskLocks,
 )
-from tests.faults import CLAIM
-from tests.integration.test_faults_outages import AWAY, BACK, Job, job, row, said
+from tests.faults import TAKEOVER
+from tests.integration import claims
+from tests.integration.claims import die, held, row
+from tests.integration.test_faults_outages import AWAY, BACK, HOURLY, RUNS, Job, job, said
 from tests.polling import eventually
 from tests.proxy import Proxy
 from tests.schedulers import Replica
@@ -43,26 +45,25 @@ def test_a_takeover_that_was_granted_and_never_answered_is_made_again(
     """It is not released as other such claims are, since the dead holder's window would be lost."""
     job.go_on.set()
     dead = make_locks(replica_id="dead")
-    held = dead.claim("job", min_lock=3240, max_lock=18000, failover=1)
-    assert isinstance(held, HeldLock)
-    dead.abandon(held)
-    replica = make_replica(proxy.url, claim_timeout=0.5, failover=1)
+    lock = held(dead, "job", **HOURLY, lease=1, failover=True, runs=RUNS)
+    die(dead, lock)
+    replica = make_replica(proxy.url, claim_timeout=0.5, lease=1, failover=True)
     replica.run_once(job.run)
     replica.one(EVENT_TASK_LOCK_REFUSED)
     claimed = threading.Event()
 
     def cut_from_the_claim_on(_number: int, to_server: bool, data: bytes) -> bytes | None:
-        if to_server and CLAIM in data:
+        if to_server and TAKEOVER in data:
             claimed.set()
         return None if claimed.is_set() and not to_server else data
 
     proxy.tap = cut_from_the_claim_on
     eventually(lambda: EVENT_TASK_LOCK_ERROR in replica.codes())
-    assert row(connection)["token"] == 2
+    assert row(connection)["token"] == lock.token + 1
     proxy.tap = None
     replica.one(EVENT_JOB_EXECUTED)
     replica.idle()
-    assert (job.runs, row(connection)["token"]) == (1, 3)
+    assert (job.runs, row(connection)["token"]) == (1, lock.token + 2)
     assert row(connection)["finished_at"] is not None
 
 
@@ -80,7 +81,7 @@ def test_an_answer_that_was_on_its_way_does_not_end_an_outage(
         return _data
 
     def claim(task: str) -> object:
-        return locks.claim(task, min_lock=9, max_lock=50)
+        return claims.claim(locks, task)
 
     proxy.to_client = hold_up
     with ThreadPoolExecutor(2) as pool:

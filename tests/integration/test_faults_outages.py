@@ -20,10 +20,11 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_LOST,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
-    HeldLock,
     TaskLocks,
     leases,
+    outage,
 )
+from tests.integration.claims import die, held, row
 from tests.polling import eventually
 from tests.proxy import Proxy, pass_on, proxy_to
 from tests.schedulers import Replica
@@ -35,6 +36,12 @@ MakeLocks = Callable[..., TaskLocks]
 Connection = psycopg.Connection[Any]
 
 AWAY, BACK = "The task lock database is away", "The task lock database is back"
+
+
+# What a job of an hour's interval claims.
+HOURLY = {"min_lock": 3240, "max_lock": 18000}
+# What `Job.run` is to a claim that another replica may take over.
+RUNS = f"{__name__}:Job.run"
 
 
 class Job:
@@ -73,15 +80,22 @@ def restore(proxy: Proxy) -> None:
     proxy.accepting = True
 
 
-def row(connection: Connection) -> dict[str, Any]:
-    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
-    found = cursor.execute("SELECT *, now() > locked_until AS over FROM task_lock").fetchone()
-    assert found is not None
-    return found
-
-
 def away(replica: Replica) -> bool:
-    return replica.executor.locks._attempts._outage.reason is not None
+    return replica.executor.locks._attempts.outage.reason is not None
+
+
+def count_looks(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return a list that grows with each look of a replica for dead runs that is answered."""
+    looks: list[list[str]] = []
+    read = replica.executor.locks.read_runs
+
+    def count(names: list[str], always: Any = ()) -> Any:
+        found = read(names, always)
+        looks.append(names)
+        return found
+
+    monkeypatch.setattr(replica.executor.locks, "read_runs", count)
+    return looks
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -90,11 +104,11 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message for message in told if message in (AWAY, BACK)]
 
 
-def watched(make_replica: MakeReplica, job: Job, *urls: str, failover: float) -> list[Replica]:
-    """Return a replica that runs the job, and one that was refused and watches it."""
+def refused(make_replica: MakeReplica, job: Job, *urls: str, lease: float) -> list[Replica]:
+    """Return a replica that runs the job, and one that was refused, and would take it over."""
     replicas = []
     for url, name in zip(urls, ("holder", "other"), strict=True):
-        replica = make_replica(url, replica_id=name, claim_timeout=3, failover=failover)
+        replica = make_replica(url, replica_id=name, claim_timeout=3, lease=lease, failover=True)
         replica.run_once(job.run)
         assert job.begun.wait(60)
         replicas.append(replica)
@@ -114,7 +128,7 @@ def test_a_lease_survives_an_outage_that_is_shorter(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(leases, "RENEWALS_PER_LEASE", 20)
-    holder = make_replica(proxy.url, claim_timeout=3, failover=10)
+    holder = make_replica(proxy.url, claim_timeout=3, lease=10)
     holder.run_once(job.run)
     assert job.begun.wait(60)
     fail(proxy)
@@ -130,26 +144,80 @@ def test_a_lease_survives_an_outage_that_is_shorter(
 
 
 @pytest.mark.parametrize("fail", [refuse, pytest.param(swallow, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("joins", [False, True], ids=["it was there", "it starts afterwards"])
 def test_a_job_that_ended_in_an_outage_longer_than_its_lease_is_not_run_again(
+    proxy: Proxy,
+    direct_url: str,
+    make_replica: MakeReplica,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    job: Job,
+    fail: Callable[[Proxy], None],
+    joins: bool,
+) -> None:
+    """The other replica has the database back a while before the holder does."""
+    monkeypatch.setattr(outage, "RECOVERY_GRACE", 60.0)
+    with proxy_to(direct_url) as others:
+        holder, other = refused(make_replica, job, proxy.url, others.url, lease=2)
+        token = row(connection)["token"]
+        for each in (proxy, others):
+            fail(each)
+        eventually(lambda: row(connection)["over"])
+        job.go_on.set()
+        holder.one(EVENT_JOB_EXECUTED)
+        eventually(lambda: away(other))
+        restore(others)
+        if joins:
+            other.shutdown()
+            other = make_replica(others.url, replica_id="restarted", lease=2, failover=True)
+            other.run_once(job.run)
+            other.one(EVENT_TASK_LOCK_REFUSED)
+        else:
+            eventually(lambda: not away(other))
+        looks = count_looks(other, monkeypatch)
+        eventually(lambda: len(looks) > 2)
+        restore(proxy)
+        eventually(lambda: row(connection)["finished_at"])
+        eventually(lambda: len(looks) > 4)
+        other.idle()
+        assert other.codes() == [EVENT_TASK_LOCK_REFUSED]
+        assert EVENT_TASK_LOCK_LOST not in holder.codes()
+        assert (job.runs, row(connection)["token"]) == (1, token)
+        other.shutdown()
+        holder.shutdown()
+
+
+def test_a_job_that_goes_on_through_an_outage_longer_than_its_lease_does_not_overlap(
     proxy: Proxy,
     make_replica: MakeReplica,
     connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
     job: Job,
-    fail: Callable[[Proxy], None],
 ) -> None:
-    holder, other = watched(make_replica, job, proxy.url, proxy.url, failover=2)
-    fail(proxy)
-    holder.one(EVENT_TASK_LOCK_LOST)
+    """Not even with its next run time, on a replica that was started right after the outage."""
+    monkeypatch.setattr(outage, "RECOVERY_GRACE", 60.0)
+    options: dict[str, Any] = {"lease": 2, "claim_timeout": 3, "min_factor": 0}
+    holder = make_replica(proxy.url, replica_id="holder", **options)
+    holder.run_once(job.run)
+    assert job.begun.wait(60)
+    token = row(connection)["token"]
+    refuse(proxy)
     eventually(lambda: row(connection)["over"])
+    restarted = make_replica(replica_id="restarted", **options)
+    restarted.run_once(job.run)
+    blocked = restarted.one(EVENT_TASK_LOCK_REFUSED)
+    assert (blocked.reason, blocked.holder) == ("running", "holder")
+    looks = count_looks(restarted, monkeypatch)
+    eventually(lambda: len(looks) > 2)
+    restore(proxy)
+    eventually(lambda: not row(connection)["over"])
     job.go_on.set()
     holder.one(EVENT_JOB_EXECUTED)
-    eventually(lambda: away(other))
-    restore(proxy)
-    eventually(lambda: row(connection)["finished_at"])
-    eventually(lambda: other.executor._watcher._thread is None)
-    assert other.codes() == [EVENT_TASK_LOCK_REFUSED]
-    assert holder.codes().count(EVENT_TASK_LOCK_LOST) == 1
-    assert (job.runs, row(connection)["token"]) == (1, 1)
+    eventually(lambda: not restarted.executor._failover._blocked)
+    restarted.idle()
+    assert restarted.codes() == [EVENT_TASK_LOCK_REFUSED]
+    assert EVENT_TASK_LOCK_LOST not in holder.codes()
+    assert (job.runs, row(connection)["token"]) == (1, token)
 
 
 @pytest.mark.faults
@@ -157,19 +225,21 @@ def test_a_release_that_was_swallowed_at_the_end_of_an_outage_is_waited_for(
     proxy: Proxy, direct_url: str, make_replica: MakeReplica, connection: Connection, job: Job
 ) -> None:
     """The holder waits for an answer that got lost, while the other one is back already."""
+    options: dict[str, Any] = {"claim_timeout": 12, "lease": 2, "failover": True}
     with proxy_to(direct_url) as others:
-        holder = make_replica(proxy.url, replica_id="holder", claim_timeout=12, failover=2)
-        other = make_replica(others.url, replica_id="other", claim_timeout=12, failover=2)
+        holder = make_replica(proxy.url, replica_id="holder", **options)
+        other = make_replica(others.url, replica_id="other", **options)
         for replica in (holder, other):
             replica.run_once(job.run)
             assert job.begun.wait(60)
         other.one(EVENT_TASK_LOCK_REFUSED)
+        token = row(connection)["token"]
         refuse(proxy)
         refuse(others)
-        holder.one(EVENT_TASK_LOCK_LOST)
+        eventually(lambda: row(connection)["over"])
         job.go_on.set()
         holder.one(EVENT_JOB_EXECUTED)
-        eventually(lambda: away(other) and row(connection)["over"])
+        eventually(lambda: away(other))
         swallowed = threading.Event()
         proxy.to_server = lambda _data: b"" if swallowed.set() is None else None
         proxy.accepting = True
@@ -177,8 +247,9 @@ def test_a_release_that_was_swallowed_at_the_end_of_an_outage_is_waited_for(
         restore(others)
         restore(proxy)
         eventually(lambda: row(connection)["finished_at"])
-        eventually(lambda: other.executor._watcher._thread is None)
-        assert (job.runs, row(connection)["token"]) == (1, 1)
+        eventually(lambda: other.executor.locks.stable)
+        other.idle()
+        assert (job.runs, row(connection)["token"]) == (1, token)
         other.shutdown()
         holder.shutdown()
 
@@ -194,17 +265,16 @@ def test_a_holder_that_died_in_an_outage_is_taken_over(
     caplog.set_level(logging.INFO)
     job.go_on.set()
     dying = make_locks(replica_id="dying")
-    held = dying.claim("job", min_lock=3240, max_lock=18000, failover=2)
-    assert isinstance(held, HeldLock)
-    replica = make_replica(proxy.url, claim_timeout=3, failover=2)
+    lock = held(dying, "job", **HOURLY, lease=2, failover=True, runs=RUNS)
+    replica = make_replica(proxy.url, claim_timeout=3, lease=2, failover=True)
     replica.run_once(job.run)
     replica.one(EVENT_TASK_LOCK_REFUSED)
     refuse(proxy)
-    dying.abandon(held)
+    die(dying, lock)
     eventually(lambda: away(replica) and row(connection)["over"])
     restore(proxy)
     replica.one(EVENT_JOB_EXECUTED)
     replica.idle()
-    assert (job.runs, row(connection)["token"]) == (1, 2)
+    assert (job.runs, row(connection)["token"]) == (1, lock.token + 1)
     assert row(connection)["finished_at"] is not None
     assert said(caplog) == [AWAY, BACK]

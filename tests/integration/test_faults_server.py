@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,16 +21,25 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_LOST,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
-    HeldLock,
     TaskLockDatabaseError,
     TaskLocks,
     outage,
     upgrade,
-    watching,
 )
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.faults import READ
-from tests.integration.test_faults_outages import AWAY, BACK, Job, away, job, row, said, watched
+from tests.integration.claims import die, held, row
+from tests.integration.test_faults_outages import (
+    AWAY,
+    BACK,
+    HOURLY,
+    RUNS,
+    Job,
+    away,
+    job,
+    refused,
+    said,
+)
 from tests.polling import eventually
 from tests.proxy import proxy_to
 from tests.schedulers import Replica
@@ -89,7 +99,7 @@ def refusal(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 def says_no(replica: Replica) -> bool:
     """Whether it was the server's refusal that kept the replica, not only the broken connection."""
-    reason = replica.executor.locks._attempts._outage.reason or ""
+    reason = replica.executor.locks._attempts.outage.reason or ""
     return "too many connections" in reason or "read-only" in reason
 
 
@@ -114,7 +124,10 @@ def test_a_claim_that_the_server_cannot_take_is_made_when_it_can(
         EVENT_TASK_LOCK_RELEASED,
         EVENT_JOB_EXECUTED,
     ]
-    assert (job.runs, row(role.connection)["token"]) == (1, 1)
+    assert (job.runs, row(role.connection)["token"]) == (
+        1,
+        replica.one(EVENT_TASK_LOCK_GRANTED).token,
+    )
     assert said(caplog) == [AWAY, BACK]
 
 
@@ -150,7 +163,7 @@ def test_a_release_that_the_server_cannot_take_is_owed(
     job: Job,
 ) -> None:
     caplog.set_level(logging.INFO)
-    replica = make_replica(role.url, claim_timeout=3, failover=60)
+    replica = make_replica(role.url, claim_timeout=3, lease=60, failover=True)
     replica.run_once(job.run)
     assert job.begun.wait(60)
     role.set(refusal[0])
@@ -161,11 +174,14 @@ def test_a_release_that_the_server_cannot_take_is_owed(
     role.set(refusal[1])
     eventually(lambda: row(role.connection)["finished_at"])
     eventually(lambda: not away(replica))
-    assert (job.runs, row(role.connection)["token"]) == (1, 1)
+    assert (job.runs, row(role.connection)["token"]) == (
+        1,
+        replica.one(EVENT_TASK_LOCK_GRANTED).token,
+    )
     assert said(caplog) == [AWAY, BACK]
 
 
-def test_a_watched_run_is_taken_over_when_the_server_can_be_written_again(
+def test_a_dead_run_is_taken_over_when_the_server_can_be_written_again(
     role: Role,
     make_replica: MakeReplica,
     make_locks: Callable[..., TaskLocks],
@@ -176,13 +192,11 @@ def test_a_watched_run_is_taken_over_when_the_server_can_be_written_again(
     """It can be read all the time, which does not make the outage many short ones."""
     caplog.set_level(logging.INFO)
     # At once, so that what looks dead would be claimed while the server is read-only.
-    monkeypatch.setattr(outage, "SETTLING", -1.0)
-    monkeypatch.setattr(watching, "RETRY_INTERVAL", 0.1)
+    monkeypatch.setattr(outage, "RECOVERY_GRACE", -1.0)
     job.go_on.set()
     dead = make_locks(replica_id="dead")
-    held = dead.claim("job", min_lock=3240, max_lock=18000, failover=1)
-    assert isinstance(held, HeldLock)
-    dead.abandon(held)
+    lock = held(dead, "job", **HOURLY, lease=1, failover=True, runs=RUNS)
+    die(dead, lock)
     reads = 0
 
     def count(_number: int, _to_server: bool, data: bytes) -> bytes:
@@ -192,7 +206,7 @@ def test_a_watched_run_is_taken_over_when_the_server_can_be_written_again(
 
     with proxy_to(role.url) as proxy:
         proxy.tap = count
-        replica = make_replica(proxy.url, claim_timeout=0.5, failover=1)
+        replica = make_replica(proxy.url, claim_timeout=0.5, lease=1, failover=True)
         replica.run_once(job.run)
         replica.one(EVENT_TASK_LOCK_REFUSED)
         role.set("ALTER ROLE {} SET default_transaction_read_only = on")
@@ -201,7 +215,7 @@ def test_a_watched_run_is_taken_over_when_the_server_can_be_written_again(
         replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
         replica.shutdown()
-    assert (job.runs, row(role.connection)["token"]) == (1, 2)
+    assert (job.runs, row(role.connection)["token"]) == (1, lock.token + 1)
     assert replica.codes()[:2] == [EVENT_TASK_LOCK_REFUSED, EVENT_TASK_LOCK_GRANTED]
     assert said(caplog) == [AWAY, BACK]
 
@@ -217,21 +231,22 @@ def test_a_restart_of_the_server_under_a_job(
     beyond = lasts == "beyond it"
     with EmbeddedServer() as server:
         upgrade(server.url)
-        holder, other = watched(
-            make_replica, job, server.url, server.url, failover=2 if beyond else 30
+        holder, other = refused(
+            make_replica, job, server.url, server.url, lease=2 if beyond else 30
         )
+        held_until = time.monotonic() + (2.5 if beyond else 0)
         server.stop()
-        if beyond:
-            holder.one(EVENT_TASK_LOCK_LOST)
+        eventually(lambda: time.monotonic() > held_until)
         server.start()
         job.go_on.set()
         holder.one(EVENT_JOB_EXECUTED)
         with psycopg.connect(server.url, autocommit=True) as connection:
             eventually(lambda: row(connection)["finished_at"])
-            eventually(lambda: other.executor._watcher._thread is None or not beyond)
-            assert (job.runs, row(connection)["token"]) == (1, 1)
+            eventually(lambda: other.executor.locks.stable)
+            token = holder.one(EVENT_TASK_LOCK_GRANTED).token
+            assert (job.runs, row(connection)["token"]) == (1, token)
         for replica in (holder, other):
-            assert replica.codes().count(EVENT_TASK_LOCK_LOST) == (beyond and replica is holder)
+            assert EVENT_TASK_LOCK_LOST not in replica.codes()
             replica.run_once(lambda: None, job_id=replica.executor.locks.replica_id)
             replica.one(EVENT_JOB_EXECUTED, replica.executor.locks.replica_id)
             replica.shutdown()

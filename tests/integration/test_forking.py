@@ -18,13 +18,15 @@ from apscheduler.events import EVENT_JOB_EXECUTED
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_RELEASED, HeldLock, TaskLocks, current_lock
+from apscheduler_tasklock.releases import Ending
+from tests.integration.claims import row
 from tests.polling import eventually
 from tests.schedulers import Replica
 
 MakeLocks = Callable[..., TaskLocks]
 Connection = psycopg.Connection[Any]
 
-TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": 60, "failover": 1}
+TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": 60, "lease": 1}
 
 # What Python 3.12 and later say of a fork beside threads, which is what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -64,13 +66,6 @@ async def hold_async(locks: TaskLocks) -> None:
         pass
 
 
-def row(connection: Connection, task: str) -> dict[str, Any]:
-    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
-    found = cursor.execute("SELECT * FROM task_lock WHERE task_name = %s", [task]).fetchone()
-    assert found is not None
-    return found
-
-
 @contextmanager
 def taken(lock: Any) -> Iterator[None]:
     """Let another thread have a lock, as it may at the moment of a fork."""
@@ -94,10 +89,10 @@ def taken(lock: Any) -> Iterator[None]:
 @pytest.mark.parametrize(
     "lock",
     [
-        "_claims._owed._changed",
+        "_claims.owed._changed",
         "_claims._leases._changed",
         "_clock._lock",
-        "_attempts._outage._lock",
+        "_attempts.outage._lock",
         "in_use._lock",
     ],
 )
@@ -109,8 +104,8 @@ def test_a_lock_that_a_thread_had_at_the_fork_does_not_stop_the_child(
 
     def use() -> None:
         with locks.hold("childs", **TIMES) as held:
-            locks._claims._owed.add(held.name, held.claim_id, keep_window=True, seconds=60)
-        locks._attempts._outage._since = 0.0  # as if the database had been away
+            locks._claims.owed.add(held.name, held.claim_id, Ending.KEEP, seconds=60)
+        locks._attempts.outage._since = 0.0  # as if the database had been away
         hold(locks)
         locks.close()
 
@@ -118,12 +113,12 @@ def test_a_lock_that_a_thread_had_at_the_fork_does_not_stop_the_child(
         assert status_of_child(use) == 0
 
 
-def test_a_watch_that_a_thread_was_changing_at_the_fork_does_not_stop_the_child(
+def test_a_search_for_dead_runs_that_a_thread_was_changing_at_the_fork_does_not_stop_the_child(
     database_url: str,
 ) -> None:
-    watcher = Replica(database_url).executor._watcher
-    with taken(watcher._changed):
-        assert status_of_child(watcher.close) == 0
+    failover = Replica(database_url).executor._failover
+    with taken(failover._changed):
+        assert status_of_child(failover.close) == 0
 
 
 def test_a_first_connection_that_a_thread_was_making_at_the_fork_does_not_stop_the_child(
@@ -222,7 +217,7 @@ def test_a_child_that_leaves_its_parents_hold_releases_nothing(
 def test_a_child_that_a_job_forks_has_locks_of_its_own_and_the_parent_keeps_its_own(
     database_url: str, connection: Connection
 ) -> None:
-    replica = Replica(database_url, failover=1)
+    replica = Replica(database_url, lease=1)
     locks = replica.executor.locks
 
     def live() -> None:
@@ -249,5 +244,5 @@ def test_a_child_that_a_job_forks_has_locks_of_its_own_and_the_parent_keeps_its_
     assert (status, lost) == (0, False)
     replica.one(EVENT_TASK_LOCK_RELEASED)
     mine, childs = row(connection, "job"), row(connection, "childs")
-    assert (mine["token"], mine["claim_id"]) == (1, held.claim_id)
+    assert (mine["token"], mine["claim_id"]) == (held.token, held.claim_id)
     assert mine["started_at"] < childs["started_at"] < childs["finished_at"] < mine["finished_at"]

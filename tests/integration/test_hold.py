@@ -24,6 +24,7 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
+from apscheduler_tasklock.asking import WantedClaim
 from apscheduler_tasklock.protocol import TaskLockProtocol
 from tests.polling import eventually
 from tests.proxy import Proxy
@@ -41,7 +42,7 @@ def test_it_is_held_inside_and_released_after(
 ) -> None:
     with make_locks().hold("import", **TIMES) as lock:
         assert current_lock() is lock
-        assert (lock.name, lock.token, lock.run_time) == ("import", 1, None)
+        assert (lock.name, lock.run_time) == ("import", None)
         assert not finished(connection)
     assert current_lock() is None
     assert finished(connection)
@@ -64,7 +65,7 @@ def test_of_two_that_are_nested_the_inner_one_is_extended(
     make_locks: MakeLocks, connection: psycopg.Connection[Any]
 ) -> None:
     locks = make_locks()
-    query = "SELECT locked_until FROM task_lock ORDER BY task_name"
+    query = "SELECT run_until FROM task_lock ORDER BY task_name"
     with locks.hold("a", **TIMES), locks.hold("b", **TIMES):
         before = connection.execute(query).fetchall()
         lock = current_lock()
@@ -111,23 +112,23 @@ def test_it_is_released_when_it_is_left_in_another_context(
     assert finished(connection)
 
 
-@pytest.mark.parametrize("failover", [None, 60])
+@pytest.mark.parametrize("lease", [None, 60])
 @pytest.mark.parametrize("extends", [False, True])
 def test_what_was_lost_meanwhile_is_told_once(
     make_locks: MakeLocks,
     connection: psycopg.Connection[Any],
     caplog: pytest.LogCaptureFixture,
-    failover: int | None,
+    lease: int | None,
     extends: bool,
 ) -> None:
     """As by a process that was paused, and ends before its next renewal would have found out."""
-    with make_locks().hold("import", min_lock=0, max_lock=600, failover=failover) as lock:
+    with make_locks().hold("import", min_lock=0, max_lock=600, lease=lease) as lock:
         connection.execute("UPDATE task_lock SET claim_id = gen_random_uuid()")
         if extends:
             with pytest.raises(TaskLockError, match="cannot be extended"):
                 lock.extend(60)
     eventually(lambda: not [t for t in threading.enumerate() if t.name == "tasklock-lost"])
-    assert caplog.text.count("'import': its lock is lost (token 1)") == 1
+    assert caplog.text.count(f"'import': its lock is lost (token {lock.token})") == 1
 
 
 def test_as_a_decorator_it_is_held_for_each_call(make_locks: MakeLocks) -> None:
@@ -137,7 +138,8 @@ def test_as_a_decorator_it_is_held_for_each_call(make_locks: MakeLocks) -> None:
         assert lock is not None
         return number, lock.token
 
-    assert [work(7), work(8)] == [(7, 1), (8, 2)]
+    (first, token), second = work(7), work(8)
+    assert (first, second) == (7, (8, token + 1))
     assert work.__name__ == "work"
 
 
@@ -234,16 +236,17 @@ def test_a_claim_that_waited_too_long_is_not_tried_in_an_outage_that_is_known(
     """A burst of claims queues for few threads; each counts from when it was wanted."""
     locks = make_locks(proxy.url, claim_timeout=1)
     long_ago = time.monotonic() - 5
-    claimed = locks.claim("import", since=long_ago, min_lock=0, max_lock=60)
+    wanted = WantedClaim("import", min_lock=0, max_lock=60)
+    claimed = locks.claim(wanted, since=long_ago)
     assert isinstance(claimed, HeldLock)  # nothing was known of an outage
     locks.release(claimed)
     proxy.accepting = False
     proxy.cut_all()
     with pytest.raises(TaskLockDatabaseError):
-        locks.claim("import", min_lock=0, max_lock=60)
+        locks.claim(wanted)
     tried = proxy.refused
     with pytest.raises(TaskLockDatabaseError, match="could not be used for"):
-        locks.claim("import", since=long_ago, min_lock=0, max_lock=60)
+        locks.claim(wanted, since=long_ago)
     assert proxy.refused == tried
 
 

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import HeldLock, TaskLockRefusedError, TaskLocks, current_lock
+from tests.integration.claims import claim
 from tests.polling import eventually
 from tests.proxy import Gate, Proxy
 
@@ -30,7 +31,7 @@ def locks(make_locks: MakeLocks, proxy: Proxy) -> TaskLocks:
 
 def free(locks: TaskLocks) -> bool:
     """Tell whether the task's window is open."""
-    claimed = locks.claim("import", **TIMES)
+    claimed = claim(locks, "import", **TIMES)
     if isinstance(claimed, HeldLock):
         locks.release(claimed)
     return isinstance(claimed, HeldLock)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
 
 from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_LOST,
     EVENT_TASK_LOCK_RELEASED,
@@ -28,6 +30,8 @@ from apscheduler_tasklock import (
 )
 from tests import pool_jobs
 from tests.executors.hosts import AsyncIO, Host
+from tests.integration import claims
+from tests.integration.claims import row
 from tests.polling import eventually
 from tests.proxy import Proxy
 from tests.schedulers import Replica
@@ -56,9 +60,7 @@ def renewing_threads() -> list[threading.Thread]:
 
 
 def hold(locks: TaskLocks, task: str = "job", **times: float) -> HeldLock:
-    held = locks.claim(task, **{"min_lock": 60, "max_lock": 600, "failover": 1, **times})
-    assert isinstance(held, HeldLock)
-    return held
+    return claims.held(locks, task, **{"min_lock": 60, "max_lock": 600, "lease": 1, **times})
 
 
 def test_all_that_is_held_is_renewed_by_one_thread_with_one_statement(
@@ -94,23 +96,23 @@ def test_a_claim_whose_answer_took_most_of_its_lease_is_due_within_the_rest(
     make_locks: MakeLocks,
 ) -> None:
     locks = make_locks()
-    held, leases = hold(locks, failover=60), locks._claims._leases
+    held, leases = hold(locks, lease=60), locks._claims._leases
     leases.remove(held)
     # As if the answer to the claim had come just now, 50 s late.
-    held.renewed(held.locked_until, time.monotonic() + 10)
+    held._lease_ends_at = time.monotonic() + 10
     leases.add(held)
     due = leases._leases[0].due
     locks.release(held)
-    assert due < held._ends_at
+    assert due < held._lease_ends_at
 
 
 def test_the_thread_ends_with_the_last_lease_and_the_next_has_one_of_its_own(
     make_locks: MakeLocks,
 ) -> None:
     locks = make_locks()
-    locks.release(hold(locks, "long", failover=600))
+    locks.release(hold(locks, "long", lease=600))
     eventually(lambda: renewing_threads() == [])  # long before it would be due
-    held = hold(locks, failover=3)
+    held = hold(locks, lease=3)
     first = held.locked_until
     eventually(lambda: held.lost or held.locked_until > first)
     lost = held.lost
@@ -118,12 +120,14 @@ def test_the_thread_ends_with_the_last_lease_and_the_next_has_one_of_its_own(
     assert not lost
 
 
-def test_a_lease_is_no_longer_than_the_maximum_lock(make_locks: MakeLocks) -> None:
+def test_a_lease_is_no_longer_than_the_maximum_lock(
+    make_locks: MakeLocks, connection: Connection
+) -> None:
     locks = make_locks()
-    held = hold(locks, failover=600, max_lock=60)
-    lease = held.lease
+    held = hold(locks, lease=600, max_lock=60)
+    claimed = row(connection)
     locks.release(held)
-    assert lease == 60
+    assert claimed["locked_until"] - claimed["started_at"] == timedelta(seconds=60)
 
 
 def test_the_next_lease_is_renewed_after_no_thread_could_be_started(
@@ -132,9 +136,9 @@ def test_the_next_lease_is_renewed_after_no_thread_could_be_started(
     locks = make_locks()
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     with pytest.raises(RuntimeError, match="can't start"):
-        hold(locks, "one", failover=60)
+        hold(locks, "one", lease=60)
     monkeypatch.undo()
-    held = hold(locks, failover=3)
+    held = hold(locks, lease=3)
     first = held.locked_until
     eventually(lambda: held.lost or held.locked_until > first)
     lost = held.lost
@@ -143,33 +147,22 @@ def test_the_next_lease_is_renewed_after_no_thread_could_be_started(
     eventually(lambda: renewing_threads() == [])  # that of "one" ends, since nobody holds it
 
 
-def test_a_row_that_somebody_has_locked_costs_no_other_lease(
+def test_a_row_that_somebody_has_locked_costs_no_lease(
     make_locks: MakeLocks, connection: Connection, database_url: str
 ) -> None:
+    """The others are renewed meanwhile, and its own is revived afterwards."""
     locks = make_locks()
     locked, other = hold(locks, "locked"), hold(locks, "other")
     with psycopg.connect(database_url) as session:
         session.execute("SELECT FROM task_lock WHERE task_name = 'locked' FOR UPDATE")
         first = locked_until(connection, "other")
-        eventually(lambda: locked.lost)
+        eventually(lambda: row(connection, "locked")["over"])
         eventually(lambda: locked_until(connection, "other") > first + timedelta(seconds=1))
-        assert not other.lost
+    eventually(lambda: not row(connection, "locked")["over"])
+    assert not locked.lost
+    assert not other.lost
     for held in (locked, other):
         locks.release(held)
-
-
-def test_a_row_that_is_locked_for_a_moment_costs_no_lease(
-    make_locks: MakeLocks, connection: Connection, database_url: str
-) -> None:
-    locks = make_locks()
-    held = hold(locks, failover=6)
-    with psycopg.connect(database_url) as session:
-        first = locked_until(connection)
-        session.execute("SELECT FROM task_lock FOR UPDATE")
-        eventually(lambda: held.seconds_left < 1.6)  # two renewals passed it over
-    eventually(lambda: held.lost or locked_until(connection) > first)
-    assert not held.lost
-    locks.release(held)
 
 
 def test_renewals_end_at_the_maximum_lock(make_locks: MakeLocks, connection: Connection) -> None:
@@ -200,23 +193,25 @@ def test_extend_that_failed_in_an_outage_and_is_asked_again_extends_once(
     make_locks: MakeLocks, proxy: Proxy
 ) -> None:
     locks = make_locks(proxy.url)
-    held = hold(locks, failover=60, max_lock=600)
+    held = hold(locks, lease=60, max_lock=600)
     proxy.accepting = False
     proxy.cut_all()
     with pytest.raises(TaskLockDatabaseError):
         held.extend(30)
     proxy.accepting = True
+    first = held.run_until
     held.extend(30)
-    extended = held.max_lock
+    extended = held.run_until - first
     locks.release(held)
-    assert extended == 630
+    assert extended == timedelta(seconds=30)
 
 
-def test_extend_waits_for_a_locked_row_and_says_if_that_takes_too_long(
+def test_extend_waits_for_a_row_that_somebody_has_locked(
     make_locks: MakeLocks, connection: Connection, database_url: str
 ) -> None:
     locks = make_locks(claim_timeout=180)
-    held = hold(locks, failover=180, max_lock=600)
+    held = hold(locks, lease=180, max_lock=600)
+    first = held.run_until
     with psycopg.connect(database_url) as session, ThreadPoolExecutor() as pool:
         session.execute("SELECT FROM task_lock FOR UPDATE")
         extending = pool.submit(held.extend, 30)
@@ -227,30 +222,35 @@ def test_extend_waits_for_a_locked_row_and_says_if_that_takes_too_long(
         eventually(lambda: connection.execute(waiting).rowcount)
         session.rollback()
         extending.result(60)
-    assert held.max_lock == 630
-    held.lease = 1.5
+    extended = held.run_until - first
+    locks.release(held)
+    assert extended == timedelta(seconds=30)
+
+
+def test_extend_says_if_the_row_stays_locked(make_locks: MakeLocks, database_url: str) -> None:
+    locks = make_locks(claim_timeout=1)
+    held = hold(locks, lease=60)
+    first = held.run_until
     with psycopg.connect(database_url) as session:
         session.execute("SELECT FROM task_lock FOR UPDATE")
         with pytest.raises(TaskLockDatabaseError, match="no answer"):
             held.extend(30)
-    assert held.max_lock == 630
+    extended = held.run_until - first
     locks.release(held)
+    assert extended == timedelta(0)
 
 
 def test_a_lease_outlives_an_outage_that_is_shorter(
     make_locks: MakeLocks, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    locks = make_locks(proxy.url)
-    held = hold(locks, failover=20)
-    held.lease = 3  # so that it is renewed each second, and stands for long
-    locks._claims._leases.add(held)
+    locks = make_locks(proxy.url, claim_timeout=3)
+    held = hold(locks, lease=12)
     first = held.locked_until
     proxy.accepting = False
     proxy.cut_all()
     eventually(lambda: "database is away" in caplog.text)
     proxy.accepting = True
-    held.lease = 40
     eventually(lambda: held.locked_until > first)
     assert not held.lost
     assert caplog.text.count("database is away") == caplog.text.count("database is back") == 1
@@ -261,7 +261,7 @@ def test_it_is_renewed_while_the_event_loop_is_blocked(
     database_url: str, connection: Connection
 ) -> None:
     host = AsyncIO()
-    replica = Replica(database_url, host=host, failover=1)
+    replica = Replica(database_url, host=host, lease=1)
 
     async def block() -> bool:
         until = locked_until(connection) + timedelta(seconds=2)
@@ -283,15 +283,15 @@ def test_it_is_renewed_while_the_event_loop_is_blocked(
 def test_it_is_renewed_while_every_worker_and_connection_is_busy(
     make_replica: MakeReplica, connection: Connection
 ) -> None:
-    replica = make_replica(failover=1, max_workers=1)
+    replica = make_replica(lease=1, max_workers=1)
 
     def busy() -> bool:
         database = replica.executor.locks._database
-        lent = [database._borrow() for _ in range(5)]
-        until = locked_until(connection) + timedelta(seconds=2)
-        eventually(lambda: locked_until(connection) > until)
-        for connection_in_use in lent:
-            database._lender.give_back(connection_in_use, whole=True)
+        with ExitStack() as in_use:
+            for _ in range(5):
+                in_use.enter_context(database.cursor())
+            until = locked_until(connection) + timedelta(seconds=2)
+            eventually(lambda: locked_until(connection) > until)
         lock = current_lock()
         assert lock is not None
         return lock.lost
@@ -304,7 +304,7 @@ def test_it_is_renewed_in_a_worker_process(
     make_replica: MakeReplica, connection: Connection, tmp_path: Any
 ) -> None:
     go_on = tmp_path / "go on"
-    replica = make_replica(failover=1, executor="processpool", max_workers=1)
+    replica = make_replica(lease=1, executor="processpool", max_workers=1)
     replica.run_once(pool_jobs.wait_for, args=[str(go_on)])
     eventually(lambda: connection.execute("SELECT FROM task_lock").rowcount)
     until = locked_until(connection) + timedelta(seconds=3)
@@ -317,7 +317,7 @@ def test_it_is_renewed_in_a_worker_process(
 def test_a_lost_lock_is_told_once_and_its_release_touches_nothing(
     make_replica: MakeReplica, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    replica = make_replica(failover=1)
+    replica = make_replica(lease=1)
     taken = "UPDATE task_lock SET claim_id = gen_random_uuid(), token = 9, locked_by = 'other'"
     rows: list[Any] = []
 
@@ -337,21 +337,17 @@ def test_a_lost_lock_is_told_once_and_its_release_touches_nothing(
 
 
 class LostAtTheStart:
-    """A replica whose worker, or loop, goes on after its first grant only when that is over."""
+    """A replica whose worker, or loop, waits for something between its first grant and the job."""
 
-    def __init__(self, url: str, connection: Connection, host: Host, **options: Any) -> None:
+    def __init__(self, url: str, host: Host, **options: Any) -> None:
         self.replica = Replica(url, host=host, claim_timeout=3, **options)
         self.replica.scheduler.add_listener(self._wait, EVENT_TASK_LOCK_GRANTED)
         self.wait: Callable[[], object] = lambda: None
-        self.connection = connection
         self.ran: list[str] = []
         self._coroutine = host.coroutines
 
-    def _wait(self, granted: Any) -> None:
-        if granted.token == 1:
-            self.wait()
-            over = "SELECT FROM task_lock WHERE locked_until <= now()"
-            eventually(lambda: self.connection.execute(over).rowcount)
+    def _wait(self, _granted: Any) -> None:
+        self.wait()
 
     def fire(self, **options: Any) -> Replica:
         def work(**_: Any) -> None:
@@ -373,56 +369,78 @@ def host(request: pytest.FixtureRequest) -> Iterator[Host]:
     host.close()
 
 
-def test_a_job_whose_lease_is_lost_before_it_begins_runs_when_that_is_taken_over(
-    proxy: Proxy, connection: Connection, host: Host
+def test_a_job_whose_lock_is_lost_before_it_begins_does_not_run(
+    database_url: str, connection: Connection, host: Host
 ) -> None:
-    """As in a process that was stopped in between: another replica may be running the window."""
-    lost = LostAtTheStart(proxy.url, connection, host, failover=2)
+    """As in a process that was stopped in between: another replica is running the window."""
+    lost = LostAtTheStart(database_url, host, lease=1)
+    rows: list[Any] = []
 
-    def go_away() -> None:
-        proxy.accepting = False
-        proxy.cut_all()
+    def overtake() -> None:
+        taken = "UPDATE task_lock SET claim_id = gen_random_uuid(), locked_by = 'other'"
+        rows.extend(connection.execute(f"{taken} RETURNING *").fetchall())
+        leases = lost.replica.executor.locks._claims._leases
+        eventually(lambda: not leases._leases)  # the renewal has found out
 
-    lost.wait = go_away
+    lost.wait = overtake
     try:
         replica = lost.fire()
         replica.one(EVENT_TASK_LOCK_LOST)
+        replica.idle()
+        assert replica.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_LOST]
         assert lost.ran == []
-        proxy.accepting = True
-        replica.one(EVENT_JOB_EXECUTED)
-        assert replica.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_LOST, *RUN]
-        assert replica.of()[2].reason == "takeover"
-        assert len(lost.ran) == 1
+        assert connection.execute("SELECT * FROM task_lock").fetchall() == rows
     finally:
-        proxy.accepting = True
         lost.replica.shutdown()
 
 
-def test_a_job_whose_maximum_lock_ends_before_it_begins_does_not_run(
+def test_a_job_whose_maximum_lock_ends_before_it_begins_does_not_run_and_is_given_up(
     database_url: str, connection: Connection, host: Host
 ) -> None:
-    lost = LostAtTheStart(database_url, connection, host)
+    lost = LostAtTheStart(database_url, host, poll_interval=0.5)
+    over = "SELECT FROM task_lock WHERE run_until <= now()"
+    lost.wait = lambda: eventually(lambda: connection.execute(over).rowcount)
     try:
         replica = lost.fire(max_lock=1)
-        replica.one(EVENT_TASK_LOCK_RELEASED)
+        given_up = replica.one(EVENT_TASK_LOCK_ERROR)
         replica.idle()
         assert replica.codes() == [
             EVENT_TASK_LOCK_GRANTED,
             EVENT_TASK_LOCK_LOST,
             EVENT_TASK_LOCK_RELEASED,
+            EVENT_TASK_LOCK_ERROR,
         ]
+        assert replica.of()[2].reason == "handed over"
+        assert given_up.reason == "given up"
         assert lost.ran == []
-        opened = "SELECT FROM task_lock WHERE finished_at IS NOT NULL AND window_until <= now()"
-        assert connection.execute(opened).rowcount == 1
+        assert row(connection)["finished_at"] is not None
     finally:
         lost.replica.shutdown()
 
 
-def test_it_is_lost_by_the_holders_own_clock_when_it_cannot_be_renewed(
-    make_locks: MakeLocks, proxy: Proxy
+def test_a_lease_that_ended_in_an_outage_is_revived_by_the_next_renewal(
+    make_locks: MakeLocks, proxy: Proxy, connection: Connection
 ) -> None:
     locks = make_locks(proxy.url, claim_timeout=3)
     held = hold(locks)
+    told = threading.Event()
+    held.when_lost(told.set)
+    proxy.to_server = lambda _: b""  # swallowed
+    eventually(lambda: row(connection)["over"])
+    assert not held.lost
+    proxy.to_server = lambda data: data
+    eventually(lambda: not row(connection)["over"])
+    first = held.locked_until
+    eventually(lambda: held.locked_until > first)
+    locks.release(held)
+    assert not told.is_set()
+
+
+def test_at_its_maximum_lock_it_is_lost_by_the_holders_own_clock(
+    make_locks: MakeLocks, proxy: Proxy
+) -> None:
+    locks = make_locks(proxy.url, claim_timeout=3)
+    held = hold(locks, max_lock=2)
     told = threading.Event()
     held.when_lost(told.set)
     proxy.to_server = lambda _: b""  # swallowed
@@ -437,7 +455,7 @@ def test_it_is_told_lost_also_when_renewals_are_refused(
 ) -> None:
     """As when a grant is revoked. The thread goes on, for other claims and better times."""
     locks = make_locks()
-    other, held = hold(locks, "other", failover=60), hold(locks)
+    other, held = hold(locks, "other", lease=6), hold(locks, max_lock=4)
     told = threading.Event()
     held.when_lost(told.set)
     connection.execute("ALTER TABLE task_lock RENAME TO elsewhere")
@@ -459,7 +477,7 @@ def test_a_coroutine_can_be_cancelled_when_its_lock_is_lost(
     database_url: str, connection: Connection, cancels: bool
 ) -> None:
     host = AsyncIO()
-    replica = Replica(database_url, host=host, failover=1)
+    replica = Replica(database_url, host=host, lease=1)
 
     async def work(**_: Any) -> str:
         connection.execute("UPDATE task_lock SET claim_id = gen_random_uuid()")
@@ -487,8 +505,8 @@ def test_a_coroutine_can_be_cancelled_when_its_lock_is_lost(
         host.close()
 
 
-def test_a_hold_with_failover_is_renewed(make_locks: MakeLocks, connection: Connection) -> None:
-    with make_locks().hold("job", min_lock=0, max_lock=60, failover=1) as lock:
+def test_a_hold_with_a_lease_is_renewed(make_locks: MakeLocks, connection: Connection) -> None:
+    with make_locks().hold("job", min_lock=0, max_lock=60, lease=1) as lock:
         until = lock.locked_until + timedelta(seconds=2)
         eventually(lambda: locked_until(connection) > until)
         assert not lock.lost

@@ -14,6 +14,7 @@ import pytest
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks
 from apscheduler_tasklock.database import Database
 from apscheduler_tasklock.lending import MOST_CONNECTIONS
+from tests.integration.claims import held
 from tests.polling import eventually
 
 pytestmark = pytest.mark.direct("it counts the library's connections in the server")
@@ -163,8 +164,7 @@ def test_many_claims_at_once_end_with_one_connection(
 
     def claim(number: int) -> None:
         together.wait(60)
-        held = locks.claim(f"task {number}", min_lock=0, max_lock=60)
-        locks.release(held)  # type: ignore[arg-type]  # nobody else claims it
+        locks.release(held(locks, f"task {number}", min_lock=0, max_lock=60))
 
     with ThreadPoolExecutor(20) as pool:
         list(pool.map(claim, range(20)))

@@ -22,6 +22,7 @@ from apscheduler_tasklock import (
     TaskLockExecutor,
 )
 from tests import pool_jobs
+from tests.integration.claims import row
 from tests.polling import eventually
 from tests.schedulers import Replica
 
@@ -46,13 +47,6 @@ def make_pooled(make_replica: MakeReplica, pool: dict[str, Any]) -> MakeReplica:
     return make
 
 
-def row(connection: psycopg.Connection[Any]) -> dict[str, Any]:
-    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
-    found = cursor.execute("SELECT * FROM task_lock WHERE task_name = 'job'").fetchone()
-    assert found is not None
-    return found
-
-
 def test_a_run_is_claimed_in_the_worker_and_told_in_the_scheduler(
     make_pooled: MakeReplica, connection: psycopg.Connection[Any]
 ) -> None:
@@ -67,13 +61,14 @@ def test_a_run_is_claimed_in_the_worker_and_told_in_the_scheduler(
     assert one.codes() == RUN
     granted = one.of()[0]
     *lock, pid, kwargs = executed.retval
-    assert lock == ["job", 1, executed.scheduled_run_time, granted.locked_until, False]
+    token, until = row(connection)["token"], granted.locked_until
+    assert lock == ["job", token, executed.scheduled_run_time, until, False]
     assert pid != os.getpid()
     assert kwargs == {"a": 1}
-    assert granted.holder == "one"
-    assert granted.locked_until - row(connection)["started_at"] == timedelta(hours=2)
+    assert granted.holder == f"one worker {pid}"
+    assert row(connection)["run_until"] - row(connection)["started_at"] == timedelta(hours=2)
     assert other.codes() == [EVENT_TASK_LOCK_REFUSED]
-    assert (refused.holder, refused.reason) == ("one", "window")
+    assert (refused.holder, refused.reason) == (granted.holder, "window")
 
 
 @pytest.mark.parametrize(
@@ -106,14 +101,17 @@ def test_a_decorated_function_has_its_options_in_the_worker(
     )
 
 
-def test_a_killed_worker_keeps_the_lock_until_its_maximum_and_the_pool_goes_on(
-    make_pooled: MakeReplica, connection: psycopg.Connection[Any]
+def test_the_lease_of_a_killed_worker_is_ended_by_its_parent_and_the_pool_goes_on(
+    make_pooled: MakeReplica, connection: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     replica = make_pooled()
     replica.run_once(pool_jobs.die)
     eventually(lambda: connection.execute("SELECT FROM task_lock").rowcount == 1)
     replica.idle()
+    eventually(lambda: row(connection)["over"])
     assert row(connection)["finished_at"] is None
+    assert not row(connection)["handed_over"]  # it may have run in part
+    eventually(lambda: "the worker process that ran it is dead" in caplog.text)
     replica.run_once(pool_jobs.decorated, job_id="next", args=[1])
     assert replica.one(EVENT_JOB_EXECUTED, "next").retval == 1
 

@@ -17,6 +17,8 @@ from apscheduler_tasklock.context import HeldLock
 from apscheduler_tasklock.database import parse_url
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.releases import Ending
+from tests.integration.claims import held
 from tests.polling import eventually
 from tests.proxy import Proxy
 
@@ -29,10 +31,7 @@ def _no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "RETRY_INTERVAL", 3600.0)
 
 
-def held(locks: TaskLocks, task: str = "task") -> HeldLock:
-    claimed = locks.claim(task, min_lock=0.0, max_lock=5000.0)
-    assert isinstance(claimed, HeldLock)
-    return claimed
+TIMES = {"min_lock": 0.0, "max_lock": 5000.0}
 
 
 def owe(locks: TaskLocks, proxy: Proxy, lock: HeldLock) -> None:
@@ -61,7 +60,7 @@ def test_a_claim_that_the_server_undid_owes_none(
     make_locks: MakeLocks, database_url: str, connection: psycopg.Connection[Any], limit: str
 ) -> None:
     finished = make_locks()
-    finished.release(held(finished))
+    finished.release(held(finished, **TIMES))
     with psycopg.connect(database_url) as blocker:
         blocker.execute("SELECT * FROM task_lock FOR UPDATE")
         database = sql.Identifier(connection.info.dbname)
@@ -71,7 +70,7 @@ def test_a_claim_that_the_server_undid_owes_none(
         # An application's engine: its connections have the server's limit, and none of ours.
         engine = create_engine(parse_url(database_url))
         with pytest.raises(TaskLockDatabaseError, match=f"due to {limit.replace('_', ' ')}"):
-            held(make_locks(engine, claim_timeout=0.3))
+            held(make_locks(engine, claim_timeout=0.3), **TIMES)
         # It could not have been sent while the row is locked.
         assert not is_sending()
         engine.dispose()
@@ -80,7 +79,7 @@ def test_a_claim_that_the_server_undid_owes_none(
 @pytest.mark.usefixtures("_no_retries")
 def test_one_that_a_claim_has_sent_is_not_sent_again(make_locks: MakeLocks, proxy: Proxy) -> None:
     locks = make_locks(proxy.url)
-    lock = held(locks)
+    lock = held(locks, **TIMES)
     owe(locks, proxy, lock)
     sent: list[bytes] = []
 
@@ -89,7 +88,7 @@ def test_one_that_a_claim_has_sent_is_not_sent_again(make_locks: MakeLocks, prox
         return data
 
     proxy.to_server = record
-    held(locks)
+    held(locks, **TIMES)
     locks.close()  # sends what is owed
     of_the_first = [data for data in sent if _names(data, lock)]
     assert len(of_the_first) == 1
@@ -100,7 +99,7 @@ def test_close_sends_them(
     make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
     locks = make_locks(proxy.url)
-    owe(locks, proxy, held(locks))
+    owe(locks, proxy, held(locks, **TIMES))
     assert released(connection) == []
     locks.close()
     assert released(connection) == ["task"]
@@ -116,7 +115,7 @@ def test_close_sends_them_again_while_the_database_restarts(
     """A deployment that shuts replicas down may meet a restart of the server."""
     monkeypatch.setattr(releases, "CLOSING_PATIENCE", 60.0)
     locks = make_locks(proxy.url)
-    owe(locks, proxy, held(locks))
+    owe(locks, proxy, held(locks, **TIMES))
     proxy.accepting, refused = False, proxy.refused
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(locks.close)
@@ -136,7 +135,7 @@ def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
     arrives: bool,
 ) -> None:
     locks = make_locks(proxy.url, claim_timeout=60)
-    first, second = held(locks, "first"), held(locks, "second")
+    first, second = held(locks, "first", **TIMES), held(locks, "second", **TIMES)
     owe(locks, proxy, first)
     caplog.clear()
     sending, go_on = threading.Event(), threading.Event()
@@ -149,7 +148,7 @@ def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(locks.close)
         assert sending.wait(60)
-        locks._claims._owed.add("second", second.claim_id, keep_window=True, seconds=5000)
+        locks._claims.owed.add("second", second.claim_id, Ending.KEEP, seconds=5000)
         go_on.set()
         closing.result(60)
     given_up = [r.args for r in caplog.records if "was not released" in r.getMessage()]
@@ -162,7 +161,7 @@ def test_one_that_comes_after_close_is_sent_in_the_background(
 ) -> None:
     """As by a job that a shutdown did not wait for."""
     locks = make_locks(proxy.url)
-    lock = held(locks)
+    lock = held(locks, **TIMES)
     locks.close()
     owe(locks, proxy, lock)
     eventually(lambda: released(connection) == ["task"])
@@ -173,8 +172,8 @@ def test_one_whose_maximum_lock_has_ended_is_given_up_and_told(
     make_locks: MakeLocks, caplog: pytest.LogCaptureFixture
 ) -> None:
     locks = make_locks()
-    lock = held(locks)
-    locks._claims._owed.add("task", lock.claim_id, keep_window=True, seconds=0)
+    lock = held(locks, **TIMES)
+    locks._claims.owed.add("task", lock.claim_id, Ending.KEEP, seconds=0)
     eventually(lambda: not is_sending())
     assert "'task' was not released before its maximum lock ended" in caplog.text
     locks.release(lock)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from benchmarks.fidelity.account import Account, account
-from benchmarks.fidelity.simulation import History, Run
-from benchmarks.fidelity.trace import TRACES, Conditions, Trace
+from benchmarks.fidelity.account import Account, account, account_by_run_time
+from benchmarks.fidelity.clock import TravellingDatabase, travelling_database
+from benchmarks.fidelity.report import goal_reached
+from benchmarks.fidelity.rules import (
+    RULES,
+    Rule,
+    ShedLock,
+    TaskLockRule,
+    TaskLockWithFailover,
+)
+from benchmarks.fidelity.short_gaps import SCHEDULES, Schedule, ShortGaps
+from benchmarks.fidelity.simulation import History, Outcome, Run, Simulation
+from benchmarks.fidelity.trace import TRACES, Conditions, Life, Trace
 
 PERIOD = 300.0
 WINDOWS = 12
@@ -16,10 +28,18 @@ WINDOWS = 12
 CALM = Trace(Conditions("calm"), WINDOWS, seed=1)
 
 
-def run(window: float, *, after: float = 1.0, takes: float = 60.0, died: bool = False) -> Run:
+@pytest.fixture(scope="module")
+def database() -> Iterator[TravellingDatabase]:
+    with travelling_database() as database:
+        yield database
+
+
+def run(
+    window: float, *, after: float = 1.0, takes: float = 60.0, outcome: Outcome = "ended"
+) -> Run:
     """Return a run of a window, given in periods since the beginning."""
     start = window * PERIOD + after
-    return Run(window * PERIOD, PERIOD, start, start + takes, died)
+    return Run(window * PERIOD, PERIOD, start, start + takes, outcome)
 
 
 def counted(*changed: Run, without: tuple[float, ...] = (), late: float = 0.5) -> Account:
@@ -38,6 +58,7 @@ RIGHT = Account(
     windows=WINDOWS,
     runs=WINDOWS,
     doubled=0,
+    lost_with_holder=0,
     missed=0,
     skipped=0,
     unattended=0,
@@ -59,7 +80,7 @@ def test_a_run_in_the_middle_of_the_period_is_doubled() -> None:
 
 
 def test_a_window_run_again_because_its_holder_died_is_not() -> None:
-    figures = counted(run(4, died=True), run(4, after=100), without=(4,))
+    figures = counted(run(4, outcome="killed"), run(4, after=100), without=(4,))
 
     assert (figures.doubled, figures.missed) == (0, 0)
 
@@ -69,10 +90,55 @@ def test_a_window_that_was_asked_for_and_not_run_is_missed() -> None:
     assert counted(without=(4, 5, 6, 9)).missed == 4
 
 
-def test_a_window_whose_run_died_is_missed() -> None:
-    figures = counted(run(4, died=True), without=(4,))
+@pytest.mark.parametrize("outcome", ["killed", "stopped"])
+def test_a_window_whose_run_was_cut_short_is_lost_with_its_holder(outcome: Outcome) -> None:
+    figures = counted(run(4, outcome=outcome), without=(4,))
 
-    assert (figures.missed, figures.skipped) == (1, 0)
+    assert (figures.lost_with_holder, figures.missed, figures.skipped) == (1, 0, 0)
+    assert figures.runs == WINDOWS - 1
+
+
+def test_a_window_that_is_run_again_is_not_lost_with_its_holder() -> None:
+    figures = counted(run(4, outcome="killed"), run(4, after=100), without=(4,))
+
+    assert (figures.lost_with_holder, figures.missed) == (0, 0)
+
+
+def test_a_window_whose_runs_were_all_cut_short_is_lost_once() -> None:
+    twice = run(4, outcome="killed"), run(4, after=100, outcome="stopped")
+
+    assert counted(*twice, without=(4,)).lost_with_holder == 1
+    assert counted(*twice, run(5, outcome="killed"), without=(4, 5)).lost_with_holder == 2
+
+
+def test_a_window_after_the_one_that_was_lost_with_its_holder_is_missed() -> None:
+    figures = counted(run(4, outcome="killed"), without=(4, 5))
+
+    assert (figures.lost_with_holder, figures.missed) == (1, 1)
+
+
+def test_a_job_that_moves_after_its_holder_died_loses_no_other_window() -> None:
+    later = [run(window + 0.85) for window in range(5, WINDOWS - 1)]
+
+    figures = counted(run(4.1, outcome="killed"), *later, without=tuple(range(4, WINDOWS)))
+
+    assert (figures.lost_with_holder, figures.missed) == (1, 0)
+
+
+def test_what_is_cut_short_at_the_end_of_the_trace_has_nobody_left_to_run_it_again() -> None:
+    last = WINDOWS - 1
+
+    assert counted(run(last, outcome="killed"), without=(last,)).lost_with_holder == 0
+    assert counted(run(last - 1, outcome="killed"), without=(last - 1,)).lost_with_holder == 1
+
+
+def test_a_worker_whose_clock_is_behind_asks_in_time() -> None:
+    behind = Trace(Conditions("behind", skew=180), WINDOWS, seed=1)
+    runs = [run(window, after=150) for window in range(WINDOWS) if window != 4]
+    asked = [(4 * PERIOD, 5 * PERIOD + 100)]
+
+    assert account(behind, History(runs, asked)).missed == 1
+    assert account(CALM, History(runs, asked)).missed == 0
 
 
 def test_a_window_that_no_worker_asked_for_in_time_is_unattended() -> None:
@@ -110,7 +176,7 @@ def test_a_run_that_begins_during_another_overlaps() -> None:
 
 
 def test_a_run_that_died_overlaps_with_nothing_later() -> None:
-    assert counted(run(4, died=True), run(4, after=100), without=(4,)).overlapping == 0
+    assert counted(run(4, outcome="killed"), run(4, after=100), without=(4,)).overlapping == 0
 
 
 def test_a_job_that_moves_to_another_replicas_offset_loses_nothing() -> None:
@@ -137,11 +203,135 @@ def test_silence_is_told_in_periods() -> None:
     assert counted(without=(4, 5)).silence == pytest.approx(2.8)
 
 
+def test_a_window_that_is_asked_for_only_after_a_later_one_ran_is_overtaken() -> None:
+    ahead = Trace(Conditions("ahead", skew=300), WINDOWS, seed=1)
+    runs = [run(window, after=-200) for window in range(WINDOWS) if window != 4]
+
+    def asked(*times: float) -> Account:
+        return account(ahead, History(runs, [(4 * PERIOD, time) for time in times]))
+
+    # The next one runs 200 s before it is due.
+    late, in_time = 5 * PERIOD - 100, 4 * PERIOD + 50
+    assert (asked(late).overtaken, asked(late).missed) == (1, 0)
+    assert (asked(late, in_time).overtaken, asked(late, in_time).missed) == (0, 1)
+
+
+SHORT = [0.0, 1.0, 30.0, 60.0]
+
+
+def counted_by_run_time(*runs: tuple[float, Outcome], late: float = 10.0) -> Account:
+    """Count runs of run times; each run time is asked for, and again so many seconds later."""
+    made = [Run(time, 1.0, time + 0.1, time + 0.5, outcome) for time, outcome in runs]
+    asked = [(time, time) for time in SHORT] + [(time, time + late) for time in SHORT]
+    return account_by_run_time(History(made, asked), SHORT)
+
+
+def test_each_run_time_that_ran_once_is_right() -> None:
+    figures = counted_by_run_time(*((time, "ended") for time in SHORT))
+
+    assert (figures.windows, figures.runs) == (4, 4)
+    assert figures.doubled == figures.missed == figures.lost_with_holder == figures.overlapping == 0
+
+
+def test_a_run_time_that_ran_three_times_is_doubled_twice() -> None:
+    again = [(1.0, "ended")] * 3
+
+    assert counted_by_run_time((0.0, "ended"), *again, (30.0, "ended")).doubled == 2
+
+
+def test_run_times_in_a_short_gap_are_two_windows() -> None:
+    figures = counted_by_run_time((1.0, "ended"), (30.0, "ended"), (60.0, "ended"))
+
+    assert (figures.doubled, figures.missed) == (0, 1)
+
+
+def test_a_run_time_that_was_cut_short_is_lost_with_its_holder() -> None:
+    rest = [(time, "ended") for time in SHORT[1:]]
+
+    assert counted_by_run_time((0.0, "killed"), *rest).lost_with_holder == 1
+    assert counted_by_run_time((0.0, "killed"), *rest).missed == 0
+    assert counted_by_run_time((0.0, "killed"), (0.0, "ended"), *rest).lost_with_holder == 0
+
+
+def test_a_run_time_that_is_asked_for_only_after_a_later_one_ran_is_overtaken() -> None:
+    runs = [Run(time, 1.0, time - 5, time - 4.5) for time in (0.0, 30.0, 60.0)]
+    asked = [(0.0, -5.0), (30.0, 25.0), (60.0, 55.0)]
+
+    late = account_by_run_time(History(runs, [*asked, (1.0, 26.0)]), SHORT)
+    in_time = account_by_run_time(History(runs, [*asked, (1.0, 24.0), (1.0, 26.0)]), SHORT)
+
+    assert (late.overtaken, late.missed) == (1, 0)
+    assert (in_time.overtaken, in_time.missed) == (0, 1)
+
+
+def test_a_run_time_that_is_asked_for_only_during_a_run_is_skipped() -> None:
+    long = Run(0.0, 1.0, 0.0, 20.0)
+    asked = [(0.0, 0.0), (1.0, 1.0), (1.0, 11.0), (30.0, 30.0)]
+
+    figures = account_by_run_time(History([long, Run(60.0, 1.0, 60.0, 60.5)], asked), SHORT)
+
+    assert (figures.skipped, figures.missed, figures.unattended) == (1, 1, 0)
+
+
+def test_a_run_time_that_no_worker_asked_for_is_unattended() -> None:
+    runs = [Run(time, 1.0, time, time + 0.5) for time in SHORT[:3]]
+
+    figures = account_by_run_time(History(runs, [(time, time) for time in SHORT[:3]]), SHORT)
+
+    assert (figures.unattended, figures.missed) == (1, 0)
+
+
+WRONG = [
+    (TaskLockRule, "doubled", False),
+    (TaskLockRule, "missed", False),
+    (TaskLockRule, "overlapping", False),
+    (TaskLockRule, "lost_with_holder", True),
+    (TaskLockWithFailover, "doubled", False),
+    (TaskLockWithFailover, "missed", False),
+    (TaskLockWithFailover, "overlapping", False),
+    (TaskLockWithFailover, "lost_with_holder", False),
+    (ShedLock, "doubled", True),
+]
+
+
+@pytest.mark.parametrize("short_gaps", [False, True], ids=["traces", "short gaps"])
+@pytest.mark.parametrize(("rule", "what", "reached"), WRONG)
+def test_the_goal_is_that_only_the_default_loses_windows_and_only_with_their_holders(
+    rule: type[Rule], what: str, reached: bool, short_gaps: bool
+) -> None:
+    right = {kind.name: replace(RIGHT, silence=1.0) for kind in RULES}
+    wrong = {**right, rule.name: replace(right[rule.name], **{what: 1})}
+    traces, gaps = ({"a": right}, {"a": wrong}) if short_gaps else ({"a": wrong}, {"a": right})
+
+    assert goal_reached(traces, gaps) is reached
+
+
+def test_nothing_wrong_reaches_the_goal() -> None:
+    right = {kind.name: replace(RIGHT, silence=1.0) for kind in RULES}
+
+    assert goal_reached({"a": right, "b": right}, {"a": right})
+
+
 def test_a_seed_repeats_its_trace() -> None:
     one, same, another = (Trace(TRACES[-1], 300, seed) for seed in (1, 1, 2))
 
     assert list(one.lives()) == list(same.lives()) != list(another.lives())
     assert one.job(5, 1, PERIOD) == same.job(5, 1, PERIOD) != another.job(5, 1, PERIOD)
+
+
+def test_polls_that_are_left_out_would_have_found_nothing(
+    database: TravellingDatabase,
+) -> None:
+    conditions = next(one for one in TRACES if one.name == "rolling deployments at an offset")
+    trace = Trace(replace(conditions, killed=0.2), 12, seed=1)
+    rule = TaskLockWithFailover(database)
+    some, every = (
+        Simulation(trace, rule, database, every_poll=every_poll).live()
+        for every_poll in (False, True)
+    )
+
+    assert any(not run.ended for run in some.runs)
+    assert some == every
 
 
 @pytest.mark.parametrize("conditions", TRACES, ids=lambda conditions: conditions.name)
@@ -157,6 +347,66 @@ def test_somebody_lives_at_every_moment_of_a_trace(conditions: Conditions) -> No
     assert max(gaps) <= 60.0  # that long a deployment may take
 
 
+def test_a_rolling_deployment_replaces_one_replica_after_the_other() -> None:
+    trace = Trace(Conditions("rolling", rolling=True), 300, seed=1)
+    lives: dict[str, list[Life]] = {}
+    for life in sorted(trace.lives(), key=lambda life: life.joined):
+        lives.setdefault(life.name.split(" of ")[0], []).append(life)
+    pauses = [new.joined - old.left for of in lives.values() for old, new in pairwise(of)]
+    replaced = [[life for life in of if life.left < trace.end] for of in lives.values()]
+    turns = list(zip(*([life.left for life in of] for of in replaced), strict=True))
+
+    assert min(pauses) < 0 < max(pauses)
+    assert -30 <= min(pauses) <= max(pauses) <= 30
+    assert len(turns) > 10
+    assert all(0 < later - earlier < 120 for turn in turns for earlier, later in pairwise(turn))
+    assert {life.killed for of in replaced for life in of} == {True, False}
+    assert not any(of[-1].killed for of in lives.values())
+
+
+def test_replicas_that_share_run_times_mean_the_same_by_them() -> None:
+    shared = Trace(Conditions("shared", skew=180), 20, seed=1)
+    fires = [list(shared.fires(life)) for life in shared.lives()]
+
+    assert len({fire.time for of in fires for fire in of[:1]}) == len(fires)
+    assert all(fire.exact and fire.run_time % PERIOD == 0 for of in fires for fire in of)
+    own = Trace(Conditions("own", offsets=True), 20, seed=1)
+    assert not any(fire.exact for life in own.lives() for fire in own.fires(life))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_some_replica_has_each_run_time_of_a_schedule(schedule: Schedule) -> None:
+    trace = ShortGaps(schedule, 200, seed=1)
+    lives = list(trace.lives())
+    fires = [(life, fire) for life in lives for fire in trace.fires(life)]
+
+    assert {fire.run_time for _, fire in fires} == set(trace.run_times)
+    assert all(fire.time + life.skew == pytest.approx(fire.run_time) for life, fire in fires)
+    assert all(life.joined <= fire.time < life.left for life, fire in fires)
+    assert [trace.window(time) for time in trace.run_times] == list(range(200))
+    following = dict(pairwise(trace.run_times))
+    assert all(fire.exact for _, fire in fires)
+    assert all(
+        fire.run_time + fire.period == following[fire.run_time]
+        for _, fire in fires
+        if fire.run_time in following
+    )
+
+
+def test_the_run_times_of_a_schedule_are_those_of_its_trigger() -> None:
+    twice_a_minute = Schedule("short", {"second": "0,1,30"}, skew=5)
+
+    assert ShortGaps(twice_a_minute, 5, seed=1).run_times == [30.0, 60.0, 61.0, 90.0, 120.0]
+
+
+def test_the_databases_clock_steps_back_and_forward() -> None:
+    trace = ShortGaps(Schedule("steps", {"second": "*/5"}, step=30), 500, seed=1)
+    ahead = [trace.clock_ahead(time) for time in trace.run_times]
+
+    assert set(ahead) == {0.0, -30.0}
+    assert sum(one != other for one, other in pairwise(ahead)) == 4
+
+
 def test_windows_are_numbered_across_a_change_of_the_period() -> None:
     trace = Trace(Conditions("changed", deployments=True), 400, seed=1)
     times = [trace.end * part / 10_000 for part in range(10_000)]
@@ -166,3 +416,13 @@ def test_windows_are_numbered_across_a_change_of_the_period() -> None:
     assert numbers[0] == 0
     assert numbers[-1] == 399
     assert all(later - earlier in {0, 1} for earlier, later in pairwise(numbers))
+
+
+@pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.name)
+def test_every_rule_runs_each_window_of_a_calm_trace_once(
+    kind: type[Rule], database: TravellingDatabase
+) -> None:
+    trace = Trace(Conditions("calm"), 4, seed=1)
+    history = Simulation(trace, kind(database), database).live()
+
+    assert [run.run_time for run in history.runs] == [0.0, PERIOD, 2 * PERIOD, 3 * PERIOD]

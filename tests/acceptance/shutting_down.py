@@ -1,0 +1,108 @@
+"""A process with a scheduler that does what it is told to by lines on standard input.
+
+``SCHEDULER`` has, as JSON: ``options`` of the executor; ``asyncio``, whether it is an event loop's;
+``own_engine``, whether the library gets an engine that the process has made, and ``in_use``,
+whether the process itself uses that engine's only connection; and ``jobs``, how many there are.
+
+It prints "ready", and "runs" in each job. The lines are "run jobs"; "end
+jobs"; and "shut down", which ends the jobs, too, and makes it print how many seconds
+``scheduler.shutdown()`` took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from datetime import datetime, timezone
+from typing import Any
+
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.schedulers.background import BackgroundScheduler
+from sqlalchemy import create_engine
+
+from apscheduler_tasklock import TaskLockExecutor
+from apscheduler_tasklock.database import parse_url
+from tests.acceptance.jobs import say
+
+ending = threading.Event()
+
+
+def work() -> None:
+    say("runs")
+    ending.wait()
+
+
+async def work_async() -> None:
+    say("runs")
+    while not ending.is_set():
+        await asyncio.sleep(0.01)
+
+
+def configured(scheduler: Any, job: Any, wanted: dict[str, Any]) -> Any:
+    database: Any = os.environ["DATABASE_URL"]
+    if wanted["own_engine"]:
+        database = create_engine(parse_url(database), pool_size=1, max_overflow=0)
+    locked = TaskLockExecutor(database, **wanted["options"])
+    scheduler.configure(executors={"default": locked}, timezone="UTC")
+    scheduler.start()
+    if wanted["in_use"]:
+        scheduler.in_use = database.connect()
+        say_when_asked(database)
+    for number in range(wanted["jobs"]):
+        scheduler.add_job(job, "interval", hours=1, id=f"job {number}", misfire_grace_time=None)
+    say("ready")
+    return scheduler
+
+
+def obey(scheduler: Any) -> None:
+    """Do what is told, until it is to shut down."""
+    while (told := sys.stdin.readline()) != "shut down\n":
+        if told == "end jobs\n":
+            ending.set()
+        else:
+            for job in scheduler.get_jobs():
+                job.modify(next_run_time=datetime.now(timezone.utc))
+
+
+def say_when_asked(engine: Any) -> None:
+    """Print a line when somebody is about to wait for one of the engine's connections."""
+    raw_connection = engine.raw_connection
+
+    def asked() -> Any:
+        say("asks for a connection")
+        return raw_connection()
+
+    engine.raw_connection = asked
+
+
+def shut_down(scheduler: Any) -> None:
+    ending.set()
+    begun = time.monotonic()
+    scheduler.shutdown(wait=True)
+    say("shut down", time.monotonic() - begun)
+
+
+async def run_async(wanted: dict[str, Any]) -> None:
+    scheduler = configured(AsyncIOScheduler(), work_async, wanted)
+    await asyncio.get_running_loop().run_in_executor(None, obey, scheduler)
+    shut_down(scheduler)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+    wanted = json.loads(os.environ["SCHEDULER"])
+    if wanted["asyncio"]:
+        asyncio.run(run_async(wanted))
+    else:
+        scheduler = configured(BackgroundScheduler(), work, wanted)
+        obey(scheduler)
+        shut_down(scheduler)
+
+
+if __name__ == "__main__":
+    main()

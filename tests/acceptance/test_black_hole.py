@@ -1,0 +1,197 @@
+"""Shutdowns in a network that is a black hole: real processes, and the promised 5 seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock.lending import MOST_CONNECTIONS
+from tests.polling import eventually
+from tests.proxy import Proxy, proxy_to
+
+# What is promised of ``scheduler.shutdown()``, and what is asked of the process besides.
+SHUTDOWN = 5.0
+EXIT = 8.0
+
+PLAIN = [
+    pytest.param({"asyncio": False}, id="threads"),
+    pytest.param({"asyncio": True}, id="asyncio"),
+]
+SETUPS = [
+    pytest.param(
+        {"asyncio": asyncio, "own_engine": own_engine, "options": options},
+        id="-".join(("asyncio" if asyncio else "threads", *["engine"] * own_engine, *options)),
+    )
+    for asyncio in (False, True)
+    for own_engine in (False, True)
+    for options in ({}, {"claim_timeout": 60})
+]
+
+
+class BlackHole:
+    """Swallows all that goes through a proxy, from when it is opened.
+
+    :ivar swallowed: the numbers of the connections on which a client sent something
+    """
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self.swallowed: set[int] = set()
+
+    def open(self, *, cut: bool = False) -> None:
+        """Swallow from now on.
+
+        :param cut: whether to cut what is connected, so that a new connection has to be opened
+        """
+        self._proxy.tap = self._swallow
+        if cut:
+            self._proxy.cut_all()
+            eventually(lambda: not self._proxy.connected)
+
+    def _swallow(self, number: int, to_server: bool, _data: bytes) -> bytes:
+        if to_server:
+            self.swallowed.add(number)
+        return b""
+
+
+class Process:
+    """A process that runs ``tests.acceptance.shutting_down``."""
+
+    def __init__(self, log: Path, database_url: str, checkout: Path, wanted: Any) -> None:
+        self._log = log
+        wanted = {"jobs": 1, "own_engine": False, "in_use": False, "options": {}, **wanted}
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.acceptance.shutting_down"],
+                cwd=checkout,
+                env={**os.environ, "DATABASE_URL": database_url, "SCHEDULER": json.dumps(wanted)},
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        eventually(lambda: self.lines("ready"))
+
+    def lines(self, start: str) -> list[str]:
+        return [line for line in self._log.read_text().splitlines() if line.startswith(start)]
+
+    def tell(self, what: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{what}\n".encode())
+        self._process.stdin.flush()
+
+    def shut_down(self) -> tuple[float, float]:
+        """Return how long the shutdown took, and how long it was until the process was gone."""
+        begun = time.monotonic()
+        self.tell("shut down")
+        self._process.wait(120)
+        took = time.monotonic() - begun
+        (line,) = self.lines("shut down")
+        assert self._process.returncode == 0
+        assert "Traceback" not in self._log.read_text()
+        return float(line.split()[-1]), took
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+Start = Callable[..., tuple[Process, BlackHole]]
+
+
+@pytest.fixture
+def start(tmp_path: Path, database_url: str, checkout: Path) -> Iterator[Start]:
+    """Start a process whose database is behind what can become a black hole."""
+    with ExitStack() as ending:
+
+        def start(**wanted: Any) -> tuple[Process, BlackHole]:
+            proxy = ending.enter_context(proxy_to(database_url))
+            process = Process(tmp_path / "log", proxy.url, checkout, wanted)
+            ending.callback(process.end)
+            return process, BlackHole(proxy)
+
+        yield start
+
+
+def ends_in_time(process: Process) -> None:
+    took, until_exit = process.shut_down()
+    assert took <= SHUTDOWN
+    assert until_exit <= EXIT
+
+
+@pytest.mark.parametrize("wanted", SETUPS)
+def test_a_shutdown_ends_while_a_claim_waits_for_its_answer(
+    start: Start, wanted: dict[str, Any]
+) -> None:
+    process, black_hole = start(**wanted)
+    black_hole.open()
+    process.tell("run jobs")
+    eventually(lambda: black_hole.swallowed)
+    ends_in_time(process)
+
+
+@pytest.mark.parametrize("wanted", SETUPS)
+def test_a_shutdown_ends_while_a_claim_opens_a_connection(
+    start: Start, wanted: dict[str, Any]
+) -> None:
+    process, black_hole = start(**wanted)
+    black_hole.open(cut=True)
+    process.tell("run jobs")
+    eventually(lambda: black_hole.swallowed)
+    ends_in_time(process)
+
+
+@pytest.mark.parametrize("wanted", SETUPS)
+def test_a_shutdown_ends_while_a_release_waits_for_its_answer(
+    start: Start, wanted: dict[str, Any]
+) -> None:
+    process, black_hole = start(**wanted)
+    process.tell("run jobs")
+    eventually(lambda: process.lines("runs"))
+    black_hole.open()
+    process.tell("end jobs")
+    eventually(lambda: black_hole.swallowed)
+    ends_in_time(process)
+
+
+@pytest.mark.parametrize("wanted", [setup for setup in SETUPS if "threads" in str(setup.id)])
+def test_a_shutdown_that_waits_for_a_job_ends_soon_after_it(
+    start: Start, wanted: dict[str, Any]
+) -> None:
+    process, black_hole = start(**wanted)
+    process.tell("run jobs")
+    eventually(lambda: process.lines("runs"))
+    black_hole.open()
+    ends_in_time(process)  # the job ends as the shutdown begins, and is released in it
+    assert black_hole.swallowed
+
+
+@pytest.mark.parametrize("wanted", PLAIN)
+def test_a_shutdown_ends_while_many_claims_wait_for_a_connection(
+    start: Start, wanted: dict[str, Any]
+) -> None:
+    process, black_hole = start(jobs=40, options={"claim_timeout": 60}, **wanted)
+    black_hole.open()
+    process.tell("run jobs")
+    eventually(lambda: len(black_hole.swallowed) == MOST_CONNECTIONS)
+    ends_in_time(process)
+
+
+@pytest.mark.parametrize("wanted", PLAIN)
+def test_a_shutdown_ends_while_a_claim_waits_for_what_the_application_uses(
+    start: Start, wanted: dict[str, Any]
+) -> None:
+    process, _ = start(in_use=True, own_engine=True, options={"claim_timeout": 60}, **wanted)
+    process.tell("run jobs")
+    eventually(lambda: process.lines("asks for a connection"))
+    ends_in_time(process)

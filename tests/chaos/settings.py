@@ -1,0 +1,30 @@
+"""What a replica is told when it begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Name of the file that has the one-off jobs.
+ONE_OFFS = "one_offs.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a replica is told when it begins.
+
+    :ivar start_after: seconds to wait first
+    :ivar loop: how it ends, if it runs on an event loop; see ``Newcomer``
+    :ivar far: whether its clock is so far off that it has no tasks with exact run times
+    :ivar locks: where locks are claimed, through a proxy
+    :ivar application: where the application writes
+    :ivar one_offs: file with the one-off jobs
+    :ivar clock_offset: what to add to the server's wall clock time for the monotonic one
+    """
+
+    start_after: float
+    loop: str
+    far: bool
+    locks: str
+    application: str
+    one_offs: str
+    clock_offset: float

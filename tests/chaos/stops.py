@@ -1,0 +1,63 @@
+"""What graceful stops leave behind: nothing that others would have to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from math import inf
+
+from tests.chaos.bounds import BURST_REACTION, RECOVERY, SHUTDOWN
+from tests.chaos.finding import Finding
+from tests.chaos.records import ANY, PROCESS, Claim, Records, Stretch
+from tests.chaos.tasks import ChaosTask
+
+STRANDED = "lock left behind"
+SLOW_STOP = "slow stop"
+
+
+def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
+    """Find locks that a replica held when it had ended as it was told to."""
+    claims = records.claims[task.name]
+    for claim, after in zip_longest(claims, claims[1:]):
+        gone = records.gone.get(claim.replica)
+        told = records.leaving.get(claim.replica)
+        if gone is None or told is None or claim.at > gone:
+            continue
+        if _settled_by(claim, after) <= gone or claim.until < told:
+            continue
+        # Not by whether it lived: it was told to end. It was well when it last wrote to its rows.
+        end = Stretch(max(told - RECOVERY, records.wrote_before(claim.replica, gone)), gone)
+        if not any(_meets(end, trouble) for trouble in records.troubles(claim.replica, ANY)):
+            text = f"{claim}, was held when its replica had ended, {gone:.3f}"
+            yield Finding(STRANDED, task.name, gone, text)
+
+
+def check_replicas(records: Records) -> Iterator[Finding]:
+    """Find replicas that took longer to end than what they ran."""
+    for replica, told in records.leaving.items():
+        gone = records.gone.get(replica)
+        if gone is None:
+            continue
+        ends = [
+            run.over
+            for runs in records.runs.values()
+            for run in runs
+            if run.replica == replica and run.over is not None
+        ]
+        # It may be told while it still starts.
+        stretch = Stretch(max([told, records.lives[replica].begun, *ends]), gone)
+        stopped = any(_meets(stretch, trouble) for trouble in records.troubles(replica, PROCESS))
+        if gone - stretch.begun > SHUTDOWN + BURST_REACTION and not stopped:
+            text = f"{replica} took {gone - stretch.begun:.3f} s after its last run"
+            yield Finding(SLOW_STOP, "", gone, text)
+
+
+def _settled_by(claim: Claim, after: Claim | None) -> float:
+    """Return when a claim was nobody's any more."""
+    ends = [claim.released, claim.handed_over, claim.given_up, None if after is None else after.at]
+    return min((end for end in ends if end is not None), default=inf)
+
+
+def _meets(one: Stretch, other: Stretch) -> bool:
+    # Being gone is a trouble as well; not one of those in which it ended.
+    return one.begun <= other.ended and other.begun < one.ended

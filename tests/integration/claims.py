@@ -1,0 +1,39 @@
+"""Claims of replicas without a scheduler, and holders that die."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from apscheduler_tasklock.asking import WantedClaim
+from apscheduler_tasklock.context import HeldLock, Refusal
+from apscheduler_tasklock.locks import TaskLocks
+
+
+def claim(locks: TaskLocks, task: str = "task", **wanted: Any) -> HeldLock | Refusal:
+    """Claim a task as a job does, for now if no run time is given."""
+    return locks.claim(WantedClaim(task, **{"min_lock": 9.0, "max_lock": 50.0, **wanted}))
+
+
+def held(locks: TaskLocks, task: str = "task", **wanted: Any) -> HeldLock:
+    """Claim a task, which has to be free."""
+    claimed = claim(locks, task, **wanted)
+    assert isinstance(claimed, HeldLock), claimed
+    return claimed
+
+
+def die(locks: TaskLocks, lock: HeldLock) -> None:
+    """Renew a claim no more, and never release it, as a process that was killed."""
+    locks._claims._leases.remove(lock)
+    if lock.end():
+        locks.in_use.end_use()
+
+
+def row(connection: psycopg.Connection[Any], task: str = "job") -> dict[str, Any]:
+    """Return the row of a task, and as "over" whether its lease has ended."""
+    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
+    query = "SELECT *, locked_until <= now() AS over FROM task_lock WHERE task_name = %s"
+    found = cursor.execute(query, [task]).fetchone()
+    assert found is not None
+    return found

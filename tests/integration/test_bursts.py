@@ -1,0 +1,143 @@
+"""Bursts and stalls: time that the lock itself takes makes no run time a misfire.
+
+All jobs have APScheduler's own `misfire_grace_time` of 1 s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
+
+from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_REFUSED
+from tests.executors.hosts import AsyncIO, Host
+from tests.polling import eventually
+from tests.proxy import Proxy, pass_on
+from tests.schedulers import Replica
+
+Job = Callable[..., Any]
+
+NEXT_HOUR = timedelta(hours=1)
+
+
+def function() -> None: ...
+
+
+async def coroutine() -> None: ...
+
+
+@pytest.fixture
+def make_waiting() -> Iterator[Callable[..., Replica]]:
+    """Make a replica with so many jobs, none of which is due yet."""
+    with ExitStack() as closing:
+
+        def make(url: str, jobs: int, host: Host | None = None, **options: Any) -> Replica:
+            host = host or Host()
+            replica = Replica(url, host=host, **options)
+            closing.callback(host.close)
+            closing.callback(replica.shutdown)
+            job = coroutine if host.coroutines else function
+            later = datetime.now(timezone.utc) + NEXT_HOUR
+            for number in range(jobs):
+                replica.scheduler.add_job(
+                    job, "interval", hours=1, id=f"job {number}", next_run_time=later
+                )
+            replica.start()
+            return replica
+
+        yield make
+
+
+def let_all_be_due(replicas: Sequence[Replica]) -> None:
+    """Let all jobs of all replicas be due at one moment, which has not come yet by then."""
+    ahead = timedelta(seconds=2)
+    for replica in replicas:
+        replica.scheduler.pause()
+    while True:
+        due = datetime.now(timezone.utc) + ahead
+        for replica in replicas:
+            for job in replica.scheduler.get_jobs():
+                job.modify(next_run_time=due)
+        if datetime.now(timezone.utc) < due:
+            break
+        ahead *= 2
+    for replica in replicas:
+        replica.scheduler.resume()
+
+
+def outcomes(replicas: Sequence[Replica]) -> Counter[int]:
+    return Counter(event.code for replica in replicas for event in list(replica.events))
+
+
+def ran(replicas: Sequence[Replica]) -> Counter[str]:
+    """Return how often each job ran on any replica."""
+    events = [event for replica in replicas for event in list(replica.events)]
+    return Counter(event.job_id for event in events if event.code == EVENT_JOB_EXECUTED)
+
+
+@pytest.mark.parametrize("host", [Host, AsyncIO])
+def test_of_600_jobs_due_at_once_on_three_replicas_none_is_missed(
+    make_waiting: Callable[..., Replica], database_url: str, host: type[Host]
+) -> None:
+    jobs = 600
+    replicas = [make_waiting(database_url, jobs, host()) for _ in range(3)]
+    let_all_be_due(replicas)
+
+    def decided() -> bool:
+        codes = outcomes(replicas)
+        ended = (EVENT_JOB_EXECUTED, EVENT_TASK_LOCK_REFUSED, EVENT_JOB_MISSED)
+        return sum(codes[code] for code in ended) >= 3 * jobs
+
+    eventually(decided, 120)
+    for replica in replicas:
+        replica.idle()
+    assert outcomes(replicas)[EVENT_JOB_MISSED] == 0
+    assert ran(replicas) == {f"job {number}": 1 for number in range(jobs)}
+
+
+@pytest.mark.parametrize("host", [Host, AsyncIO])
+def test_of_40_jobs_due_while_the_database_answers_2_s_late_none_is_missed(
+    make_waiting: Callable[..., Replica], proxy: Proxy, host: type[Host]
+) -> None:
+    replica = make_waiting(proxy.url, 40, host(), claim_timeout=60)
+
+    def delay(data: bytes) -> bytes:
+        time.sleep(2)  # is the latency
+        return data
+
+    proxy.to_client = delay
+    let_all_be_due([replica])
+    # The others are late by then, by the clock.
+    eventually(lambda: outcomes([replica])[EVENT_TASK_LOCK_GRANTED] > 1)
+    proxy.to_client = pass_on
+    eventually(
+        lambda: sum(outcomes([replica])[c] for c in (EVENT_JOB_EXECUTED, EVENT_JOB_MISSED)) == 40
+    )
+    replica.idle()
+    assert ran([replica]) == {f"job {number}": 1 for number in range(40)}
+
+
+def test_a_worker_that_is_busy_with_the_applications_own_job_makes_the_next_one_late(
+    make_waiting: Callable[..., Replica], database_url: str
+) -> None:
+    """As in plain APScheduler: the job took that time, and not its lock."""
+    replica = make_waiting(database_url, 0, max_workers=1)
+    busy, due = threading.Event(), datetime.now(timezone.utc)
+
+    def occupy() -> None:
+        busy.set()
+        eventually(lambda: datetime.now(timezone.utc) > due + timedelta(seconds=1.5))
+
+    replica.run_once(occupy, job_id="busy")
+    assert busy.wait(60)
+    due = datetime.now(timezone.utc)
+    replica.run_once(function, misfire_grace_time=1)
+    replica.one(EVENT_JOB_MISSED)
+    assert replica.codes() == [EVENT_JOB_MISSED]
