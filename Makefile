@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+# Tests at a time. Most of them wait for another process, or for the end of a lease.
+WORKERS ?= 4
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
@@ -16,16 +18,19 @@ FIDELITY_ARGS ?=
 # For `make test-lowest`: the oldest Python there is.
 LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
 
-.PHONY: demo test test-faults chaos test-lowest test-pgbouncer test-postgres lint types bench bench-results fidelity clean
+.PHONY: demo test test-faults test-slow chaos test-lowest test-pgbouncer test-postgres lint types bench bench-results fidelity clean
 
 demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 seconds
 	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/pytest -n auto -m "not faults" $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) -m "not faults and not slow" $(PYTEST_ARGS)
 
 test-faults: $(VENV)/.dev ## Run the tests of broken connections that `make test` leaves out
-	$(BIN)/pytest -n auto -m faults tests/integration $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) -m faults tests/integration $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.dev ## Run the tests that `make test` leaves out since they take long
+	$(BIN)/pytest -n $(WORKERS) -m slow $(PYTEST_ARGS)
 
 chaos: $(VENV)/.dev ## Put real replicas under random faults for three minutes, and check what they did
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
@@ -35,13 +40,13 @@ test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows
 
 # All but those whose server is always the same.
 test-postgres: $(VENV)/.dev ## Run the tests on PostgreSQL $(VERSION)
-	$(BIN)/pytest -n auto --postgres-version $(VERSION) -m "not own_server and not faults" $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --postgres-version $(VERSION) -m "not own_server and not faults and not slow" $(PYTEST_ARGS)
 
 # PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built.
 test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an installed pgbouncer
-	$(BIN)/pytest -n auto --pgbouncer off tests/contract tests/integration $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --pgbouncer off tests/contract tests/integration $(PYTEST_ARGS)
 	PGBOUNCER=$${PGBOUNCER:-$$(tests/build-pgbouncer)} && export PGBOUNCER \
-		&& $(BIN)/pytest -n auto --pgbouncer on tests/contract tests/integration \
+		&& $(BIN)/pytest -n $(WORKERS) --pgbouncer on tests/contract tests/integration \
 		tests/acceptance/test_pgbouncer.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## Check the code's style

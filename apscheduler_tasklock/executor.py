@@ -262,8 +262,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._submit(replace(submission, scheduler_pass=scheduler_pass))
 
     def _resolve(self, job: Any, jobstore: str) -> ResolvedTask:
-        task = self._tasks.resolve(job, jobstore, self._scheduler._jobstores)
-        return task if self._enabled else replace(task, options=None)
+        if not self._enabled:
+            return ResolvedTask(job.id, None)
+        return self._tasks.resolve(job, jobstore, self._scheduler._jobstores)
 
     def _submission(
         self, job: Any, jobstore: str, task: ResolvedTask, run_times: Sequence[datetime]

@@ -80,9 +80,9 @@ class Reports:
             return  # what blocks it is run again, or nothing does
         if self._locks.blockers.is_news(task_name, refusal.token):
             logger.warning(
-                "Task %r: the run time %s is skipped, because %s still runs the task (token %s), "
-                "locked until %s. If that process is gone, the task is stuck until then; the "
-                "README says how to free it",
+                "Task %r: the run time %s is not run, because %s still runs the task (token %s), "
+                "locked until %s unless that is renewed. If that process is gone, the run time is "
+                "run after that; the README says how to free the task before",
                 task_name,
                 self.run_time,
                 refusal.holder,

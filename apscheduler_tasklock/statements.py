@@ -60,12 +60,14 @@ _OWN = "claim_id = %(claim_id)s::uuid"
 _GRANTED_BEFORE = f"({_OWN} AND {STANDS})"
 
 # What the server crashes on must not be a claim that was answered: its token would be given to
-# somebody else. A limit for the wait on a row, since a statement whose replica has given up must
-# not claim later. Both hold for this statement's transaction only. True, and asked last.
+# somebody else. A limit for the wait on a row, where there is none, since a statement whose replica
+# has given up must not claim later. Both hold for this statement's transaction only. True, and
+# asked last.
 _SAFELY = """(
     CASE WHEN current_setting('synchronous_commit') = 'off'
          THEN set_config('synchronous_commit', 'local', true) IS NOT NULL ELSE true END
-    AND set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL
+    AND CASE WHEN current_setting('lock_timeout') = '0'
+             THEN set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL ELSE true END
 )"""
 
 # The columns of a ``ClaimAnswer``: from the row as the statement found it, and as a granted claim

@@ -22,6 +22,8 @@ from tests.proxy import Proxy, proxy_to
 SHUTDOWN = 5.0
 EXIT = 8.0
 
+pytestmark = pytest.mark.slow
+
 PLAIN = [
     pytest.param({"asyncio": False}, id="threads"),
     pytest.param({"asyncio": True}, id="asyncio"),

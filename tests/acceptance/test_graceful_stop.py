@@ -18,6 +18,8 @@ from tests.proxy import Gate, Proxy, proxy_to
 
 StartReplica = Callable[..., ReplicaProcess]
 
+pytestmark = pytest.mark.slow
+
 APP = "tests.acceptance.asgi:app"
 # A third of the default lease is the time between two renewals: what is stranded stays so for long.
 SOON = 20.0

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import current_lock
+from apscheduler_tasklock.asking import WantedClaim
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.locks import TaskLocks
 from tests.polling import eventually
@@ -48,13 +49,16 @@ def test_a_stuck_task_is_found_and_freed_by_the_statements_given(
     checkout: Path, locks: TaskLocks, connection: psycopg.Connection[Any]
 ) -> None:
     find, free = blocks(checkout, "sql")
-    held = locks.claim("clean-up", min_lock=0, max_lock=3600)
+    clean_up = WantedClaim("clean-up", min_lock=0, max_lock=3600)
+    held = locks.claim(clean_up)
     assert isinstance(held, HeldLock)
     [(name, holder, token, *_)] = connection.execute(find).fetchall()
-    assert (name, holder, token) == ("clean-up", "replica", 1)
+    assert (name, holder, token) == ("clean-up", "replica", held.token)
 
     connection.execute(free)
-    assert isinstance(locks.claim("clean-up", min_lock=0, max_lock=3600), Refusal)
-    connection.execute(free.replace("17", "1"))
+    assert isinstance(locks.claim(clean_up), Refusal)
+    connection.execute(re.sub(r"token = \d+", f"token = {held.token}", free))
     assert connection.execute(find).fetchall() == []
-    assert isinstance(locks.claim("clean-up", min_lock=0, max_lock=3600), HeldLock)
+    # The holder, should it still live, is told.
+    assert locks.release(held) is None
+    assert isinstance(locks.claim(clean_up), HeldLock)

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks
+from apscheduler_tasklock.asking import WantedClaim
 from apscheduler_tasklock.closing import Closing, Deadline
 from apscheduler_tasklock.database import Database, parse_url
 from apscheduler_tasklock.lending import MOST_CONNECTIONS
@@ -125,7 +126,7 @@ def test_an_answer_on_an_applications_connection_is_not_waited_for_for_ever(
     locks = make_locks(engine, claim_timeout=1)
     locks.check()
     gate.shut()
-    assert gave_up(pool.submit(locks.claim, "task", min_lock=0, max_lock=60))
+    assert gave_up(pool.submit(locks.claim, WantedClaim("task", 0, 60)))
     gate.open()
     locks.close()
 

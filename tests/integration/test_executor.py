@@ -242,7 +242,7 @@ class TestARun:
         go_on.set()
         warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
         assert len(warnings) == 1
-        said = f"is skipped, because one still runs the task (token {token}), locked until"
+        said = f"is not run, because one still runs the task (token {token}), locked until"
         assert said in warnings[0]
 
 
