@@ -14,6 +14,8 @@ from tests.acceptance.conftest import ReplicaProcess, Rows
 from tests.polling import eventually
 from tests.proxy import proxy_to
 
+pytestmark = pytest.mark.slow
+
 StartReplica = Callable[..., ReplicaProcess]
 
 LEASE = 2

@@ -30,6 +30,8 @@ from tests.postgres import Server
 CODE = """
 import sys
 from apscheduler_tasklock.demo.run import run_demo
+
+pytestmark = pytest.mark.slow
 database, replicas, seconds = sys.argv[1:]
 sys.exit(run_demo(database or None, int(replicas), float(seconds)))
 """

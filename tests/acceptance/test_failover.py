@@ -15,6 +15,8 @@ import pytest
 from tests.acceptance.conftest import ReplicaProcess
 from tests.polling import eventually
 
+pytestmark = pytest.mark.slow
+
 StartReplica = Callable[..., ReplicaProcess]
 Connection = psycopg.Connection[Any]
 

@@ -18,6 +18,8 @@ from tests.polling import eventually
 from tests.schedulers import Replica
 from tests.standby import Pair
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:

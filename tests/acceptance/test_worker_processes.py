@@ -18,7 +18,7 @@ from tests.proxy import Proxy, proxy_to
 
 StartReplica = Callable[..., ReplicaProcess]
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"), pytest.mark.slow]
 
 TASKS = ("killed", "one", "two")
 SOON = 20.0
