@@ -22,11 +22,11 @@ class HeldLock:
     """A granted claim.
 
     :ivar name: the task's name
-    :ivar token: fencing token: grows by one with every claim of the task. A resource that
+    :ivar token: fencing token: larger with every granted claim of the task. A resource that
         remembers the highest token it has seen can refuse a write with an older one.
     :ivar run_time: the run time that the claim is for, as scheduled; ``None`` outside a scheduler.
         Of a window that was taken over, that of the run that died.
-    :ivar is_takeover: whether this runs a window again whose holder died
+    :ivar is_takeover: whether this runs the window of a holder that died, or handed it over
     :ivar dead_holder: that holder, or ``None``
     :ivar window_start: start of its window, in database time
     :ivar claim_id: what releases match on
@@ -99,9 +99,11 @@ class HeldLock:
     def lost(self) -> bool:
         """Whether the claim stands no more, so that another replica may run the task.
 
-        That is so if another claim was granted, which the next renewal finds out, or if
-        the maximum lock has ended, by this replica's own monotonic clock. It stays so. A lease that
-        could not be renewed during an outage is not lost by that: nobody else could claim either.
+        That is so if another claim was granted or somebody freed the task, which the next renewal
+        finds out; if the maximum lock has ended, by this replica's own monotonic clock; if a
+        shutdown has cut the run; and after the release. It stays so. A lease that could not be
+        renewed during an outage is not lost by that alone. If only this replica is cut off, another
+        one may run the task before this says so.
         """
         if self.seconds_left == 0:
             self._lost = True
@@ -127,7 +129,7 @@ class HeldLock:
             threading.Thread(target=tell, name="tasklock-lost", daemon=True).start()
 
     def cut(self) -> None:
-        """Note that the run is cut short, and its claim given to another replica; tell nobody."""
+        """Note that the run is cut short and its claim is ended; tell nobody."""
         self._lost = True
         self._when_lost = None
 

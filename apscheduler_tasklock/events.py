@@ -36,13 +36,20 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
     :ivar code: one of the ``EVENT_TASK_LOCK_*`` codes
     :ivar job_id: id of the job
     :ivar jobstore: alias of the job store that holds the job
-    :ivar task_name: the task's name, the same on every replica
-    :ivar scheduled_run_time: the run time that the claim was for
-    :ivar holder: id of the replica that holds the task, if known
-    :ivar locked_until: database time until which the task is held, if known
+    :ivar task_name: the task's name, the same on every replica; empty if the job's options are
+        impossible
+    :ivar scheduled_run_time: the run time that the claim was for; of a window that is given up, its
+        start in database time
+    :ivar holder: who made the last claim of the task, if known; a worker process has an id of its
+        own
+    :ivar locked_until: database time until which the task is held, or of a release, until which its
+        window is taken, if known
     :ivar token: the fencing token of the holder's claim, if known
-    :ivar reason: why a claim was refused: ``"running"`` (another run has not ended) or
-        ``"window"`` (the run time's window was run already)
+    :ivar reason: of ``REFUSED`` ``"running"`` (the last run has not ended, or its holder died and
+        is waited for) or ``"window"`` (the run time's window, or a later one, was run already); of
+        ``GRANTED`` ``"takeover"`` if it runs the window of a holder that died or handed it over;
+        of ``RELEASED`` ``"handed over"`` if another replica is to run the window; of ``ERROR``
+        ``"given up"`` if a window is not run again any more; else ``None``
     :ivar exception: what went wrong, for ``EVENT_TASK_LOCK_ERROR``
     """
 

@@ -71,13 +71,14 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     :param max_factor: maximum lock, as a multiple of the job's period; above 0
     :param lease: how long after its last sign of life a holder counts as dead; a ``timedelta`` or
         seconds, 1 or more. By default 60 s, or a third of the maximum lock if that is shorter;
-        ``None``: when its maximum lock ends. A holder that lives renews its claim at a third of it.
-    :param failover: whether another replica runs the window of a dead holder again. Without, each
-        window is started at most once; with it, at least once.
-    :param max_takeovers: how many holders in a row may die of a task's run with failover, beside
-        the first one, until it is given up
-    :param poll_interval: seconds between two looks for dead holders, at most; a ``timedelta`` or
-        seconds
+        ``None``: when its maximum lock ends. A living holder renews its claim every third of it.
+    :param failover: whether another replica runs the window of a dead holder again. Without, it is
+        not run again; with it, it may be run twice. It is given up after ``max_takeovers``, or when
+        its maximum lock ends.
+    :param max_takeovers: how often in a row a task's dead runs are taken over, until the next one
+        that dies is given up
+    :param poll_interval: longest time between two looks for dead holders, a ``timedelta`` or
+        seconds; it is also looked three times in a lease of a job with failover
     :param period: what stands for the period of a run time that no other follows, as of a date
         trigger; a ``timedelta`` or seconds
     :param jobs: options of single jobs, as ``{"job-id": {"max_factor": 2}}``, for those whose

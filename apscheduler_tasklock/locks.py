@@ -264,11 +264,12 @@ class TaskLocks:
 
         :param name: the task's name
         :param min_lock: seconds or ``timedelta``, 0 or more, from the claim on, during which the
-            task is refused to others even after it was released
-        :param max_lock: seconds or ``timedelta``, above 0, after which the holder counts as dead
+            task is refused to everybody, also after it was released
+        :param max_lock: seconds or ``timedelta``, above 0, after which the lock ends, whether or
+            not its holder lives
         :param lease: seconds or ``timedelta``, 1 or more, after which a holder that does not
             renew its claim counts as dead; by default 60 s or a third of ``max_lock``, whichever is
-            shorter; ``None`` leaves it at ``max_lock``
+            shorter, and ``max_lock`` itself if that third is below 1 s; ``None``: ``max_lock``
         :raises TaskLockOptionError: one of them is impossible
         :raises TaskLockRefusedError: when entered: the task runs elsewhere, or was just run
         :raises TaskLockError: when entered: the database is away, or refuses

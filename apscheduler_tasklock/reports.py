@@ -48,13 +48,19 @@ class Reports:
         """Tell of a claim that was granted, and if so, whose run it takes over."""
         reason = "takeover" if held.is_takeover else None
         self._tell_of(held, EVENT_TASK_LOCK_GRANTED, locked_until=held.locked_until, reason=reason)
-        if held.is_takeover:
+        dead_run = self._submission.dead_run
+        if dead_run is not None:
+            why = (
+                "handed it over"
+                if dead_run.handed_over
+                else "neither renewed nor released its lock"
+            )
             logger.info(
-                "Task %r: runs the window of %s again, since its holder %s neither "
-                "renewed nor released its lock (token %s)",
+                "Task %r: runs the window of %s again, since its holder %s %s (token %s)",
                 held.name,
                 self.run_time,
                 held.dead_holder,
+                why,
                 held.token,
             )
 

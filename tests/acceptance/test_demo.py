@@ -27,11 +27,11 @@ from psycopg import sql
 from tests.conftest import eventually
 from tests.postgres import Server
 
+pytestmark = pytest.mark.slow
+
 CODE = """
 import sys
 from apscheduler_tasklock.demo.run import run_demo
-
-pytestmark = pytest.mark.slow
 database, replicas, seconds = sys.argv[1:]
 sys.exit(run_demo(database or None, int(replicas), float(seconds)))
 """
