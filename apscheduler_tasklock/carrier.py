@@ -149,6 +149,8 @@ class PooledRun:
         locks = process_locks(replace(self._settings, replica_id=worker_id(self._settings)))
         if self._stable:
             locks.believe()
+        else:
+            locks.doubt()
         hear_of_shutdown(locks)
         events = JobEvents(self._submission.claim_ids)
         with deferred_signals():
@@ -282,7 +284,12 @@ async def _run_to_its_end(
         # Being closed, as with its event loop, it cannot wait.
         closed = told is None or any(isinstance(e, GeneratorExit) for e in raised)
         cut = closed or (
-            cancelled and (cancelled_on_loss() or locks.closed or is_being_cancelled())
+            cancelled
+            and (
+                cancelled_on_loss()
+                or locks.closed
+                or is_being_cancelled(if_unknown=submission.failover)
+            )
         )
         ended = locks.offload.release(partial(fire.end, told, cut=cut))
     assert told is not None

@@ -90,6 +90,12 @@ class Claims:
         """End a claim. See :meth:`TaskLocks.release`."""
         self._leases.remove(held)
         self._released_at = time.monotonic()
+        reason = self._attempts.outage.reason
+        if reason is not None and self._stop.is_over(RELEASE_LIMIT):
+            # Many releases one after the other, each with a limit of its own, would keep the
+            # process from ending.
+            self.owed.add(held.name, held.claim_id, ending, seconds=held.seconds_left)
+            raise TaskLockDatabaseError(reason)
         try:
             # Twice at least: an idle connection may have died while the job ran.
             return self._attempts.until(
@@ -159,7 +165,13 @@ class Claims:
             extender=self._extend,
         )
         if held.lease is not None:
-            self._leases.add(held)
+            try:
+                self._leases.add(held)
+            except BaseException:  # threads are limited, and the lease could not be renewed
+                is_hold = isinstance(wanted, WantedClaim) and not wanted.runs
+                ending = Ending.OPEN if is_hold else Ending.HAND_OVER
+                self.owed.add(held.name, held.claim_id, ending, seconds=held.seconds_left)
+                raise
         return held
 
     def _extend(self, held: HeldLock, by: float) -> bool:

@@ -46,6 +46,10 @@ class Closing:
         """Whether claiming is stopped."""
         return self._stopped_at is not None
 
+    def is_over(self, limit: float) -> bool:
+        """Tell whether claiming was stopped more than so many seconds ago."""
+        return self._stopped_at is not None and time.monotonic() > self._stopped_at + limit
+
     def stop(self) -> None:
         """Stop claiming. Another call changes nothing."""
         if self._stopped_at is None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from math import inf
 from typing import Any, Literal
 from uuid import UUID, uuid4
@@ -238,8 +237,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """Begin to end the claims of coroutine jobs that the wrapped executor has cancelled."""
         if not hasattr(self._inner, "_pending_futures"):
             return []  # as tornado's, which lets them go on
-        fires = list(self._coroutines)
-        return [self.locks.offload.call(partial(fire.cut, begun=fire.running)) for fire in fires]
+        return [self.locks.offload.call(fire.cut_by_shutdown) for fire in list(self._coroutines)]
 
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
         """Hand a job to the wrapped executor; its worker will claim it. No database work here.
@@ -413,12 +411,16 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 self._submit(replace(submission, scheduler_pass=self._passes.alone()))
             except MaxInstancesReachedError:
                 not_now()
+            except Exception as error:  # noqa: BLE001  # whatever the wrapped executor raises
+                # Its pool is closed or broken, or threads are limited. It is tried again.
+                logger.debug("Task %r: not run again: %r", submission.task_name, error)
+                not_now()
 
         try:
             call_as_scheduler(self._inner, submit)
-        except RuntimeError as error:
-            # The loop or the pool is closed; nothing runs here any more.
+        except RuntimeError as error:  # the loop is closed
             logger.debug("Task %r: not run again: %s", submission.task_name, error)
+            not_now()
 
     def _find(self, key: JobKey, task_name: str, runs: str) -> tuple[Any, ResolvedTask] | None:
         """Return a job as it is now, if it is not paused and still is this task."""
@@ -427,7 +429,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             return None
         if self._scheduler._executors.get(job.executor) is not self:
             return None
-        task = self._resolve(job, key[1])
+        try:
+            task = self._resolve(job, key[1])
+        except TaskLockOptionError:  # told when the job was changed
+            return None
         if task.options is None or task.name != task_name or what_runs(job) != runs:
             return None
         return job, task

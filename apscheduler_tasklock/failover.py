@@ -99,6 +99,7 @@ class Failover:
         self._woken = False
         self._rejected = False
         self._listed = False
+        self._is_first = True  # the look when it starts, which waits for nothing
         self._tasks: dict[JobKey, str] = {}
         self._shortest_lease = float("inf")
         self._blocked: dict[str, list[Blocked]] = defaultdict(list)
@@ -112,6 +113,8 @@ class Failover:
         with self._changed:
             self._closed = False
             self._listed = False
+            self._is_first = True
+            self._submitted.clear()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="tasklock-failover", daemon=True
@@ -180,7 +183,7 @@ class Failover:
             with self._changed:
                 self._submitted.discard(submission.dead_run.claim_id)
                 # What had to wait for it is due now.
-                self._woken = submission.task_name in self._blocked
+                self._woken = self._woken or submission.task_name in self._blocked
                 self._changed.notify_all()
 
     def _work(self) -> None:
@@ -202,8 +205,9 @@ class Failover:
     def _wait(self) -> bool:
         """Wait until it is time to look; return whether there is anything to look for."""
         with self._changed:
-            if self._listed:
+            if not self._is_first:
                 self._changed.wait_for(lambda: self._closed or self._woken, self._pause())
+            self._is_first = False
             while not self._closed and self._state() != STATE_RUNNING:
                 # Paused, or not started yet. What died meanwhile is found afterwards.
                 self._changed.wait(STARTING_INTERVAL)
@@ -223,10 +227,7 @@ class Failover:
             logger.warning("Dead runs could not be looked for; trying again: %s", error)
 
     def _look(self) -> None:
-        if not self._listed:
-            for task_name, key, lease in self._jobs.list_tasks():
-                self.know(task_name, key, lease)
-            self._listed = True
+        self._list_once()
         with self._changed:
             waiting = sorted({*self._blocked, *self._last})
             names = sorted({*self._tasks.values(), *waiting})
@@ -237,9 +238,23 @@ class Failover:
         for state in states:
             if self._closed or self._state() == STATE_STOPPED:
                 return
-            self._act_on(state)
+            self._act_safely_on(state)
         for name in set(waiting) - {state.task_name for state in states}:  # its row is gone
             self._last.pop(name, None)
+
+    def _list_once(self) -> None:
+        if not self._listed:
+            for task_name, key, lease in self._jobs.list_tasks():
+                self.know(task_name, key, lease)
+            self._listed = True
+
+    def _act_safely_on(self, state: RunState) -> None:
+        try:
+            self._act_on(state)
+        except TaskLockDatabaseError:
+            raise
+        except Exception:  # of one task, as of its job store; the others are seen to
+            logger.exception("Task %r: its dead run could not be seen to", state.task_name)
 
     def _act_on(self, state: RunState) -> None:
         """Do what the last run of a task calls for."""
@@ -335,7 +350,8 @@ class Failover:
         if not self._may_prune:
             return
         try:
-            self._locks.prune(RETENTION)
+            while self._locks.prune(RETENTION) and not self._closed:
+                pass  # it deletes so many at a time
         except TaskLockDatabaseError:
             raise
         except TaskLockError:

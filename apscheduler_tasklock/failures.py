@@ -67,7 +67,13 @@ def is_conflict(error: BaseException | None) -> bool:
 
     Where transactions are serializable by default, that is what one gets that waited for another.
     """
-    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("40")
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    return (state or "").startswith(("40", "55P03"))
+
+
+def is_row_locked(error: BaseException | None) -> bool:
+    """Tell whether the server is there, and somebody has locked the task's row."""
+    return isinstance(error, psycopg.errors.LockNotAvailable)
 
 
 def surely_undone(error: psycopg.Error) -> bool:

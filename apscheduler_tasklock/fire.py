@@ -17,8 +17,10 @@ from uuid import UUID
 from apscheduler.events import EVENT_JOB_ERROR
 
 from apscheduler_tasklock.asking import WantedClaim, WantedTakeover
+from apscheduler_tasklock.closing import RELEASE_LIMIT
 from apscheduler_tasklock.context import HeldLock, Refusal, holding
 from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.failures import is_row_locked
 from apscheduler_tasklock.lateness import is_late
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.period import nominal_time
@@ -63,6 +65,8 @@ class Fire:
         # Who ends the claim: the worker, or a shutdown that cuts the run.
         self._ending = threading.Lock()
         self._ended = False
+        self._released = threading.Event()
+        self._job_ended = False
         self._cut = False
 
     def check_lateness(self, began_at: float) -> None:
@@ -116,6 +120,7 @@ class Fire:
                 yield
         finally:
             self.running = False
+            self._job_ended = True
 
     def end(self, events: Sequence[Any] | None, *, cut: bool = False) -> None:
         """Release what was claimed.
@@ -145,6 +150,13 @@ class Fire:
             self._held.cut()
         again = self._submission.failover or not begun
         self._end(Ending.HAND_OVER if again else Ending.KEEP)
+
+    def cut_by_shutdown(self) -> None:
+        """End the claim of a coroutine that a shutdown cancels. Waits for the database."""
+        if self._job_ended:
+            self._released.wait(RELEASE_LIMIT)  # its release is on the way
+        else:
+            self.cut(begun=self.running)
 
     def _may_run(self) -> bool:
         """Claim the run time, and tell what became of it."""
@@ -177,9 +189,15 @@ class Fire:
                 "Task %r: not run, since the scheduler is shut down", self._submission.task_name
             )
             return False
-        self._reports.failed(error)
-        # A dead window is run again under a lock, or by another replica.
-        return self._submission.run_unlocked and self._submission.dead_run is None
+        # A dead window is run again under a lock, or by another replica. A row that somebody has
+        # locked is no outage: who locked it may be running the task.
+        unlocked = (
+            self._submission.run_unlocked
+            and self._submission.dead_run is None
+            and not is_row_locked(error.__cause__)
+        )
+        self._reports.failed(error, runs=unlocked)
+        return unlocked
 
     def _refused(self, refusal: Refusal) -> None:
         if self._submission.dead_run is not None:
@@ -257,14 +275,18 @@ class Fire:
         except TaskLockError as error:
             self._reports.not_released(self._held, error)
             return
+        finally:
+            self._released.set()
         if released is not None:
             self._reports.released(self._held, released.locked_until, ending)
         elif not self._cut:
             self._reports.lost(self._held)
 
 
-def is_being_cancelled() -> bool:
-    """Tell whether somebody has cancelled the current asyncio task, rather than its own code."""
-    task = asyncio.current_task()
-    cancelling = getattr(task, "cancelling", None)  # from Python 3.11 on
-    return cancelling is not None and cancelling() > 0
+def is_being_cancelled(*, if_unknown: bool) -> bool:
+    """Tell whether somebody has cancelled the current asyncio task, rather than its own code.
+
+    :param if_unknown: what to say where Python does not tell, before 3.11
+    """
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return if_unknown if cancelling is None else cancelling() > 0

@@ -75,7 +75,8 @@ class TaskLocks:
         limit = attempt_limit(claim_timeout)
         outage = Outage(self._database.where, limit)
         self._clock = DatabaseClock(outage.clock_stepped)
-        self._protocol = TaskLockProtocol(self.table, lock_timeout=limit)
+        # Shorter than an answer is waited for, so that the server says what it waits for.
+        self._protocol = TaskLockProtocol(self.table, lock_timeout=limit * 0.8)
         self._attempts = Attempts(self._database, self.table, outage)
         self._claims = Claims(
             self._attempts,
@@ -192,6 +193,10 @@ class TaskLocks:
         A worker process is as sure as its parent, which has seen the database for longer.
         """
         self._attempts.outage.believe()
+
+    def doubt(self) -> None:
+        """Believe no such thing for a while: the parent process has seen an outage."""
+        self._attempts.outage.doubt()
 
     def read_runs(self, task_names: Sequence[str], always: Sequence[str] = ()) -> list[RunState]:
         """Return which of these tasks have a run whose holder died.

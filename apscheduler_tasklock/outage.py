@@ -77,6 +77,12 @@ class Outage:
             if self._over_at is None and self._since is None:
                 self._stable_from = 0.0
 
+    def doubt(self) -> None:
+        """Believe no row for the recovery grace: somebody else has seen an outage."""
+        with self._lock:
+            if self._stable_from is not None and time.monotonic() >= self._stable_from:
+                self._stable_from = time.monotonic() + self.grace
+
     def clock_stepped(self, seconds: float) -> None:
         """Note that the database's clock has stepped: leases may have ended by that alone."""
         with self._lock:

@@ -18,6 +18,7 @@ from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_RELEASED,
     TaskLockEvent,
 )
+from apscheduler_tasklock.failures import is_row_locked
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.releases import Ending
 from apscheduler_tasklock.submission import Submission
@@ -96,16 +97,19 @@ class Reports:
                 refusal.locked_until,
             )
 
-    def failed(self, error: TaskLockError) -> None:
-        """Tell of a claim that was not decided."""
+    def failed(self, error: TaskLockError, *, runs: bool) -> None:
+        """Tell of a claim that was not decided.
+
+        :param runs: whether the job runs all the same
+        """
         self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
         # A run that an outage costs is a warning; a wrong set-up is an error.
-        away = isinstance(error, TaskLockDatabaseError)
+        away = isinstance(error, TaskLockDatabaseError) and not is_row_locked(error.__cause__)
         logger.log(
             logging.WARNING if away else logging.ERROR,
             "Task %r: %s for the run time %s: %s",
             self._submission.task_name,
-            "run without its lock" if self._submission.run_unlocked else "not run",
+            "run without its lock" if runs else "not run",
             self.run_time,
             error,
         )

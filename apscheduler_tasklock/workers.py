@@ -146,30 +146,45 @@ class LostWorkers:
                 self._thread.start()
 
     def _work(self) -> None:
-        while True:
+        try:
+            while self._free_dead():
+                pass
+        except Exception:  # nothing may end this thread unseen
+            logger.exception("Tasks of dead worker processes could not be freed")
             with self._changed:
-                runs = list(self._runs)
-                if not runs:
-                    self._thread = None
-                    return
-            for run in runs:
-                if self._is_settled(*run):
-                    with self._changed:
-                        self._runs.remove(run)
-            alive = {p.sentinel for processes, _ in runs for p in processes.values() if _lives(p)}
-            if alive:
-                wait(alive, INTERVAL)
-            if self._locks.wait(0.0 if alive else INTERVAL):
-                return
+                self._thread = None
+
+    def _free_dead(self) -> bool:
+        """Free what is known to be dead, and wait for more; tell whether there may be more."""
+        with self._changed:
+            runs = list(self._runs)
+        for run in runs:
+            if self._is_settled(*run):
+                with self._changed:
+                    self._runs.remove(run)
+        with self._changed:
+            if not self._runs or self._locks.closed:
+                self._runs.clear()
+                self._thread = None
+                return False
+        alive = {p.sentinel for processes, _ in runs for p in processes.values() if _lives(p)}
+        if alive:
+            wait(alive, INTERVAL)
+        else:
+            self._locks.wait(INTERVAL)
+        return True
 
     def _is_settled(self, processes: Mapping[int, Any], submission: Submission) -> bool:
         """End the leases of dead workers; tell whether there is nothing more to be done."""
         dead = [pid for pid, process in processes.items() if not _lives(process)]
-        all_dead = len(dead) == len(processes)
+        if not dead:
+            return not processes
         holders = [worker_id(self._locks.settings, pid) for pid in dead]
+        freed = False
         try:
             for claim_id in submission.claim_ids:
                 if self._locks.end_lease(submission.task_name, claim_id, holders):
+                    freed = True
                     logger.warning(
                         "Task %r: the worker process that ran it is dead; its lock is free",
                         submission.task_name,
@@ -178,7 +193,7 @@ class LostWorkers:
             return False
         except TaskLockError as error:
             logger.warning("Task %r: its lock is not free: %s", submission.task_name, error)
-        return all_dead
+        return freed or len(dead) == len(processes)
 
 
 def _lives(process: Any) -> bool:
