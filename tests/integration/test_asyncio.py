@@ -387,11 +387,14 @@ def test_a_run_whose_release_is_cut_short_by_shutdown_is_told_as_it_ended(
         async with running(proxy.url) as loop:
             loop.run_once(ends)
             await gate.until_reached()
+            # While the shutdown waits for the release.
+            threading.Timer(0.3, gate.open).start()
             loop.scheduler.shutdown()
             await loop.until(lambda: EVENT_JOB_EXECUTED in loop.codes())
-            gate.open()
             await loop.until(lambda: EVENT_TASK_LOCK_RELEASED in loop.codes())
             assert EVENT_JOB_ERROR not in loop.codes()
+            reasons = [getattr(event, "reason", None) for event in loop.events]
+            assert "handed over" not in reasons
 
     asyncio.run(main())
 

@@ -739,6 +739,30 @@ class TestDatabaseAway:
         assert replica.one(EVENT_JOB_EXECUTED).retval is None
         assert replica.codes() == [EVENT_TASK_LOCK_ERROR, EVENT_JOB_EXECUTED]
 
+    def test_a_row_that_somebody_has_locked_is_no_outage(
+        self,
+        make_replica: MakeReplica,
+        direct_url: str,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Who has locked it may be running the task: ``on_database_error="run"`` does not hold."""
+        replica = make_replica(
+            claim_timeout=1, on_database_error="run", jobs={"job": {"min_lock": 0}}
+        )
+        replica.run_once(lambda: None)
+        replica.one(EVENT_TASK_LOCK_RELEASED)
+        replica.idle()
+        replica.events.clear()
+        with psycopg.connect(direct_url) as session:
+            session.execute("SELECT FROM task_lock FOR UPDATE")
+            replica.run_once(lambda: None, replace_existing=True)
+            error = replica.one(EVENT_TASK_LOCK_ERROR)
+            replica.idle()
+        assert "lock timeout" in str(error.exception)
+        assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
+        [told] = [r for r in caplog.records if r.levelno >= logging.WARNING]
+        assert (told.levelname, "not run" in told.getMessage()) == ("ERROR", True)
+
     @pytest.mark.parametrize(
         ("on_database_error", "told_by_the_other"),
         [("run", [EVENT_TASK_LOCK_REFUSED]), ("skip", [EVENT_TASK_LOCK_REFUSED, *RUN])],
@@ -755,6 +779,7 @@ class TestDatabaseAway:
         known_task("job")
         options = {"on_database_error": on_database_error, "poll_interval": 600}
         replica = make_replica(proxy.url, claim_timeout=0.5, **options)
+        eventually(lambda: replica.executor._failover._listed)  # the connection is free
         proxy.to_client = lambda _data: None  # the claim is granted, and its answer lost
         replica.run_once(lambda: None)
         replica.one(EVENT_TASK_LOCK_ERROR)

@@ -137,15 +137,16 @@ class TestClaim:
         self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
     ) -> None:
         locks, loser = make_locks(), make_locks(replica_id="loser")
-        locks.release(held(locks))
-        held(locks, "running")
+        times = {"min_lock": 3600, "max_lock": 7200}  # longer than a busy machine takes for this
+        locks.release(held(locks, **times))
+        held(locks, "running", **times)
         connection.execute("CHECKPOINT")
 
         def written() -> tuple[int, int]:
             before = _wal_and_transaction_ids(connection)
             for _ in range(500):
-                assert isinstance(claim(loser), Refusal)
-                assert isinstance(claim(loser, "running"), Refusal)
+                assert isinstance(claim(loser, **times), Refusal)
+                assert isinstance(claim(loser, "running", **times), Refusal)
             after = _wal_and_transaction_ids(connection)
             return after[0] - before[0], after[1] - before[1]
 

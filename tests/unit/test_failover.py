@@ -529,8 +529,8 @@ def test_a_run_time_is_submitted_after_the_dead_run_was_run_again(found: Found, 
     rows.set("task", token=run.token + 1, claim_id=uuid4(), locked_until=run.run_until)
     rows.end("task")
     found.failover.ended(again)
-    eventually(lambda: len(found.jobs.of("task")) == 2)
-    assert found.jobs.of("task")[1].dead_run is None
+    # What was read before that may be submitted once more: it would find nothing to take over.
+    eventually(lambda: [again for again in found.jobs.of("task") if again.dead_run is None])
 
 
 def test_a_run_time_is_submitted_after_another_replica_has_run_the_dead_run_again(
@@ -674,3 +674,44 @@ def test_without_the_right_to_delete_one_line_says_so_and_no_more_is_tried(
     assert [(line.levelname, "GRANT DELETE" in line.getMessage()) for line in lines] == [
         ("INFO", True)
     ]
+
+
+def test_a_listing_that_fails_is_tried_again_at_the_interval(
+    found: Found, rows: Rows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listings: list[float] = []
+
+    def fail() -> Sequence[tuple[str, JobKey, float | None]]:
+        listings.append(time.monotonic())
+        if len(listings) < 4:
+            raise OSError("the job store is unavailable")
+        return [("task", ("task", "default"), None)]
+
+    monkeypatch.setattr(found.jobs, "list_tasks", fail)
+    rows.dead("task")
+    rows.set("task", handed_over=True)
+    found.open("task")
+    eventually(lambda: found.jobs.of("task"))
+    assert len(listings) == 4
+    assert caplog.text.count("could not be looked for") == 3
+    # The interval is 0.2 s, with jitter.
+    assert listings[-1] - listings[0] > 3 * 0.15
+
+
+def test_what_goes_wrong_with_one_task_concerns_no_other(
+    found: Found, rows: Rows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    find = found.jobs.submission_for
+
+    def fail(key: JobKey, dead: RunState) -> Submission | None:
+        if dead.task_name == "bad":
+            raise LookupError("its function is gone")
+        return find(key, dead)
+
+    monkeypatch.setattr(found.jobs, "submission_for", fail)
+    for name in ("bad", "good"):
+        rows.dead(name)
+        rows.set(name, handed_over=True)
+    found.open("bad", "good")
+    eventually(lambda: found.jobs.of("good"))
+    eventually(lambda: "Task 'bad': its dead run could not be seen to" in caplog.text)

@@ -153,3 +153,12 @@ def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert [level for level, _ in told] == ["WARNING", "INFO"]
     assert "7.0 sec" in told[1][1]
+
+
+def test_whoever_is_told_to_doubt_believes_nothing_for_the_grace(seen: Seen) -> None:
+    seen.answer()
+    seen.outage.believe()
+    assert seen.stable
+    seen.outage.doubt()
+    seen.outage.doubt()  # once more, as each job of a worker process does
+    seen.becomes_stable_after_the_grace()

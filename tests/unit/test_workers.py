@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock import workers
-from apscheduler_tasklock.workers import deferred_signals
+from apscheduler_tasklock.settings import LockSettings
+from apscheduler_tasklock.workers import LostWorkers, deferred_signals
+from tests.polling import eventually
 
 WORKER = """
 import signal, sys, threading, time
@@ -129,3 +137,62 @@ def test_a_job_in_another_thread_leaves_the_signals_alone() -> None:
 
 def test_the_delay_leaves_the_pool_time_to_end_its_workers() -> None:
     assert workers.DELAY > 0
+
+
+class Process:
+    """A worker process, alive or dead."""
+
+    def __init__(self, sentinel: int, *, alive: bool) -> None:
+        self.sentinel = sentinel
+        self.alive = alive
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+
+class Locks:
+    """Task locks that note whose leases were ended. No database: what counts is how often."""
+
+    def __init__(self) -> None:
+        self.settings = LockSettings(make_url("postgresql://"), "replica", 1.0, None, "task_lock")
+        self.ended: list[list[str]] = []
+        self.over = threading.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self.over.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self.over.wait(seconds)
+
+    def end_lease(self, _task_name: str, _claim_id: UUID, holders: list[str]) -> bool:
+        self.ended.append(holders)
+        return True
+
+
+def test_a_dead_workers_task_is_freed_once_while_the_others_live_on() -> None:
+    locks: Any = Locks()
+    lost = LostWorkers(locks)
+    submission: Any = SimpleNamespace(task_name="task", claim_ids=(uuid4(),))
+    reading, writing = os.pipe()
+    for _ in range(2):  # also after its thread has ended
+        lost.add({7: Process(reading, alive=False), 8: Process(reading, alive=True)}, submission)
+        eventually(lambda: lost._thread is None)
+    assert locks.ended == [["replica worker 7"]] * 2
+    os.close(reading)
+    os.close(writing)
+
+
+def test_after_a_shutdown_and_a_restart_dead_workers_are_freed_again() -> None:
+    locks: Any = Locks()
+    lost = LostWorkers(locks)
+    submission: Any = SimpleNamespace(task_name="task", claim_ids=(uuid4(),))
+    reading, writing = os.pipe()
+    lost.add({8: Process(reading, alive=True)}, submission)
+    locks.over.set()
+    eventually(lambda: lost._thread is None)
+    locks.over.clear()
+    lost.add({7: Process(reading, alive=False)}, submission)
+    eventually(lambda: locks.ended == [["replica worker 7"]])
+    os.close(reading)
+    os.close(writing)
