@@ -182,7 +182,11 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if self._enabled:
             self._check_database()
         self.locks.open()
-        self._inner.start(scheduler, alias)
+        try:
+            self._inner.start(scheduler, alias)
+        except BaseException:
+            self.locks.close()  # the check has left a connection
+            raise
         self._instances = self._inner._instances
         report_jobs(self._inner, self._ended, self._failed)
         scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)

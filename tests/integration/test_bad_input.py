@@ -12,6 +12,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
+from apscheduler.executors.asyncio import AsyncIOExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
 from psycopg import sql
 
 from apscheduler_tasklock import (
@@ -23,6 +25,7 @@ from apscheduler_tasklock import (
     TaskLockOptionError,
     TaskLockSchemaError,
 )
+from tests.polling import eventually
 from tests.postgres import Server
 from tests.schedulers import Replica
 
@@ -313,3 +316,15 @@ class TestOptions:
 
 
 def _takes_anything(**_: Any) -> None: ...
+
+
+@pytest.mark.direct("it counts the library's connections in the server")
+def test_an_executor_that_cannot_be_started_leaves_no_connection(
+    database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    executor = TaskLockExecutor(database_url, AsyncIOExecutor(), replica_id="failing")
+    scheduler = BackgroundScheduler(executors={"default": executor})
+    with pytest.raises(AttributeError, match="_eventloop"):
+        scheduler.start()
+    ours = "SELECT FROM pg_stat_activity WHERE application_name = 'tasklock failing'"
+    eventually(lambda: connection.execute(ours).rowcount == 0)
