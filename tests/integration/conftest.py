@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from math import inf
 from typing import Any
 
 import psycopg
 import pytest
 
+from apscheduler_tasklock.closing import Closing
 from apscheduler_tasklock.locks import TaskLocks
 from tests.proxy import Gate, Proxy, proxy_to
 from tests.schedulers import Replica
@@ -25,6 +27,15 @@ def proxy(database_url: str) -> Iterator[Proxy]:
 def gate(proxy: Proxy) -> Gate:
     """Holds up the answers that go through the proxy."""
     return Gate(proxy)
+
+
+@pytest.fixture
+def unhurried_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a stopped replica wait for each answer, however late a busy machine gives it.
+
+    For tests of what an answer leads to; the limits have tests of their own.
+    """
+    monkeypatch.setattr(Closing, "over_at", lambda *_: inf)
 
 
 @pytest.fixture

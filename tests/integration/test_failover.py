@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
+from apscheduler.executors.pool import ThreadPoolExecutor
 from psycopg import sql
 
 from apscheduler_tasklock import (
@@ -406,6 +407,17 @@ class TestWhenItIsRun:
         assert second.retval == (died.token + 2, False)
         late = second.scheduled_run_time - first.scheduled_run_time - timedelta(seconds=4)
         assert abs(late) < timedelta(seconds=1)
+
+    def test_again_after_its_pool_refused_it(
+        self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
+    ) -> None:
+        """As a pool does that is broken, or where threads are limited for a moment."""
+        died = holder()
+        pool = _RefusesOnce()
+        replica = make_heir(executor=pool)
+        replica.scheduler.add_job(token_and_takeover, "interval", hours=1, id="job")
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+        assert pool.refused == 1
 
     def test_when_a_paused_scheduler_is_resumed(
         self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
@@ -820,6 +832,32 @@ class TestRetention:
         replica.scheduler.add_job(token_and_takeover, id="old", misfire_grace_time=None)
         assert replica.one(EVENT_JOB_EXECUTED, "old").retval[0] > tokens["old"]
 
+    def test_a_day_of_thousands_of_them_is_deleted_in_one_go(
+        self,
+        make_replica: MakeReplica,
+        connection: Connection,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Though a statement deletes 1,000 at most."""
+        replica = make_replica(start=False, poll_interval=0.5)
+        locks = replica.executor.locks
+        locks.release(claims.held(locks, "job", one_off=True))
+        connection.execute(
+            "UPDATE task_lock SET finished_at = past, window_until = past, run_until = past,"
+            " locked_until = past FROM (SELECT now() - interval '8 days' AS past) AS _"
+        )
+        columns = ", ".join(
+            column for column in row(connection) if column not in ("task_name", "over")
+        )
+        connection.execute(
+            f"INSERT INTO task_lock (task_name, {columns})"
+            f" SELECT number::text, {columns} FROM task_lock, generate_series(1, 2500) AS number"
+        )
+        monkeypatch.setattr(failover.random, "uniform", lambda *_: 0.0)
+        replica.scheduler.start()
+        count = "SELECT count(*) FROM task_lock"
+        eventually(lambda: connection.execute(count).fetchall() == [(0,)])
+
     def test_a_role_that_may_not_delete_is_told_once_and_nothing_else_suffers(
         self,
         pruning: Callable[..., Replica],
@@ -841,6 +879,20 @@ class TestRetention:
             replica.shutdown()
         assert caplog.text.count(said) == 1
         assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+
+
+class _RefusesOnce(ThreadPoolExecutor):
+    """An executor that cannot take the first job that is submitted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = 0
+
+    def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
+        if not self.refused:
+            self.refused += 1
+            raise RuntimeError("can't start new thread")
+        super()._do_submit_job(job, run_times)
 
 
 class _Recorder:

@@ -147,6 +147,31 @@ def test_the_next_lease_is_renewed_after_no_thread_could_be_started(
     eventually(lambda: renewing_threads() == [])  # that of "one" ends, since nobody holds it
 
 
+@pytest.mark.parametrize("job", [True, False], ids=["job", "hold"])
+def test_a_claim_that_nothing_can_renew_is_left_to_others_at_once(
+    make_locks: MakeLocks,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    job: bool,
+) -> None:
+    """A job's window is handed over, and that of a hold is open again."""
+    start = threading.Thread.start
+
+    def unless_it_renews(thread: threading.Thread) -> None:
+        no_thread(thread) if thread.name == "tasklock-renewals" else start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", unless_it_renews)
+    locks = make_locks()
+    with pytest.raises(RuntimeError, match="can't start"):
+        hold(locks, lease=60, runs="a job" if job else "")
+    eventually(lambda: row(connection)["handed_over"] or row(connection)["finished_at"])
+    left = row(connection)
+    assert left["over"]
+    assert left["handed_over"] is job
+    assert (left["finished_at"] is None) is job
+    assert (left["window_until"] > left["window_start"]) is job
+
+
 def test_a_row_that_somebody_has_locked_costs_no_lease(
     make_locks: MakeLocks, connection: Connection, database_url: str
 ) -> None:
