@@ -319,6 +319,32 @@ def test_a_coroutine_cancelled_at_its_maximum_lock_is_released_or_with_failover_
     assert connection.execute(over).rowcount == 1
 
 
+def test_a_release_on_its_way_when_the_scheduler_is_shut_down_arrives_before_the_loop_ends(
+    proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    sent = threading.Event()
+
+    def delay(data: bytes) -> bytes:
+        sent.set()
+        time.sleep(0.5)  # is the latency
+        return data
+
+    async def main() -> None:
+        loop = Loop(proxy.url)
+        loop.scheduler.start()
+
+        async def job() -> None:
+            proxy.to_server = delay
+
+        loop.run_once(job)
+        await loop.until(sent.is_set)
+        loop.scheduler.shutdown()
+        await asyncio.sleep(0)  # in which the scheduler does it
+        assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NOT NULL").rowcount
+
+    asyncio.run(main())
+
+
 @pytest.mark.usefixtures("unhurried_stop")
 def test_a_claim_under_way_when_the_scheduler_is_shut_down_is_handed_over(
     proxy: Proxy,
