@@ -145,6 +145,7 @@ class GuestConnections:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._closed = False
         begins_anew_in_a_fork(self)
 
     def begin_anew(self) -> None:
@@ -153,25 +154,38 @@ class GuestConnections:
 
     def borrow(self, deadline: Deadline) -> Lent:
         """Check a connection out."""
-        proxy = deadline.call(self._engine.raw_connection, lambda late: late.close())
+        proxy = deadline.call(self._engine.raw_connection, _close_for_good)
         opened_at = proxy.info.setdefault("tasklock_opened_at", time.monotonic())
         return Lent(_driver_connection(proxy), opened_at, proxy)
 
     def give_back(self, lent: Lent, *, whole: bool) -> None:
         """Check a connection in."""
         assert lent.proxy is not None
-        if not whole:
-            lent.proxy.invalidate()
-        lent.proxy.close()
+        if whole and not self._closed:
+            lent.proxy.close()
+        else:
+            _close_for_good(lent.proxy)
 
     def open(self) -> None:
-        """Do nothing: what is idle is the application's."""
+        """Check connections in after their use again."""
+        self._closed = False
 
     def close(self) -> None:
-        """Do nothing: what is idle is the application's."""
+        """Close what is in use once it is used no more. What is idle is the application's.
+
+        The application may dispose of its engine after a shutdown, and what is checked in later
+        would stay open in a pool that nobody has any more.
+        """
+        self._closed = True
 
     def rest(self) -> None:
         """Do nothing: what is idle is the application's."""
+
+
+def _close_for_good(proxy: PoolProxiedConnection) -> None:
+    """Close a connection instead of checking it in."""
+    proxy.invalidate()
+    proxy.close()
 
 
 def _detached(proxy: PoolProxiedConnection) -> psycopg.Connection[Any]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import Engine, create_engine, event
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks
+from apscheduler_tasklock.closing import Closing
 from apscheduler_tasklock.database import Database
 from apscheduler_tasklock.lending import MOST_CONNECTIONS
 from tests.integration.claims import held
@@ -169,3 +171,43 @@ def test_many_claims_at_once_end_with_one_connection(
     with ThreadPoolExecutor(20) as pool:
         list(pool.map(claim, range(20)))
     eventually(lambda: len(pids(connection, "tasklock replica")) == 1)
+
+
+class TestAnApplicationsEngine:
+    """It may be disposed of right after a shutdown; what is checked in later would stay open."""
+
+    @pytest.fixture
+    def engine(self, database_url: str) -> Iterator[Engine]:
+        engine = create_engine(database_url)
+        yield engine
+        engine.dispose()
+
+    def test_what_is_in_use_at_the_closing_is_closed_after_its_use(self, engine: Engine) -> None:
+        database = Database(engine, timeout=60, application_name="unused")
+        with database.cursor() as cursor:
+            driver = cursor.connection
+            database.close()
+            engine.dispose()
+        assert driver.closed
+        database.open()
+        with database.cursor() as cursor:
+            driver = cursor.connection
+        assert not driver.closed
+
+    def test_what_comes_too_late_is_closed(self, engine: Engine) -> None:
+        opened: list[Any] = []
+        may_open = Event()
+
+        @event.listens_for(engine, "do_connect")
+        def wait(_dialect: Any, _record: Any, arguments: Any, parameters: Any) -> Any:
+            assert may_open.wait(60)
+            opened.append(psycopg.connect(*arguments, **parameters))
+            return opened[-1]
+
+        closing = Closing()
+        closing.stop()
+        database = Database(engine, timeout=60, application_name="unused", closing=closing)
+        with pytest.raises(TaskLockDatabaseError, match="in the time that a shutdown leaves"):
+            database.cursor().__enter__()
+        may_open.set()
+        eventually(lambda: opened and opened[0].closed)
