@@ -73,6 +73,7 @@ def replicas(connection: psycopg.Connection[Any]) -> int:
     return int(found[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "processes", "commands"),
     [

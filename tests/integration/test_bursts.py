@@ -22,6 +22,8 @@ from tests.polling import eventually
 from tests.proxy import Proxy, pass_on
 from tests.schedulers import Replica
 
+pytestmark = pytest.mark.slow
+
 Job = Callable[..., Any]
 
 NEXT_HOUR = timedelta(hours=1)
