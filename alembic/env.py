@@ -37,7 +37,11 @@ def main() -> None:
     elif attributes.get("connection") is not None:
         run_on(attributes["connection"])
     else:
-        engine = create_engine(parse_url(database_url()), poolclass=NullPool)
+        engine = create_engine(
+            parse_url(database_url()),
+            poolclass=NullPool,
+            connect_args={"client_encoding": "UTF8"},  # which one in SQL_ASCII leaves open
+        )
         with engine.connect() as connection:
             run_on(connection)
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
 from typing import Any
 
 import psycopg
+from psycopg.abc import Buffer
+from psycopg.rows import tuple_row
+from psycopg.types.datetime import TimestamptzBinaryLoader
 
 from apscheduler_tasklock.closing import CANCEL_LIMIT, Closing, Deadline
+
+# What PostgreSQL sends for the time "infinity": the largest number of microseconds.
+INFINITY = (2**63 - 1).to_bytes(8, "big")
 
 
 class BoundedWait:
@@ -66,6 +73,29 @@ def bounded_waits(
             attributes["wait"] = before
 
 
+def plain_cursor(connection: psycopg.Connection[Any], *, guest: bool) -> psycopg.Cursor[Any]:
+    """Return a cursor for our statements, whatever the connection makes of an application's.
+
+    Its rows are tuples. Times come in binary form, which is the same under each ``DateStyle``.
+
+    :param guest: whether the connection is an application's, and must stay as it is
+    """
+    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    cursor.format = psycopg.pq.Format.BINARY
+    if guest:
+        cursor.adapters.register_loader("timestamptz", _TimeOrEndLoader)
+    return cursor
+
+
+class _TimeOrEndLoader(TimestamptzBinaryLoader):
+    """Gives the last moment that Python knows for ``infinity``, which an operator may have set."""
+
+    def load(self, data: Buffer) -> datetime:
+        if bytes(data) == INFINITY:
+            return datetime.max.replace(tzinfo=timezone.utc)
+        return super().load(data)
+
+
 def wait_at_most(connection: psycopg.Connection[Any], seconds: float) -> None:
     """Let a connection in use wait no longer for its next answers, so that there is time again."""
     if isinstance(connection.wait, BoundedWait):
@@ -111,6 +141,8 @@ def connector(
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": int(attempt * 1000),
+        # As a database in SQL_ASCII would not tell what its text is written in.
+        "client_encoding": "UTF8",
     }
 
     def connect(
@@ -119,11 +151,14 @@ def connector(
         hurried = closing is not None and closing.stopped
         # libpq takes whole seconds, and at least 2.
         timeout = 2 if hurried else max(2, int(attempt))
-        connection = psycopg.connect(
-            *arguments, **{"connect_timeout": timeout, **defaults, **parameters}
-        )
+        chosen = {"connect_timeout": timeout, **defaults, **parameters}
+        if _has_several_hosts(chosen):
+            # Not a standby that happens to be named first.
+            chosen.setdefault("target_session_attrs", "read-write")
+        connection = psycopg.connect(*arguments, **chosen)
         try:
             connection.autocommit = True
+            connection.adapters.register_loader("timestamptz", _TimeOrEndLoader)
             with bounded_waits(connection, attempt, Deadline(closing)):
                 if not _is_direct(connection):
                     connection.prepare_threshold = None
@@ -133,6 +168,10 @@ def connector(
         return connection
 
     return connect
+
+
+def _has_several_hosts(parameters: Mapping[str, Any]) -> bool:
+    return any("," in str(parameters.get(name) or "") for name in ("host", "hostaddr"))
 
 
 def _is_direct(connection: psycopg.Connection[Any]) -> bool:

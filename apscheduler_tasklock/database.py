@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from apscheduler_tasklock.closing import ATTEMPT_LIMIT, Closing, Deadline
-from apscheduler_tasklock.connection import attempt_limit, bounded_waits, connector
+from apscheduler_tasklock.connection import attempt_limit, bounded_waits, connector, plain_cursor
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.failures import LOST_STATEMENT_STATES, explain_away
 from apscheduler_tasklock.lending import GuestConnections, KeptConnections, Lender, Lent
@@ -91,7 +91,7 @@ class Database:
                 bounded_waits(lent.connection, attempt_limit(self._timeout), deadline),
                 self._manners(lent.connection),
             ):
-                yield lent.connection.cursor()
+                yield plain_cursor(lent.connection, guest=not self._own)
             whole = True
         except TaskLockDatabaseError as error:
             error._opened_at = lent.opened_at
@@ -212,6 +212,11 @@ def _as_a_guest(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 def _check_engine(engine: Engine) -> None:
+    if engine.dialect.is_async:
+        raise TaskLockOptionError(
+            "the engine is the synchronous side of an AsyncEngine, which works on its event loop "
+            "only; give the URL instead, or an engine of create_engine()"
+        )
     if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
         raise TaskLockOptionError(
             f"the engine uses {engine.dialect.name}+{engine.dialect.driver}; the task lock needs "

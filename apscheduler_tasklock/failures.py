@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import psycopg
 import sqlalchemy.exc
 from sqlalchemy import Table
@@ -140,6 +142,19 @@ def missing_grant(table: Table, user: str | None) -> TaskLockSchemaError:
     return TaskLockSchemaError(
         f"role {role} may not use the table {table.fullname}; let its owner run: "
         f"{schema}GRANT SELECT, INSERT, UPDATE ON {quoted_name(table)} TO {role}"
+    )
+
+
+def missing_policy(table: Table, user: str | None, commands: Sequence[str]) -> TaskLockSchemaError:
+    """Return the error for a role from which row-level security hides the rows.
+
+    :param commands: for which it has no policy
+    """
+    role = quoted(user) if user else "<the application's role>"
+    return TaskLockSchemaError(
+        f"row-level security is on for the table {table.fullname}, and role {role} has no policy "
+        f"for {', '.join(commands)}; let its owner run: CREATE POLICY task_lock_of_replicas ON "
+        f"{quoted_name(table)} TO {role} USING (true) WITH CHECK (true)"
     )
 
 

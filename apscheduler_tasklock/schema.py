@@ -172,7 +172,8 @@ def _run(database: str | URL, schema: str | None, table: str, run: Any) -> bool:
     engine = create_engine(
         parse_url(database),
         poolclass=NullPool,
-        connect_args={"connect_timeout": _CONNECT_TIMEOUT},
+        # SQLAlchemy cannot read what a database in SQL_ASCII sends without an encoding.
+        connect_args={"connect_timeout": _CONNECT_TIMEOUT, "client_encoding": "UTF8"},
     )
     with engine.connect() as connection:
         config = _config(schema, table, connection)

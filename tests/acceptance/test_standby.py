@@ -89,3 +89,12 @@ def test_a_scheduler_goes_on_through_a_failover(pair: Pair, url: str) -> None:
     finally:
         replica.shutdown()  # which also waits until no instance is counted any more
     assert finished_at(pair.standby.url) is not None
+
+
+def test_the_primary_is_found_behind_a_standby_that_is_named_first(pair: Pair) -> None:
+    """Else each connection would lead to the standby, where nothing can be claimed."""
+    hosts = [f"host=127.0.0.1:{server.port}" for server in (pair.standby, pair.primary)]
+    url = f"postgresql://postgres@/postgres?{'&'.join(hosts)}"
+    with closing(TaskLocks(url, replica_id="replica", claim_timeout=5.0)) as locks:
+        locks.check()
+        locks.release(claimed(locks))

@@ -1,0 +1,177 @@
+"""Databases, roles and engines whose settings differ from PostgreSQL's and psycopg's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.rows import dict_row
+from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from apscheduler_tasklock import (
+    TaskLockExecutor,
+    TaskLockOptionError,
+    TaskLocks,
+    TaskLockSchemaError,
+    upgrade,
+)
+from apscheduler_tasklock.context import Refusal
+from tests.integration.claims import claim, held
+from tests.integration.test_bad_input import role
+
+pytestmark = pytest.mark.direct("it creates roles and databases, which the pooler does not know")
+
+Connection = psycopg.Connection[Any]
+MakeLocks = Callable[..., TaskLocks]
+
+
+@pytest.fixture(params=["URL", "engine"])
+def database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str | Engine]]:
+    """Make what is given to the library of a URL: itself, or an engine."""
+    engines: list[Engine] = []
+
+    def make(url: str) -> str | Engine:
+        if request.param == "URL":
+            return url
+        engines.append(create_engine(make_url(url).set(drivername="postgresql+psycopg")))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.dispose()
+
+
+def claim_twice(one: TaskLocks, another: TaskLocks, name: str = "task") -> Refusal:
+    """Let one claim a task, another be refused it, and return what that one was told."""
+    lock = held(one, name, lease=60)
+    refused = claim(another, name)
+    assert isinstance(refused, Refusal)
+    one.release(lock)
+    return refused
+
+
+@pytest.mark.parametrize("style", ["SQL, DMY", "German", "Postgres, MDY"])
+def test_dates_may_be_written_in_any_style(
+    make_locks: MakeLocks,
+    database: Callable[[str], str | Engine],
+    database_url: str,
+    connection: Connection,
+    style: str,
+) -> None:
+    with role(database_url, "SUPERUSER LOGIN PASSWORD 'secret'") as (name, url):
+        connection.execute(
+            sql.SQL("ALTER ROLE {} SET DateStyle = {}").format(sql.Identifier(name), style)
+        )
+        locks = [make_locks(database(url), replica_id=f"replica {n}") for n in range(2)]
+        for one in locks:
+            one.check()
+        refused = claim_twice(*locks)
+        for one in locks:
+            one.close()
+    assert abs((refused.locked_until - datetime.now(timezone.utc)).total_seconds()) < 3600
+
+
+@contextmanager
+def sql_ascii(database_url: str) -> Iterator[str]:
+    """Create a database that does not know what its text is written in."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE DATABASE ascii_of_test TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'"
+        )
+        try:
+            url = make_url(database_url).set(database="ascii_of_test")
+            yield url.render_as_string(hide_password=False)
+        finally:
+            connection.execute("DROP DATABASE ascii_of_test WITH (FORCE)")
+
+
+@pytest.mark.own_server
+def test_a_database_in_sql_ascii_keeps_names_as_they_are(
+    make_locks: MakeLocks, database_url: str
+) -> None:
+    """An engine for one has to be given a ``client_encoding``, or SQLAlchemy itself fails."""
+    with sql_ascii(database_url) as url:
+        upgrade(url)
+        locks = [make_locks(url, replica_id=f"büro {n}") for n in range(2)]
+        for one in locks:
+            one.check()
+        refused = claim_twice(*locks, name="prüfung ✓")
+        for one in locks:
+            one.close()
+    assert refused.holder == "büro 0"
+
+
+@pytest.mark.parametrize("policies", [["SELECT"], ["SELECT", "INSERT"], []])
+def test_row_level_security_without_a_policy_is_an_error_at_start_that_names_it(
+    make_locks: MakeLocks, database_url: str, connection: Connection, policies: list[str]
+) -> None:
+    """Not a task that is refused for ever."""
+    with role(database_url) as (name, url):
+        user = sql.Identifier(name)
+        connection.execute("ALTER TABLE task_lock ENABLE ROW LEVEL SECURITY")
+        grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+        connection.execute(grant.format(user))
+        for command in policies:
+            connection.execute(
+                f"CREATE POLICY own_{command} ON task_lock FOR {command} "
+                + ("WITH CHECK (true)" if command == "INSERT" else "USING (true)")
+            )
+        locks = make_locks(url)
+        missing = [c for c in ("SELECT", "INSERT", "UPDATE") if c not in policies]
+        with pytest.raises(TaskLockSchemaError, match="row-level security") as refused:
+            locks.check()
+        says = str(refused.value)
+        assert f"no policy for {', '.join(missing)};" in says
+        connection.execute(says.partition("let its owner run: ")[2])
+        locks.check()
+        assert isinstance(claim_twice(locks, make_locks(url)), Refusal)
+
+
+def test_a_window_that_somebody_has_set_to_end_never_is_refused_and_released(
+    make_locks: MakeLocks,
+    database: Callable[[str], str | Engine],
+    database_url: str,
+    connection: Connection,
+) -> None:
+    locks = make_locks(database(database_url))
+    lock = held(locks)
+    connection.execute("UPDATE task_lock SET window_until = 'infinity'")
+    released = locks.release(lock)
+    assert released is not None
+    assert released.locked_until.year == 9999
+    refused = claim(locks)
+    assert isinstance(refused, Refusal)
+    assert refused.locked_until.year == 9999
+
+
+def test_whatever_an_engine_makes_of_rows_ours_are_our_own(
+    make_locks: MakeLocks, database_url: str
+) -> None:
+    class Loud(psycopg.Cursor[Any]):
+        def fetchone(self) -> Any:
+            raise AssertionError("the application's cursor was used")
+
+    engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
+
+    # After the dialect's own first look, which could not read such rows either.
+    @event.listens_for(engine, "checkout")
+    def set_up(driver: Any, *_: Any) -> None:
+        driver.row_factory = dict_row
+        driver.cursor_factory = Loud
+
+    locks = make_locks(engine)
+    locks.check()
+    assert isinstance(claim_twice(locks, make_locks(database_url)), Refusal)
+    engine.dispose()
+
+
+def test_the_synchronous_side_of_an_async_engine_is_refused(database_url: str) -> None:
+    engine = create_async_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
+    with pytest.raises(TaskLockOptionError, match="synchronous side of an AsyncEngine"):
+        TaskLockExecutor(engine.sync_engine)
