@@ -142,6 +142,8 @@ def test_a_signal_to_the_group_lets_workers_end_their_jobs_and_release(
         jobs=[daily(task, tmp_path) for task in TASKS[1:]],
     )
     eventually(lambda: len(replica.runs) == len(TASKS[1:]))
+    # While APScheduler submits jobs, it catches whatever a signal raises. This waits for its lock.
+    replica.call("get_jobs")
     replica.signal_group(which)
     replica.says("stopping")
     for run in replica.runs:
