@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from alembic import command
+from alembic import command, op
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
@@ -70,7 +70,7 @@ def print_upgrade_sql(*, schema: str | None = None, table: str = DEFAULT_TABLE) 
 
 
 def migrate(
-    connection: Connection,
+    connection: Connection | None,
     *,
     schema: str | None = None,
     table: str = DEFAULT_TABLE,
@@ -81,19 +81,16 @@ def migrate(
     In the application's Alembic script: ``migrate(op.get_bind())`` in ``upgrade()``, and
     ``migrate(op.get_bind(), revision="base")`` in ``downgrade()``. It takes part in the
     connection's transaction, which the caller commits, and keeps a history of its own in
-    ``task_lock_alembic_version``.
+    ``task_lock_alembic_version``. Under ``alembic upgrade --sql`` the statements go where the
+    application's own go, as for a database that has none of our tables, or all of them.
 
-    :param connection: an SQLAlchemy connection
+    :param connection: an SQLAlchemy connection; ``None`` in Alembic's offline mode, where
+        ``op.get_bind()`` has none
     :param schema: schema of the table; ``None`` leaves it to the ``search_path``
     :param table: name of the table
     :param revision: an Alembic revision of this library; ``"base"`` drops the table
-    :raises TaskLockError: there is no connection, as in Alembic's offline mode
+    :raises TaskLockError: there is no connection, and no migration is being run offline
     """
-    if not isinstance(connection, Connection):
-        raise TaskLockError(
-            "migrate() needs a connection, and Alembic's --sql mode has none; add the statements "
-            "that `apscheduler-tasklock upgrade --sql` prints"
-        )
     scripts = ScriptDirectory(str(_scripts_folder()))
 
     def steps(heads: Any, _context: MigrationContext) -> Any:
@@ -103,10 +100,31 @@ def migrate(
         return scripts._upgrade_revs(revision, heads)
 
     options = {"fn": steps, "script": scripts, "destination_rev": revision}
-    context = MigrationContext.configure(
-        connection, opts={**options, **version_table(schema, table)}
-    )
+    options = {**options, **version_table(schema, table)}
+    if not isinstance(connection, Connection):  # offline, where there is none, or a mock of one
+        connection = None
+        options.update(_offline_options(starts_at="head" if revision == "base" else None))
+    context = MigrationContext.configure(connection, dialect_name="postgresql", opts=options)
     run_migrations(context, schema, table)
+
+
+def _offline_options(starts_at: str | None) -> dict[str, Any]:
+    """Return the options with which the statements go where a running migration prints its own.
+
+    :param starts_at: the revision that the database has, which nobody can ask
+    """
+    try:
+        outer = op.get_context()
+    except NameError:  # Alembic's, outside a migration
+        outer = None
+    if outer is None or not outer.as_sql:
+        raise TaskLockError("migrate() needs a connection, except in Alembic's --sql mode")
+    return {
+        "as_sql": True,
+        "output_buffer": outer.output_buffer,
+        "literal_binds": True,
+        "starting_rev": starts_at,
+    }
 
 
 def include_name(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
-from apscheduler_tasklock import upgrade
+from apscheduler_tasklock import TaskLocks, upgrade
 from tests.migration.conftest import Run, tables
 
 ENV = """
@@ -18,10 +20,15 @@ metadata = MetaData()
 Table("users", metadata, Column("id", Integer, primary_key=True))
 Table("after", metadata, Column("id", Integer, primary_key=True))
 
-with create_engine(context.config.get_main_option("sqlalchemy.url")).connect() as connection:
-    context.configure(connection=connection, target_metadata=metadata, {options})
+if context.is_offline_mode():
+    context.configure(dialect_name="postgresql", literal_binds=True, {options})
     with context.begin_transaction():
         context.run_migrations()
+else:
+    with create_engine(context.config.get_main_option("sqlalchemy.url")).connect() as connection:
+        context.configure(connection=connection, target_metadata=metadata, {options})
+        with context.begin_transaction():
+            context.run_migrations()
 """
 
 FIRST = """
@@ -94,6 +101,24 @@ def test_its_migration_can_take_ours_in_and_back(
         "public.alembic_version",
         "public.task_lock_alembic_version",
     }
+
+
+def test_its_statements_can_be_printed_with_ours_among_them(
+    application: Application, empty_database_url: str
+) -> None:
+    application.write(options="include_name=include_name", migrates=True)
+    printed = application.alembic("upgrade", "head", "--sql")
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute(printed)
+    assert tables(empty_database_url) == THEIRS | OURS
+    assert "a1 (head)" in application.alembic("current")
+    with closing(TaskLocks(empty_database_url)) as locks:
+        locks.check()
+    upgrade(empty_database_url)  # finds nothing to do
+    printed = application.alembic("downgrade", "a1:base", "--sql")
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute(printed)
+    assert "public.task_lock" not in tables(empty_database_url)
 
 
 def test_the_two_histories_live_side_by_side(
