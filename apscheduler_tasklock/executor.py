@@ -52,6 +52,9 @@ logger = logging.getLogger(__name__)
 # for those of coroutines that it cuts. A claim without an answer is given up a second before.
 CLOSING_TIMEOUT = 2.5
 
+# Attribute of a wrapped executor, from its start until its shutdown: who wraps it.
+_WRAPPED_BY = "_tasklock_executor"
+
 
 class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
     """Runs each job on one replica per window, with a task lock in PostgreSQL.
@@ -179,6 +182,11 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 f"{type(self).__name__}: the executor to wrap is a TaskLockExecutor itself; one "
                 "claims the lock, two would wait for each other"
             )
+        if getattr(self._inner, _WRAPPED_BY, self) is not self:
+            raise TaskLockOptionError(
+                f"{type(self).__name__}: the executor to wrap is wrapped by another one already, "
+                "which would no longer hear of its own jobs; give each an executor of its own"
+            )
         if self._enabled:
             self._check_database()
         self.locks.open()
@@ -188,6 +196,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self.locks.close()  # the check has left a connection
             raise
         self._instances = self._inner._instances
+        setattr(self._inner, _WRAPPED_BY, self)
         report_jobs(self._inner, self._ended, self._failed)
         scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
         scheduler.add_listener(self._forget_job, EVENT_JOB_REMOVED)
@@ -228,6 +237,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if self._inner is not None:
             with shutting_down(self._inner):
                 self._inner.shutdown(wait)
+            vars(self._inner).pop(_WRAPPED_BY, None)
         cuts = self._cut_coroutines()
         deadline = time.monotonic() + CLOSING_TIMEOUT
         self.locks.claiming.wait(CLOSING_TIMEOUT)

@@ -193,3 +193,17 @@ def test_a_task_lock_executor_does_not_wrap_another(database_url: str) -> None:
     scheduler = BackgroundScheduler(executors={"default": executor})
     with pytest.raises(TaskLockOptionError, match="the executor to wrap is a TaskLockExecutor"):
         scheduler.start()
+
+
+def test_an_executor_that_another_one_wraps_is_refused(database_url: str) -> None:
+    """The first one would hear no more of its jobs. After a shutdown it can be wrapped anew."""
+    pool = ThreadPoolExecutor()
+    first, second = TaskLockExecutor(database_url, pool), TaskLockExecutor(database_url, pool)
+    scheduler = BackgroundScheduler(executors={"default": first})
+    scheduler.start()
+    with pytest.raises(TaskLockOptionError, match="is wrapped by another one already"):
+        scheduler.add_executor(second, "second")
+    scheduler.shutdown()
+    scheduler = BackgroundScheduler(executors={"default": second})
+    scheduler.start()
+    scheduler.shutdown()
