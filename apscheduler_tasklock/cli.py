@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 import psycopg
 from sqlalchemy.exc import DBAPIError
@@ -47,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM, description="The task lock table of APScheduler's replicas."
     )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {version(PROGRAM)}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     upgrade = commands.add_parser("upgrade", help="create the table, or bring it up to date")
@@ -119,8 +121,9 @@ def _upgrade(options: argparse.Namespace) -> int:
     if options.sql:
         schema.print_upgrade_sql(schema=options.schema, table=options.table)
         return 0
-    schema.upgrade(_database(options), schema=options.schema, table=options.table)
-    print(f"{_full_name(options)} is up to date")
+    migrated = schema.upgrade(_database(options), schema=options.schema, table=options.table)
+    name = _full_name(options)
+    print(f"{name} is migrated" if migrated else f"nothing to migrate: {name} is up to date")
     return 0
 
 

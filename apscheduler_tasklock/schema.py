@@ -34,7 +34,7 @@ def upgrade(
     schema: str | None = None,
     table: str = DEFAULT_TABLE,
     revision: str = "head",
-) -> None:
+) -> bool:
     """Create the task lock table, or bring it up to date.
 
     Replicas may call this at the same moment; one of them does the work. The schema is created if
@@ -44,10 +44,11 @@ def upgrade(
     :param schema: schema of the table; ``None`` leaves it to the ``search_path``
     :param table: name of the table
     :param revision: an Alembic revision of this library
+    :return: whether there was anything to do
     :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL
     :raises sqlalchemy.exc.SQLAlchemyError: the database is away or refuses
     """
-    _run(database, schema, table, lambda config: command.upgrade(config, revision))
+    return _run(database, schema, table, lambda config: command.upgrade(config, revision))
 
 
 def downgrade(
@@ -154,20 +155,22 @@ def version_table(schema: str | None, table: str) -> dict[str, Any]:
 def run_migrations(context: MigrationContext, schema: str | None, table: str) -> bool:
     """Run the migrations that an Alembic context was configured for, one process at a time.
 
-    :return: whether there could be any to run: the way back to the base is none from the base
+    :return: whether there were any to run
     """
     operations = Operations(context)
     to_base = context.opts.get("destination_rev") == "base"
+    before: tuple[str, ...] = ()
     if not context.as_sql:
         assert context.connection is not None
         _wait_for_others(context.connection)
-        if to_base and not context.get_current_heads():
+        before = context.get_current_heads()
+        if to_base and not before:
             return False  # Alembic would create its own table, and so need the schema
     creates = not to_base and not context.opts.get("dont_mutate")  # as `alembic current` has it
     if schema is not None and creates and (context.as_sql or not _schema_exists(context, schema)):
         operations.execute(CreateSchema(schema, if_not_exists=True))
     context.run_migrations(op=operations, table=table, schema=schema)
-    return True
+    return context.as_sql or context.get_current_heads() != before
 
 
 def _wait_for_others(connection: Connection) -> None:

@@ -42,9 +42,13 @@ def test_where_nothing_was_upgraded_a_downgrade_says_so_and_creates_nothing(
     assert schemas(empty_database_url) == before
 
 
-def test_a_second_downgrade_has_nothing_left_to_drop(empty_database_url: str, run: Run) -> None:
-    upgrade(empty_database_url, schema="jobs")
-    command = (CLI, "downgrade", "--database", empty_database_url, "--schema", "jobs")
+def test_a_second_upgrade_or_downgrade_has_nothing_left_to_do(
+    empty_database_url: str, run: Run
+) -> None:
+    where = ("--database", empty_database_url, "--schema", "jobs")
+    assert run(CLI, "upgrade", *where) == "jobs.task_lock is migrated\n"
+    assert run(CLI, "upgrade", *where) == "nothing to migrate: jobs.task_lock is up to date\n"
+    command = (CLI, "downgrade", *where)
     assert run(*command) == "jobs.task_lock is dropped\n"
     assert run(*command) == "nothing to downgrade: no migration of jobs.task_lock is applied\n"
     upgrade(empty_database_url, schema="jobs")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 
 from apscheduler_tasklock.cli import main
@@ -26,3 +28,10 @@ def test_an_invalid_number_is_told_with_what_is_allowed(
     assert ended.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == f"apscheduler-tasklock demo: error: argument {option}: {message}"
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"apscheduler-tasklock {version('apscheduler-tasklock')}\n"
