@@ -1,4 +1,8 @@
-"""Django under gunicorn, in one file. In a project, start the scheduler in ``AppConfig.ready()``.
+"""Django under gunicorn, in one file.
+
+In a project the scheduler belongs into ``wsgi.py``, which only servers import. From
+``AppConfig.ready()`` every ``manage.py`` command would start one: ``migrate`` before there is a
+table, and ``check`` or ``shell`` would claim jobs.
 
 pip install "apscheduler-tasklock[binary]" django gunicorn
 export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
@@ -6,6 +10,7 @@ apscheduler-tasklock upgrade
 gunicorn django_app:application --workers 3
 """
 
+import atexit
 import os
 
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -21,8 +26,8 @@ urlpatterns: list[object] = []
 def sync_prices() -> None:
     """Stand for the work that must not be done twice."""
     lock = current_lock()
-    assert lock is not None
-    print(f"worker {os.getpid()} syncs prices for {lock.run_time}\n", end="", flush=True)
+    which = lock.run_time if lock is not None else "a run without a lock"  # where locks are off
+    print(f"worker {os.getpid()} syncs prices for {which}\n", end="", flush=True)
 
 
 scheduler = BackgroundScheduler(
@@ -30,5 +35,6 @@ scheduler = BackgroundScheduler(
 )
 scheduler.add_job(sync_prices, "interval", seconds=2, id="sync-prices")
 scheduler.start()
+atexit.register(scheduler.shutdown)  # lets a running job end, and releases its lock
 
 application = get_wsgi_application()

@@ -105,6 +105,8 @@ async def run_async(job: dict[str, Any]) -> None:
 
 def run_blocking(job: dict[str, Any]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    # What a shell starts in the background ignores it, and all that is started by that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     scheduler = configured(BlockingScheduler(), job)
     threading.Thread(target=obey, args=(scheduler,), daemon=True).start()
     with suppress(KeyboardInterrupt, SystemExit):

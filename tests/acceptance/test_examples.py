@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -40,8 +40,14 @@ def uvicorn(app: str, workers: int) -> list[str]:
 
 
 @contextmanager
-def started(commands: list[list[str]], folder: Path, url: str, log: Path) -> Iterator[None]:
-    """Run Python modules or scripts of a folder, with all that they start, writing to a log."""
+def started(
+    commands: list[list[str]], folder: Path, url: str, log: Path
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Run Python modules or scripts of a folder, with all that they start, writing to a log.
+
+    What is left of them at the end is killed.
+    """
+    processes = []
     with log.open("wb") as output, ExitStack() as ending:
         for command in commands:
             process = subprocess.Popen(
@@ -53,8 +59,14 @@ def started(commands: list[list[str]], folder: Path, url: str, log: Path) -> Ite
                 start_new_session=True,
             )
             ending.callback(process.wait)
-            ending.callback(os.killpg, process.pid, signal.SIGKILL)
-        yield
+            ending.callback(kill_group, process.pid)
+            processes.append(process)
+        yield processes
+
+
+def kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def runs(log: Path) -> list[datetime]:
@@ -94,9 +106,15 @@ def test_an_example_runs_each_window_in_one_of_its_processes(
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "log"
-    with started(commands, checkout / "examples" / folder, database_url, log):
+    with started(commands, checkout / "examples" / folder, database_url, log) as servers:
         eventually(lambda: replicas(connection) == processes)
         eventually(lambda: len(runs(log)) >= RUNS)
+        for server in servers:
+            server.terminate()
+        for server in servers:
+            server.wait(60)
+    assert "Traceback" not in log.read_text(), log.read_text()
+    assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
     ran = sorted(runs(log))
     gaps = [(later - earlier).total_seconds() for earlier, later in pairwise(ran)]
     # The processes start at different moments; the window is 0.9 periods. Run times are measured
