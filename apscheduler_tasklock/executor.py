@@ -12,7 +12,12 @@ from math import inf
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
-from apscheduler.events import EVENT_JOB_ADDED, EVENT_JOB_MODIFIED, EVENT_JOB_REMOVED
+from apscheduler.events import (
+    EVENT_JOB_ADDED,
+    EVENT_JOB_MODIFIED,
+    EVENT_JOB_REMOVED,
+    EVENT_SCHEDULER_STARTED,
+)
 from apscheduler.executors.base import BaseExecutor, MaxInstancesReachedError
 from apscheduler.triggers.date import DateTrigger
 from sqlalchemy import Engine
@@ -200,6 +205,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         report_jobs(self._inner, self._ended, self._failed)
         scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
         scheduler.add_listener(self._forget_job, EVENT_JOB_REMOVED)
+        scheduler.add_listener(self._warn_of_unknown_jobs, EVENT_SCHEDULER_STARTED)
         if self._enabled:
             self._failover.open()
         self._log_start(alias)
@@ -245,6 +251,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if self._scheduler is not None:
             self._scheduler.remove_listener(self._check_job)
             self._scheduler.remove_listener(self._forget_job)
+            self._scheduler.remove_listener(self._warn_of_unknown_jobs)
         self.locks.close(blocking=True)
 
     def _cut_coroutines(self) -> list[futures.Future[None]]:
@@ -479,6 +486,42 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if task.options is not None:
             lease = self._lease(job, event.jobstore, task)
             self._failover.know(task.name, (job.id, event.jobstore), lease)
+            if event.code == EVENT_JOB_ADDED:
+                self._warn_of_what_has_no_effect(job, event.jobstore, task)
+
+    def _warn_of_what_has_no_effect(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
+        assert task.options is not None
+        if job.max_instances > 1:
+            logger.warning(
+                "Job %r: max_instances=%d lets no more than one run go on at a time, on all "
+                "replicas together, as the task lock is one",
+                job.id,
+                job.max_instances,
+            )
+        lease, run_time = task.options.lease, job.next_run_time or datetime.now(timezone.utc)
+        if lease is None or lease == inf:
+            return
+        _, max_lock = self._make_submission(job, jobstore, task, [run_time]).lock_times(run_time)
+        if lease > max_lock:
+            logger.warning(
+                "Job %r: its lease of %g s is above its maximum lock of %g s, which ends its "
+                "claims first; they are not renewed",
+                job.id,
+                lease,
+                max_lock,
+            )
+
+    def _warn_of_unknown_jobs(self, _event: Any) -> None:
+        """Name the jobs that ``jobs`` has options for and that the scheduler does not have."""
+        if not (unknown := self._tasks.job_ids):
+            return  # and the job stores need not be asked
+        unknown -= {job.id for job in self._scheduler.get_jobs()}
+        if unknown:
+            logger.warning(
+                "%s has options for jobs that the scheduler does not have (so far): %s",
+                type(self).__name__,
+                ", ".join(map(repr, sorted(unknown))),
+            )
 
     def _forget_job(self, event: Any) -> None:
         self._failover.forget((event.job_id, event.jobstore))

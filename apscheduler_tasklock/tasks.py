@@ -58,6 +58,11 @@ class Tasks:
         self._namespace = namespace
         self._unnamed = _UnnamedJobs()
 
+    @property
+    def job_ids(self) -> set[str]:
+        """The ids of the jobs that have options here."""
+        return set(self._jobs)
+
     def resolve(self, job: Any, jobstore: str, jobstores: Mapping[str, Any]) -> ResolvedTask:
         """Return a job's task: its name and its lock options.
 

@@ -328,3 +328,46 @@ def test_an_executor_that_cannot_be_started_leaves_no_connection(
         scheduler.start()
     ours = "SELECT FROM pg_stat_activity WHERE application_name = 'tasklock failing'"
     eventually(lambda: connection.execute(ours).rowcount == 0)
+
+
+class TestWhatHasNoEffect:
+    """Told by a WARNING when the job is added, or once the scheduler has started."""
+
+    @pytest.fixture
+    def warnings_of(
+        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+    ) -> Callable[..., list[str]]:
+        """Return what a replica with one job warns of."""
+
+        def start(job: dict[str, Any], **options: Any) -> list[str]:
+            replica = make_replica(start=False, **options)
+            replica.scheduler.add_job(_nothing, "interval", id="job", **{"hours": 1, **job})
+            replica.scheduler.start()
+            replica.shutdown()
+            return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+        return start
+
+    def test_more_than_one_instance(self, warnings_of: Callable[..., list[str]]) -> None:
+        [warning] = warnings_of({"max_instances": 3})
+        assert warning.startswith("Job 'job': max_instances=3 lets no more than one run go on")
+
+    def test_a_lease_above_the_maximum_lock(self, warnings_of: Callable[..., list[str]]) -> None:
+        [warning] = warnings_of({"hours": 0, "seconds": 4}, lease=30, max_factor=2)
+        assert warning.startswith("Job 'job': its lease of 30 s is above its maximum lock of 8 s")
+
+    def test_options_of_a_job_that_is_not_there(
+        self, warnings_of: Callable[..., list[str]]
+    ) -> None:
+        options = {"typo": {"min_factor": 0.5}, "job": {"max_factor": 3}}
+        [warning] = warnings_of({}, jobs=options)
+        assert warning.endswith("that the scheduler does not have (so far): 'typo'")
+
+    @pytest.mark.parametrize("lease", [None, 30])
+    def test_what_has_one_is_not_told(
+        self, warnings_of: Callable[..., list[str]], lease: float | None
+    ) -> None:
+        assert warnings_of({"max_instances": 1}, lease=lease, jobs={"job": {}}) == []
+
+
+def _nothing() -> None: ...

@@ -747,9 +747,10 @@ class TestDatabaseAway:
     ) -> None:
         """Who has locked it may be running the task: ``on_database_error="run"`` does not hold."""
         replica = make_replica(
-            claim_timeout=1, on_database_error="run", jobs={"job": {"min_lock": 0}}
+            claim_timeout=1, on_database_error="run", jobs={"job": {"min_lock": 0}}, start=False
         )
         replica.run_once(lambda: None)
+        replica.scheduler.start()
         replica.one(EVENT_TASK_LOCK_RELEASED)
         replica.idle()
         replica.events.clear()

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, create_engine, event, make_url
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks
 from apscheduler_tasklock.closing import Closing
@@ -178,7 +178,7 @@ class TestAnApplicationsEngine:
 
     @pytest.fixture
     def engine(self, database_url: str) -> Iterator[Engine]:
-        engine = create_engine(database_url)
+        engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
         yield engine
         engine.dispose()
 
