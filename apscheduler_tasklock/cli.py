@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import psycopg
 from sqlalchemy.exc import DBAPIError
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM, description="The task lock table of APScheduler's replicas."
     )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {version(PROGRAM)}")
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     upgrade = commands.add_parser("upgrade", help="create the table, or bring it up to date")
@@ -71,6 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_demo)
     return parser
+
+
+def _version() -> str:
+    try:
+        return version(PROGRAM)
+    except PackageNotFoundError:  # run from a folder where it is not installed
+        return "(not installed)"
 
 
 def _add_database_option(parser: argparse.ArgumentParser, default: str) -> None:

@@ -181,17 +181,18 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         for job, jobstore, _ in scheduler._pending_jobs:
             if job.executor == alias:
                 self._resolve(job, jobstore)
-        self._inner = make_inner(self._executor, self._executor_options, scheduler)
-        if isinstance(self._inner, TaskLockExecutor):
+        inner = make_inner(self._executor, self._executor_options, scheduler)
+        if isinstance(inner, TaskLockExecutor):
             raise TaskLockOptionError(
                 f"{type(self).__name__}: the executor to wrap is a TaskLockExecutor itself; one "
                 "claims the lock, two would wait for each other"
             )
-        if getattr(self._inner, _WRAPPED_BY, self) is not self:
+        if getattr(inner, _WRAPPED_BY, self) is not self:
             raise TaskLockOptionError(
                 f"{type(self).__name__}: the executor to wrap is wrapped by another one already, "
                 "which would no longer hear of its own jobs; give each an executor of its own"
             )
+        self._inner = inner
         if self._enabled:
             self._check_database()
         self.locks.open()
@@ -205,7 +206,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         report_jobs(self._inner, self._ended, self._failed)
         scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
         scheduler.add_listener(self._forget_job, EVENT_JOB_REMOVED)
-        scheduler.add_listener(self._warn_of_unknown_jobs, EVENT_SCHEDULER_STARTED)
+        scheduler.add_listener(self._tell_of_unknown_jobs, EVENT_SCHEDULER_STARTED)
         if self._enabled:
             self._failover.open()
         self._log_start(alias)
@@ -251,7 +252,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if self._scheduler is not None:
             self._scheduler.remove_listener(self._check_job)
             self._scheduler.remove_listener(self._forget_job)
-            self._scheduler.remove_listener(self._warn_of_unknown_jobs)
+            self._scheduler.remove_listener(self._tell_of_unknown_jobs)
         self.locks.close(blocking=True)
 
     def _cut_coroutines(self) -> list[futures.Future[None]]:
@@ -487,14 +488,14 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             lease = self._lease(job, event.jobstore, task)
             self._failover.know(task.name, (job.id, event.jobstore), lease)
             if event.code == EVENT_JOB_ADDED:
-                self._warn_of_what_has_no_effect(job, event.jobstore, task)
+                self._tell_of_what_has_no_effect(job, event.jobstore, task)
 
-    def _warn_of_what_has_no_effect(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
+    def _tell_of_what_has_no_effect(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
         assert task.options is not None
         if job.max_instances > 1:
-            logger.warning(
-                "Job %r: max_instances=%d lets no more than one run go on at a time, on all "
-                "replicas together, as the task lock is one",
+            logger.info(
+                "Job %r: of its max_instances=%d one run goes on at a time, on all replicas "
+                "together, while the task lock stands",
                 job.id,
                 job.max_instances,
             )
@@ -511,14 +512,16 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 max_lock,
             )
 
-    def _warn_of_unknown_jobs(self, _event: Any) -> None:
-        """Name the jobs that ``jobs`` has options for and that the scheduler does not have."""
+    def _tell_of_unknown_jobs(self, _event: Any) -> None:
+        """Name the jobs that ``jobs`` has options for and that do not run here."""
         if not (unknown := self._tasks.job_ids):
             return  # and the job stores need not be asked
-        unknown -= {job.id for job in self._scheduler.get_jobs()}
+        executors = self._scheduler._executors
+        unknown -= {j.id for j in self._scheduler.get_jobs() if executors.get(j.executor) is self}
         if unknown:
-            logger.warning(
-                "%s has options for jobs that the scheduler does not have (so far): %s",
+            # No warning: an application may well add them after the start.
+            logger.info(
+                "%s has options for jobs that it does not have so far: %s",
                 type(self).__name__,
                 ", ".join(map(repr, sorted(unknown))),
             )

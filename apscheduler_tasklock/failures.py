@@ -151,9 +151,12 @@ def missing_policy(table: Table, user: str | None, commands: Sequence[str]) -> T
     :param commands: for which it has no policy
     """
     role = quoted(user) if user else "<the application's role>"
+    policy = quoted(
+        f"task_lock_of_{user or 'the_application'}"[:60]
+    )  # each role has one of its own
     return TaskLockSchemaError(
         f"row-level security is on for the table {table.fullname}, and role {role} has no policy "
-        f"for {', '.join(commands)}; let its owner run: CREATE POLICY task_lock_of_replicas ON "
+        f"for {', '.join(commands)}; let its owner run: CREATE POLICY {policy} ON "
         f"{quoted_name(table)} TO {role} USING (true) WITH CHECK (true)"
     )
 

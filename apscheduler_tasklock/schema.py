@@ -105,7 +105,12 @@ def migrate(
     if not isinstance(connection, Connection):  # offline, where there is none, or a mock of one
         connection = None
         options.update(_offline_options(starts_at="head" if revision == "base" else None))
-    context = MigrationContext.configure(connection, dialect_name="postgresql", opts=options)
+    context = MigrationContext.configure(
+        connection,
+        dialect_name="postgresql",
+        dialect_opts={"paramstyle": "named"},  # which leaves a percent sign in a name alone
+        opts=options,
+    )
     run_migrations(context, schema, table)
 
 

@@ -33,8 +33,9 @@ _LEASE = "(%(lease)s::float8 * interval '1 second')"
 # A release that opens the window again puts its end this far before its start: early enough for
 # every fire of the same window, whose `fired` differ by the clocks' noise, and too late for a
 # fire of the window before.
+# Half the window, or a second; the window may have been set to end at 'infinity'.
 _JUST_BEFORE = """GREATEST(interval '1 microsecond',
-    LEAST(interval '1 second', (window_until - window_start) / 2))"""
+    (LEAST(window_until, window_start + interval '2 seconds') - window_start) / 2)"""
 
 # Point 2: the window is new. The claimer's own minimum lock counts if it is the shorter one, so
 # that an interval shortened by a deployment takes effect at once; not where either is a hold, whose

@@ -92,7 +92,9 @@ def shutting_down(inner: Any) -> Iterator[None]:
 
     teller = threading.Thread(target=tell, name="tasklock-shutdown", daemon=True)
     if processes and _SHUTDOWN_SIGNAL is not None:
-        teller.start()
+        # From Python 3.12 on, no thread starts any more while the interpreter ends.
+        with suppress(RuntimeError):
+            teller.start()
     try:
         yield
     finally:

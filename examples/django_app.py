@@ -4,7 +4,7 @@ In a project the scheduler belongs into ``wsgi.py``, which only servers import. 
 ``AppConfig.ready()`` every ``manage.py`` command would start one: ``migrate`` before there is a
 table, and ``check`` or ``shell`` would claim jobs.
 
-pip install "apscheduler-tasklock[binary]" django gunicorn
+pip install "..[binary]" django gunicorn
 export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
 apscheduler-tasklock upgrade
 gunicorn django_app:application --workers 3
@@ -35,6 +35,6 @@ scheduler = BackgroundScheduler(
 )
 scheduler.add_job(sync_prices, "interval", seconds=2, id="sync-prices")
 scheduler.start()
-atexit.register(scheduler.shutdown)  # lets a running job end, and releases its lock
+atexit.register(scheduler.shutdown)  # what runs has ended by then; nothing is left behind
 
 application = get_wsgi_application()

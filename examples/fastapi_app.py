@@ -1,6 +1,6 @@
 """FastAPI with several workers, each of which has a scheduler on its event loop.
 
-pip install "apscheduler-tasklock[binary]" fastapi uvicorn
+pip install "..[binary]" fastapi uvicorn
 export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
 apscheduler-tasklock upgrade
 uvicorn fastapi_app:app --workers 3

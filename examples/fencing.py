@@ -5,7 +5,7 @@ off, may be just about to write. So each write brings the fencing token of the l
 under, which grows with every claim; and the table, which remembers the highest token it has seen,
 refuses an older one.
 
-pip install "apscheduler-tasklock[binary]"
+pip install "..[binary]"
 export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
 apscheduler-tasklock upgrade
 python fencing.py &  python fencing.py &  python fencing.py

@@ -1,6 +1,6 @@
 """Flask with Flask-APScheduler under gunicorn: one setting is all that changes.
 
-pip install "apscheduler-tasklock[binary]" flask flask-apscheduler gunicorn
+pip install "..[binary]" flask flask-apscheduler gunicorn
 export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
 apscheduler-tasklock upgrade
 gunicorn flask_app:app --workers 4
@@ -32,4 +32,4 @@ def sync_prices() -> None:
 
 
 scheduler.start()
-atexit.register(scheduler.shutdown)  # lets a running job end, and releases its lock
+atexit.register(scheduler.shutdown)  # what runs has ended by then; nothing is left behind

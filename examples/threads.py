@@ -1,6 +1,6 @@
 """A job that runs once a period, however many copies of this script are running.
 
-pip install "apscheduler-tasklock[binary]"
+pip install "..[binary]"
 export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
 apscheduler-tasklock upgrade
 python threads.py &  python threads.py &  python threads.py

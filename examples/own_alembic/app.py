@@ -1,12 +1,14 @@
 """An application with an Alembic history of its own, which creates the task lock table, too.
 
-pip install "apscheduler-tasklock[binary]"
+pip install "../..[binary]"
 export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
 alembic upgrade head
 python app.py &  python app.py &  python app.py
 """
 
 import os
+import signal
+import sys
 
 from apscheduler.schedulers.blocking import BlockingScheduler
 
@@ -25,4 +27,8 @@ if __name__ == "__main__":
         executors={"default": TaskLockExecutor(os.environ["TASKLOCK_DATABASE_URL"])}
     )
     scheduler.add_job(sync_prices, "interval", seconds=2, id="sync-prices")
-    scheduler.start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    try:
+        scheduler.start()
+    except (KeyboardInterrupt, SystemExit):
+        scheduler.shutdown()  # lets a running job end, and releases its lock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import psycopg
@@ -22,8 +22,9 @@ from apscheduler_tasklock import (
     upgrade,
 )
 from apscheduler_tasklock.context import Refusal
+from apscheduler_tasklock.releases import Ending
 from tests.integration.claims import claim, held
-from tests.integration.test_bad_input import role
+from tests.integration.test_bad_input import PASSWORD, role
 
 pytestmark = pytest.mark.direct("it creates roles and databases, which the pooler does not know")
 
@@ -64,7 +65,7 @@ def test_dates_may_be_written_in_any_style(
     connection: Connection,
     style: str,
 ) -> None:
-    with role(database_url, "SUPERUSER LOGIN PASSWORD 'secret'") as (name, url):
+    with role(database_url, f"SUPERUSER LOGIN PASSWORD '{PASSWORD}'") as (name, url):
         connection.execute(
             sql.SQL("ALTER ROLE {} SET DateStyle = {}").format(sql.Identifier(name), style)
         )
@@ -131,6 +132,17 @@ def test_row_level_security_without_a_policy_is_an_error_at_start_that_names_it(
         connection.execute(says.partition("let its owner run: ")[2])
         locks.check()
         assert isinstance(claim_twice(locks, make_locks(url)), Refusal)
+
+
+def test_a_window_that_somebody_has_set_to_end_never_can_be_opened_again(
+    make_locks: MakeLocks, connection: Connection
+) -> None:
+    locks = make_locks()
+    lock = held(locks)
+    connection.execute("UPDATE task_lock SET window_until = 'infinity'")
+    locks.release(lock, Ending.OPEN)
+    opened = connection.execute("SELECT window_start - window_until FROM task_lock").fetchone()
+    assert opened == (timedelta(seconds=1),)
 
 
 def test_a_window_that_somebody_has_set_to_end_never_is_refused_and_released(
