@@ -9,8 +9,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import Engine, create_engine
 
 from apscheduler_tasklock.closing import Closing
+from apscheduler_tasklock.database import parse_url
 from apscheduler_tasklock.locks import TaskLocks
 from tests.proxy import Gate, Proxy, proxy_to
 from tests.schedulers import Replica
@@ -27,6 +29,17 @@ def proxy(database_url: str) -> Iterator[Proxy]:
 def gate(proxy: Proxy) -> Gate:
     """Holds up the answers that go through the proxy."""
     return Gate(proxy)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """An application's own engine.
+
+    Named before what uses it, it outlives that. What is checked in after ``dispose`` stays open.
+    """
+    engine = create_engine(parse_url(database_url))
+    yield engine
+    engine.dispose()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 from apscheduler.executors.pool import ProcessPoolExecutor, ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
-from sqlalchemy import create_engine
+from sqlalchemy import Engine
 
 from apscheduler_tasklock import TaskLockExecutor, TaskLockOptionError
 from apscheduler_tasklock.inner import report_jobs
@@ -131,14 +131,12 @@ def test_flask_apschedulers_settings(
 
 
 def test_an_instance_of_the_inner_executor_and_an_engine(
-    started: Started, database_url: str, connection: Connection
+    engine: Engine, started: Started, connection: Connection
 ) -> None:
-    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
     inner = ThreadPoolExecutor(2)
     executor = started(BackgroundScheduler(executors={"default": TaskLockExecutor(engine, inner)}))
     ran(connection)
     assert executor._inner is inner
-    engine.dispose()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Barrier, Event
@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import Engine, event
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks
 from apscheduler_tasklock.closing import Closing
@@ -175,12 +175,6 @@ def test_many_claims_at_once_end_with_one_connection(
 
 class TestAnApplicationsEngine:
     """It may be disposed of right after a shutdown; what is checked in later would stay open."""
-
-    @pytest.fixture
-    def engine(self, database_url: str) -> Iterator[Engine]:
-        engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
-        yield engine
-        engine.dispose()
 
     def test_what_is_in_use_at_the_closing_is_closed_after_its_use(self, engine: Engine) -> None:
         database = Database(engine, timeout=60, application_name="unused")

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, event
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.pool import StaticPool
 
 from apscheduler_tasklock.asking import WantedTakeover
@@ -503,9 +503,8 @@ class TestEngine:
         assert backends(connection) == 1
 
     def test_a_hook_of_the_applications_that_fails_is_an_outage(
-        self, make_locks: MakeLocks, database_url: str
+        self, engine: Engine, make_locks: MakeLocks
     ) -> None:
-        engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
         failing = True
 
         def fetch_password(*_: Any) -> None:
@@ -518,12 +517,10 @@ class TestEngine:
             claim(locks)
         failing = False
         held(locks)
-        engine.dispose()
 
     def test_an_engine_that_lends_open_transactions_is_refused(
-        self, make_locks: MakeLocks, database_url: str
+        self, engine: Engine, make_locks: MakeLocks
     ) -> None:
-        engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
 
         @event.listens_for(engine, "checkout")
         def run_sql(connection: Any, *_: Any) -> None:
@@ -531,7 +528,6 @@ class TestEngine:
 
         with pytest.raises(TaskLockError, match="whose transaction is open"):
             make_locks(engine).check()
-        engine.dispose()
 
     def test_an_engine_with_a_single_connection_is_refused(self, database_url: str) -> None:
         url = database_url.replace("postgresql://", "postgresql+psycopg://")

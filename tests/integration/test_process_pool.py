@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
-from sqlalchemy import create_engine
+from sqlalchemy import Engine
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
@@ -149,13 +149,10 @@ def test_a_forked_child_does_not_use_its_parents_connection(
     assert replica.one(EVENT_JOB_EXECUTED, "after").retval == 2
 
 
-def test_an_engines_url_serves_the_workers(make_pooled: MakeReplica, database_url: str) -> None:
-    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
+def test_an_engines_url_serves_the_workers(engine: Engine, make_pooled: MakeReplica) -> None:
     replica = make_pooled(engine)
     replica.run_once(pool_jobs.decorated, args=[1])
     assert replica.one(EVENT_JOB_EXECUTED).retval == 1
-    replica.scheduler.shutdown()
-    engine.dispose()
 
 
 def test_a_pool_can_be_given_as_an_instance(make_replica: MakeReplica, database_url: str) -> None:

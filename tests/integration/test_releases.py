@@ -10,11 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import create_engine
+from sqlalchemy import Engine
 
 from apscheduler_tasklock import releases
 from apscheduler_tasklock.context import HeldLock
-from apscheduler_tasklock.database import parse_url
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.releases import Ending
@@ -57,7 +56,11 @@ def is_sending() -> bool:
 @pytest.mark.direct("pgbouncer's connections are older than the setting")
 @pytest.mark.parametrize("limit", ["lock_timeout", "statement_timeout"])
 def test_a_claim_that_the_server_undid_owes_none(
-    make_locks: MakeLocks, database_url: str, connection: psycopg.Connection[Any], limit: str
+    engine: Engine,
+    make_locks: MakeLocks,
+    database_url: str,
+    connection: psycopg.Connection[Any],
+    limit: str,
 ) -> None:
     finished = make_locks()
     finished.release(held(finished, **TIMES))
@@ -68,12 +71,10 @@ def test_a_claim_that_the_server_undid_owes_none(
             sql.SQL("ALTER DATABASE {} SET {} = '100ms'").format(database, sql.SQL(limit))
         )
         # An application's engine: its connections have the server's limit, and none of ours.
-        engine = create_engine(parse_url(database_url))
         with pytest.raises(TaskLockDatabaseError, match=f"due to {limit.replace('_', ' ')}"):
             held(make_locks(engine, claim_timeout=0.3), **TIMES)
         # It could not have been sent while the row is locked.
         assert not is_sending()
-        engine.dispose()
 
 
 @pytest.mark.usefixtures("_no_retries")

@@ -163,13 +163,11 @@ def test_a_window_that_somebody_has_set_to_end_never_is_refused_and_released(
 
 
 def test_whatever_an_engine_makes_of_rows_ours_are_our_own(
-    make_locks: MakeLocks, database_url: str
+    engine: Engine, make_locks: MakeLocks, database_url: str
 ) -> None:
     class Loud(psycopg.Cursor[Any]):
         def fetchone(self) -> Any:
             raise AssertionError("the application's cursor was used")
-
-    engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
 
     # After the dialect's own first look, which could not read such rows either.
     @event.listens_for(engine, "checkout")
@@ -180,7 +178,6 @@ def test_whatever_an_engine_makes_of_rows_ours_are_our_own(
     locks = make_locks(engine)
     locks.check()
     assert isinstance(claim_twice(locks, make_locks(database_url)), Refusal)
-    engine.dispose()
 
 
 def test_the_synchronous_side_of_an_async_engine_is_refused(database_url: str) -> None:
