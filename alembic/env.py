@@ -8,11 +8,9 @@ import os
 from logging.config import fileConfig
 
 from alembic import context
-from sqlalchemy import Connection, create_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Connection
 
-from apscheduler_tasklock.database import parse_url
-from apscheduler_tasklock.schema import run_migrations, version_table
+from apscheduler_tasklock.schema import migration_engine, run_migrations, version_table
 from apscheduler_tasklock.table import DEFAULT_TABLE
 
 config = context.config
@@ -37,12 +35,7 @@ def main() -> None:
     elif attributes.get("connection") is not None:
         run_on(attributes["connection"])
     else:
-        engine = create_engine(
-            parse_url(database_url()),
-            poolclass=NullPool,
-            connect_args={"client_encoding": "UTF8"},  # which one in SQL_ASCII leaves open
-        )
-        with engine.connect() as connection:
+        with migration_engine(database_url()).connect() as connection:
             run_on(connection)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from typing import Any
@@ -12,11 +13,12 @@ import psycopg
 from psycopg.abc import Buffer
 from psycopg.rows import tuple_row
 from psycopg.types.datetime import TimestamptzBinaryLoader
+from sqlalchemy.engine import URL
 
 from apscheduler_tasklock.closing import CANCEL_LIMIT, Closing, Deadline
 
 # What PostgreSQL sends for the time "infinity": the largest number of microseconds.
-INFINITY = (2**63 - 1).to_bytes(8, "big")
+_INFINITY = (2**63 - 1).to_bytes(8, "big")
 
 
 class BoundedWait:
@@ -91,7 +93,7 @@ class _TimeOrEndLoader(TimestamptzBinaryLoader):
     """Gives the last moment that Python knows for ``infinity``, which an operator may have set."""
 
     def load(self, data: Buffer) -> datetime:
-        if bytes(data) == INFINITY:
+        if bytes(data) == _INFINITY:
             return datetime.max.replace(tzinfo=timezone.utc)
         return super().load(data)
 
@@ -129,35 +131,28 @@ def attempt_limit(timeout: float) -> float:
 
 
 def connector(
-    attempt: float, application_name: str, closing: Closing | None
-) -> Callable[..., psycopg.Connection[Any]]:
-    """Return what opens a connection whose waits end within ``attempt`` seconds each.
+    url: URL, attempt: float, application_name: str, closing: Closing | None
+) -> Callable[[], psycopg.Connection[Any]]:
+    """Return what opens a connection in autocommit mode, whose waits end.
 
+    :param attempt: seconds within which each of them does
     :param closing: when it says that claiming is stopped, they are as short as libpq can
     """
-    defaults = {
+    parameters = {
         "application_name": application_name,
         "keepalives_idle": 5,
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": int(attempt * 1000),
-        # As a database in SQL_ASCII would not tell what its text is written in.
-        "client_encoding": "UTF8",
+        **connect_parameters(url),
     }
 
-    def connect(
-        _dialect: Any, _record: Any, arguments: list[Any], parameters: dict[str, Any]
-    ) -> psycopg.Connection[Any]:
+    def connect() -> psycopg.Connection[Any]:
         hurried = closing is not None and closing.stopped
         # libpq takes whole seconds, and at least 2.
         timeout = 2 if hurried else max(2, int(attempt))
-        chosen = {"connect_timeout": timeout, **defaults, **parameters}
-        if _has_several_hosts(chosen):
-            # Not a standby that happens to be named first.
-            chosen.setdefault("target_session_attrs", "read-write")
-        connection = psycopg.connect(*arguments, **chosen)
+        connection = psycopg.connect(**{"connect_timeout": timeout, **parameters}, autocommit=True)
         try:
-            connection.autocommit = True
             connection.adapters.register_loader("timestamptz", _TimeOrEndLoader)
             with bounded_waits(connection, attempt, Deadline(closing)):
                 if not _is_direct(connection):
@@ -170,8 +165,16 @@ def connector(
     return connect
 
 
-def _has_several_hosts(parameters: Mapping[str, Any]) -> bool:
-    return any("," in str(parameters.get(name) or "") for name in ("host", "hostaddr"))
+def connect_parameters(url: URL) -> dict[str, Any]:
+    """Return a URL's parameters for psycopg, with what each connection of ours needs besides."""
+    parameters = dict(url.get_dialect()().create_connect_args(url)[1])
+    # A database in SQL_ASCII does not tell what its text is written in.
+    parameters.setdefault("client_encoding", "UTF8")
+    hosts = parameters.get("host") or os.environ.get("PGHOST", "")
+    if "," in hosts and "PGTARGETSESSIONATTRS" not in os.environ:
+        # Not a standby that happens to be named first.
+        parameters.setdefault("target_session_attrs", "read-write")
+    return parameters
 
 
 def _is_direct(connection: psycopg.Connection[Any]) -> bool:

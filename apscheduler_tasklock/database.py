@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
+from functools import partial
 from math import inf
 from typing import Any
 
 import psycopg
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy.pool import StaticPool
 
 from apscheduler_tasklock.closing import ATTEMPT_LIMIT, Closing, Deadline
 from apscheduler_tasklock.connection import attempt_limit, bounded_waits, connector, plain_cursor
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.failures import LOST_STATEMENT_STATES, explain_away
-from apscheduler_tasklock.lending import GuestConnections, KeptConnections, Lender, Lent
+from apscheduler_tasklock.lending import (
+    GuestConnections,
+    KeptConnections,
+    Lender,
+    Lent,
+    open_apart,
+)
 
 DRIVER = "postgresql+psycopg"
 
@@ -33,8 +40,9 @@ class Database:
     :param database: a URL, or an SQLAlchemy engine that is used as it is, except for autocommit
     :param timeout: seconds within which a claim must have been decided. A single connection
         attempt or statement gets a third of it, so that there is time for another.
-    :param application_name: shown by ``pg_stat_activity``, for an engine made here
+    :param application_name: shown by ``pg_stat_activity``, unless an engine is given
     :param closing: says when claiming is stopped, from when on nothing waits for long
+    :ivar url: where the database is; its text hides the password
     """
 
     def __init__(
@@ -49,25 +57,33 @@ class Database:
         self._application_name = application_name
         self._closing = closing
         self._prepares = True
-        self._own = not isinstance(database, Engine)
+        self._engine: Engine | None = None
         self._lender: Lender
         if isinstance(database, Engine):
             _check_engine(database)
-            self._engine = database
+            self._engine, self.url = database, database.url
             self._lender = GuestConnections(database)
         else:
-            self._engine = _make_engine(parse_url(database), timeout, application_name, closing)
-            self._lender = KeptConnections(self._engine.pool, timeout * QUEUEING)
+            self.url = parse_url(database)
+            self._lender = self._keep_connections()
 
     @property
-    def url(self) -> URL:
-        """Where the database is. Its text hides the password."""
-        return self._engine.url
+    def _own(self) -> bool:
+        return self._engine is None
+
+    def _keep_connections(self) -> KeptConnections:
+        connect: Callable[[], psycopg.Connection[Any]]
+        if self._engine is not None:
+            connect = partial(open_apart, self._engine)
+        else:
+            attempt = attempt_limit(self._timeout)
+            connect = connector(self.url, attempt, self._application_name, self._closing)
+        return KeptConnections(connect, self._timeout * QUEUEING)
 
     @property
     def where(self) -> str:
         """The database's host, port and name, for messages."""
-        url = self._engine.url
+        url = self.url
         host = url.host or url.query.get("host") or "the default host"
         host = host if isinstance(host, str) else ", ".join(host)
         port = f":{url.port}" if url.port else ""
@@ -131,8 +147,8 @@ class Database:
     def _manners(self, connection: psycopg.Connection[Any]) -> AbstractContextManager[None]:
         """Prepare nothing where others use the connection, and where a pooler loses statements.
 
-        An engine made here prepares only on connections that lead to the server itself (see
-        ``connector``); of an application's own it is not known where they lead.
+        Our own connections prepare only where they lead to the server itself (see
+        ``connector``); of an application's it is not known where they lead.
         """
         return nullcontext() if self._own and self._prepares else _as_a_guest(connection)
 
@@ -149,11 +165,7 @@ class Database:
         """
         separate = copy(self)
         separate._closing = None
-        if self._own:
-            separate._engine = _make_engine(
-                self._engine.url, self._timeout, self._application_name, None
-            )
-        separate._lender = KeptConnections(separate._engine.pool, self._timeout * QUEUEING)
+        separate._lender = separate._keep_connections()
         return separate
 
     def open(self) -> None:
@@ -227,16 +239,3 @@ def _check_engine(engine: Engine) -> None:
             "the engine's StaticPool has one connection, which the application may be using; "
             "give the URL instead of the engine"
         )
-
-
-def _make_engine(
-    url: URL, timeout: float, application_name: str, closing: Closing | None
-) -> Engine:
-    attempt = attempt_limit(timeout)
-    engine = create_engine(
-        url,
-        isolation_level="AUTOCOMMIT",
-        poolclass=NullPool,  # they are kept by KeptConnections
-    )
-    event.listen(engine, "do_connect", connector(attempt, application_name, closing))
-    return engine

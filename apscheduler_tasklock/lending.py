@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import psycopg
 from sqlalchemy import Engine
-from sqlalchemy.pool import Pool, PoolProxiedConnection
+from sqlalchemy.pool import PoolProxiedConnection
 
 from apscheduler_tasklock.closing import Deadline
 from apscheduler_tasklock.errors import TaskLockDatabaseError
@@ -64,12 +64,12 @@ class KeptConnections:
     Those that a burst has opened are kept until none is in use any more: to open one costs a
     server as much as to decide dozens of claims.
 
-    :param pool: opens them, and knows no more of each from then on
+    :param connect: opens one
     :param patience: seconds that a borrower waits while all are in use
     """
 
-    def __init__(self, pool: Pool, patience: float) -> None:
-        self._pool = pool
+    def __init__(self, connect: Callable[[], psycopg.Connection[Any]], patience: float) -> None:
+        self._connect = connect
         self._patience = patience
         self._closed = False
         self._idle: list[Lent] = []
@@ -83,8 +83,6 @@ class KeptConnections:
         self._parents += self._idle
         self._idle = []
         self._in_use = 0
-        # The pool has locks and places as well, which a thread of the parent may have taken.
-        self._pool = self._pool.recreate()
         self._changed = threading.Condition()
 
     def borrow(self, deadline: Deadline) -> Lent:
@@ -98,15 +96,12 @@ class KeptConnections:
             if self._idle:
                 return self._idle.pop()
         try:
-            return Lent(deadline.call(self._open_one, lambda late: late.close()))
+            return Lent(deadline.call(self._connect, lambda late: late.close()))
         except BaseException:
             with self._changed:
                 self._in_use -= 1
                 self._changed.notify()
             raise
-
-    def _open_one(self) -> psycopg.Connection[Any]:
-        return _detached(self._pool.connect())
 
     def give_back(self, lent: Lent, *, whole: bool) -> None:
         """Take a connection back, and close those that were only opened for a burst."""
@@ -182,17 +177,19 @@ class GuestConnections:
         """Do nothing: what is idle is the application's."""
 
 
+def open_apart(engine: Engine) -> psycopg.Connection[Any]:
+    """Open a connection as an application's engine does, of which its pool knows nothing."""
+    # By a pool for this one: the engine's may be used up, or locked for ever in a forked child.
+    proxy = engine.pool.recreate().connect()
+    connection = _driver_connection(proxy)
+    proxy.detach()
+    return connection
+
+
 def _close_for_good(proxy: PoolProxiedConnection) -> None:
     """Close a connection instead of checking it in."""
     proxy.invalidate()
     proxy.close()
-
-
-def _detached(proxy: PoolProxiedConnection) -> psycopg.Connection[Any]:
-    """Return the connection itself, of which its pool shall know no more."""
-    connection = _driver_connection(proxy)
-    proxy.detach()
-    return connection
 
 
 def _driver_connection(proxy: PoolProxiedConnection) -> psycopg.Connection[Any]:

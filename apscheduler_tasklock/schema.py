@@ -11,11 +11,12 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, func, select, text
+from sqlalchemy import Connection, Engine, create_engine, func, select, text
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema
 
+from apscheduler_tasklock.connection import connect_parameters
 from apscheduler_tasklock.database import parse_url
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.table import DEFAULT_TABLE
@@ -100,8 +101,12 @@ def migrate(
             return scripts._downgrade_revs(revision, heads)
         return scripts._upgrade_revs(revision, heads)
 
-    options = {"fn": steps, "script": scripts, "destination_rev": revision}
-    options = {**options, **version_table(schema, table)}
+    options = {
+        "fn": steps,
+        "script": scripts,
+        "destination_rev": revision,
+        **version_table(schema, table),
+    }
     if not isinstance(connection, Connection):  # offline, where there is none, or a mock of one
         connection = None
         options.update(_offline_options(starts_at="head" if revision == "base" else None))
@@ -194,14 +199,18 @@ def _schema_exists(context: MigrationContext, schema: str) -> bool:
     return context.connection.scalar(found, {"schema": schema}) is not None
 
 
+def migration_engine(database: str | URL) -> Engine:
+    """Return an engine for migrations, which keeps no connection.
+
+    :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL
+    """
+    url = parse_url(database)
+    parameters = {"connect_timeout": _CONNECT_TIMEOUT, **connect_parameters(url)}
+    return create_engine(url, poolclass=NullPool, connect_args=parameters)
+
+
 def _run(database: str | URL, schema: str | None, table: str, run: Any) -> bool:
-    engine = create_engine(
-        parse_url(database),
-        poolclass=NullPool,
-        # SQLAlchemy cannot read what a database in SQL_ASCII sends without an encoding.
-        connect_args={"connect_timeout": _CONNECT_TIMEOUT, "client_encoding": "UTF8"},
-    )
-    with engine.connect() as connection:
+    with migration_engine(database).connect() as connection:
         config = _config(schema, table, connection)
         run(config)
     return bool(config.attributes["migrated"])  # env.py notes it

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
-from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks, upgrade
+from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks, downgrade, upgrade
 from apscheduler_tasklock.asking import WantedClaim
 from apscheduler_tasklock.context import HeldLock
 from tests.polling import eventually
@@ -95,6 +95,8 @@ def test_the_primary_is_found_behind_a_standby_that_is_named_first(pair: Pair) -
     """Else each connection would lead to the standby, where nothing can be claimed."""
     hosts = [f"host=127.0.0.1:{server.port}" for server in (pair.standby, pair.primary)]
     url = f"postgresql://postgres@/postgres?{'&'.join(hosts)}"
+    assert downgrade(url)
+    assert upgrade(url)
     with closing(TaskLocks(url, replica_id="replica", claim_timeout=5.0)) as locks:
         locks.check()
         locks.release(claimed(locks))

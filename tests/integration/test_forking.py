@@ -15,9 +15,9 @@ from typing import Any
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_RELEASED, HeldLock, TaskLocks, current_lock
+from apscheduler_tasklock.connection import _is_direct
 from apscheduler_tasklock.releases import Ending
 from tests.integration.claims import row
 from tests.polling import eventually
@@ -125,20 +125,19 @@ def test_a_first_connection_that_a_thread_was_making_at_the_fork_does_not_stop_t
     make_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     locks = make_locks()
-    initialize = PGDialect_psycopg.initialize
     begun, go_on = threading.Event(), threading.Event()
 
-    def hold_up(dialect: Any, connection: Any) -> None:
+    def hold_up(opened: Any) -> bool:
         """Take long, as with a slow server."""
         begun.set()
         assert go_on.wait(60)
-        initialize(dialect, connection)
+        return _is_direct(opened)
 
     def use() -> None:
         go_on.set()
         hold(locks)
 
-    monkeypatch.setattr(PGDialect_psycopg, "initialize", hold_up)
+    monkeypatch.setattr("apscheduler_tasklock.connection._is_direct", hold_up)
     thread = threading.Thread(target=hold, args=(locks, "parents"))
     thread.start()
     assert begun.wait(60)

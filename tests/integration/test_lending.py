@@ -130,16 +130,16 @@ def test_what_broke_one_closes_those_that_are_idle(
 def test_what_could_not_be_opened_leaves_its_place_to_others(make_database: MakeDatabase) -> None:
     database = make_database(timeout=0.1)
     lender: Any = database._lender
-    connect = lender._pool.connect
+    connect = lender._connect
 
     def fail() -> Any:
         raise psycopg.OperationalError("no connection today")
 
-    lender._pool.connect = fail
+    lender._connect = fail
     for _ in range(MOST_CONNECTIONS + 1):
         with pytest.raises(TaskLockDatabaseError, match="today"), database.cursor():
             pass
-    lender._pool.connect = connect
+    lender._connect = connect
     with database.cursor() as cursor:
         assert cursor.execute("SELECT 1").fetchone() == (1,)
 
