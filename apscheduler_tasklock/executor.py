@@ -488,9 +488,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             lease = self._lease(job, event.jobstore, task)
             self._failover.know(task.name, (job.id, event.jobstore), lease)
             if event.code == EVENT_JOB_ADDED:
-                self._tell_of_what_has_no_effect(job, event.jobstore, task)
+                self._tell_what_the_lock_limits(job, event.jobstore, task)
 
-    def _tell_of_what_has_no_effect(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
+    def _tell_what_the_lock_limits(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
         assert task.options is not None
         if job.max_instances > 1:
             logger.info(

@@ -114,7 +114,7 @@ def explain_refusal(
     if isinstance(error, psycopg.errors.UndefinedColumn):
         return old_table(table)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return missing_grant(table, user)
+        return missing_grant(table, user, one_line(error))
     return TaskLockError(f"the task lock database ({where}) refuses: {one_line(error)}")
 
 
@@ -135,12 +135,16 @@ def old_table(table: Table, missing: str = "") -> TaskLockSchemaError:
     )
 
 
-def missing_grant(table: Table, user: str | None) -> TaskLockSchemaError:
-    """Return the error for a role that may not use the table."""
+def missing_grant(table: Table, user: str | None, said: str = "") -> TaskLockSchemaError:
+    """Return the error for a role that may not use the table.
+
+    :param said: PostgreSQL's own words, as it may be a policy that stands against it
+    """
     role = quoted(user) if user else "<the application's role>"
     schema = f"GRANT USAGE ON SCHEMA {quoted(table.schema)} TO {role}; " if table.schema else ""
+    why = f" (PostgreSQL: {said})" if said else ""
     return TaskLockSchemaError(
-        f"role {role} may not use the table {table.fullname}; let its owner run: "
+        f"role {role} may not use the table {table.fullname}{why}; let its owner run: "
         f"{schema}GRANT SELECT, INSERT, UPDATE ON {quoted_name(table)} TO {role}"
     )
 
@@ -151,9 +155,8 @@ def missing_policy(table: Table, user: str | None, commands: Sequence[str]) -> T
     :param commands: for which it has no policy
     """
     role = quoted(user) if user else "<the application's role>"
-    policy = quoted(
-        f"task_lock_of_{user or 'the_application'}"[:60]
-    )  # each role has one of its own
+    # Each role has one of its own.
+    policy = quoted(f"task_lock_of_{user or 'the_application'}"[:60])
     return TaskLockSchemaError(
         f"row-level security is on for the table {table.fullname}, and role {role} has no policy "
         f"for {', '.join(commands)}; let its owner run: CREATE POLICY {policy} ON "

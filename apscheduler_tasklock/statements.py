@@ -32,8 +32,8 @@ _LEASE = "(%(lease)s::float8 * interval '1 second')"
 
 # A release that opens the window again puts its end this far before its start: early enough for
 # every fire of the same window, whose `fired` differ by the clocks' noise, and too late for a
-# fire of the window before.
-# Half the window, or a second; the window may have been set to end at 'infinity'.
+# fire of the window before. It is half the window, or a second, whichever is shorter, since the
+# window may have been set to end at 'infinity'.
 _JUST_BEFORE = """GREATEST(interval '1 microsecond',
     (LEAST(window_until, window_start + interval '2 seconds') - window_start) / 2)"""
 

@@ -80,17 +80,19 @@ def shutting_down(inner: Any) -> Iterator[None]:
     processes = list(pool_processes(inner).values())
     over = threading.Event()
 
-    def tell() -> None:
+    def tell(number: int) -> None:
         # Again and again: one that has not begun its first job ignores the signal.
         while True:
             for process in processes:
                 if _lives(process):
                     with suppress(OSError):
-                        os.kill(process.pid, _SHUTDOWN_SIGNAL)  # type: ignore[arg-type]
+                        os.kill(process.pid, number)
             if over.wait(SHUTDOWN_INTERVAL):
                 return
 
-    teller = threading.Thread(target=tell, name="tasklock-shutdown", daemon=True)
+    teller = threading.Thread(
+        target=tell, args=[_SHUTDOWN_SIGNAL], name="tasklock-shutdown", daemon=True
+    )
     if processes and _SHUTDOWN_SIGNAL is not None:
         # From Python 3.12 on, no thread starts any more while the interpreter ends.
         with suppress(RuntimeError):

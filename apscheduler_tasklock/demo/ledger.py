@@ -23,7 +23,7 @@ _RUN = "run.task, run.replica, run.token, run.run_time, run.takeover, run.starte
 # Seconds after which a run is well begun.
 _MID_RUN_SECONDS = 0.5
 
-_ALL_RUNS = f"SELECT {_RUN} FROM {{table}} AS run ORDER BY started_at"  # noqa: S608  # likewise
+_ALL_RUNS = f"SELECT {_RUN} FROM {{table}} AS run ORDER BY started_at"  # noqa: S608  # the columns are those above
 _MID_RUN = f"""
     SELECT {_RUN} FROM {{table}} AS run
     WHERE task = %s AND ended_at IS NULL

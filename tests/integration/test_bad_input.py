@@ -330,7 +330,7 @@ def test_an_executor_that_cannot_be_started_leaves_no_connection(
     eventually(lambda: connection.execute(ours).rowcount == 0)
 
 
-class TestWhatHasNoEffect:
+class TestWhatTheLockLimits:
     """Told when the job is added, or once the scheduler has started."""
 
     @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -81,18 +82,17 @@ def test_dates_may_be_written_in_any_style(
 @contextmanager
 def sql_ascii(database_url: str) -> Iterator[str]:
     """Create a database that does not know what its text is written in."""
+    name = f"tasklock_ascii_{uuid4().hex[:12]}"
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(
-            "CREATE DATABASE ascii_of_test TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'"
+            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'"
         )
         try:
-            url = make_url(database_url).set(database="ascii_of_test")
-            yield url.render_as_string(hide_password=False)
+            yield make_url(database_url).set(database=name).render_as_string(hide_password=False)
         finally:
-            connection.execute("DROP DATABASE ascii_of_test WITH (FORCE)")
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-@pytest.mark.own_server
 def test_a_database_in_sql_ascii_keeps_names_as_they_are(
     make_locks: MakeLocks, database_url: str
 ) -> None:
@@ -132,6 +132,24 @@ def test_row_level_security_without_a_policy_is_an_error_at_start_that_names_it(
         connection.execute(says.partition("let its owner run: ")[2])
         locks.check()
         assert isinstance(claim_twice(locks, make_locks(url)), Refusal)
+
+
+def test_a_policy_that_rejects_the_rows_is_told_in_postgresqls_words(
+    make_locks: MakeLocks, database_url: str, connection: Connection
+) -> None:
+    """No GRANT would help."""
+    with role(database_url) as (name, url):
+        user = sql.Identifier(name)
+        connection.execute("ALTER TABLE task_lock ENABLE ROW LEVEL SECURITY")
+        for statement in (
+            "GRANT SELECT, INSERT, UPDATE ON task_lock TO {}",
+            "CREATE POLICY none ON task_lock TO {} USING (true) WITH CHECK (false)",
+        ):
+            connection.execute(sql.SQL(statement).format(user))
+        locks = make_locks(url)
+        with pytest.raises(TaskLockSchemaError, match="violates row-level security policy"):
+            claim(locks)
+        locks.close()
 
 
 def test_a_window_that_somebody_has_set_to_end_never_can_be_opened_again(

@@ -224,7 +224,8 @@ class OwnCron(CronTrigger):
 
 
 def utc(*fields: int) -> datetime:
-    return datetime(*fields, tzinfo=timezone.utc)  # type: ignore[misc,arg-type]
+    year, month, day, *time = fields
+    return datetime(year, month, day, *time, tzinfo=timezone.utc)
 
 
 def test_name_is_function_and_16_hexadecimal_digits() -> None:
