@@ -88,13 +88,14 @@ def account_by_run_time(history: History, run_times: Sequence[float]) -> Account
             continue
         if run_time in cut:
             fates["lost"] += 1
-        elif not asked[run_time]:
-            fates["unattended"] += 1
-        elif all(map(busy.at, asked[run_time])):
-            fates["skipped"] += 1
         else:
-            overtaken = busy.latest_at(min(asked[run_time])) > run_time
-            fates["overtaken" if overtaken else "missed"] += 1
+            in_time = [busy.at(at) for at in asked[run_time] if busy.latest_at(at) <= run_time]
+            if not all(in_time):
+                fates["missed"] += 1
+            elif in_time:
+                fates["skipped"] += 1
+            else:
+                fates["overtaken" if asked[run_time] else "unattended"] += 1
     return Account(
         windows=len(run_times),
         runs=len(ended),

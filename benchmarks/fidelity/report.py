@@ -44,7 +44,7 @@ TRACE_COUNTS = (
     "overtaken",
     "unattended",
 )
-SHORT_GAP_COUNTS = ("runs", "doubled", "missed", "overtaken", "overlapping")
+SHORT_GAP_COUNTS = ("runs", "doubled", "missed", "overlapping", "skipped", "overtaken")
 
 PREFACE = """\
 `make fidelity`, seed {seed}: {windows:,} windows in each trace, which is the same for every rule.

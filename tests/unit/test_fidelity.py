@@ -273,6 +273,18 @@ def test_a_run_time_that_is_asked_for_only_during_a_run_is_skipped() -> None:
     assert (figures.skipped, figures.missed, figures.unattended) == (1, 1, 0)
 
 
+def test_a_run_time_asked_for_during_a_run_and_after_it_was_overtaken_is_skipped() -> None:
+    """As is a window of the other traces: nobody asked for it in time while nothing ran."""
+    runs = [Run(0.0, 1.0, 0.0, 20.0), Run(30.0, 1.0, 21.0, 22.0), Run(60.0, 1.0, 60.0, 61.0)]
+    asked = [(1.0, 11.0), (1.0, 25.0)]
+
+    figures = account_by_run_time(History(runs, asked), SHORT)
+    between = account_by_run_time(History(runs, [*asked, (1.0, 20.5)]), SHORT)
+
+    assert (figures.skipped, figures.overtaken, figures.missed) == (1, 0, 0)
+    assert (between.skipped, between.overtaken, between.missed) == (0, 0, 1)
+
+
 def test_a_run_time_that_no_worker_asked_for_is_unattended() -> None:
     runs = [Run(time, 1.0, time, time + 0.5) for time in SHORT[:3]]
 
