@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from math import inf
@@ -104,6 +105,8 @@ class Attempts:
                 return self.once(statement, limit=limit)
             except TaskLockDatabaseError as error:
                 pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
+                # Else all replicas would come back at the same moment.
+                pause *= random.uniform(0.8, 1.2)  # noqa: S311  # no secret
                 if time.monotonic() + pause > begun + seconds or stop.wait(pause):
                     raise self._gave_up(begun, str(error)) from error.__cause__
                 attempt += 1

@@ -271,9 +271,11 @@ async def _run_to_its_end(
 ) -> tuple[list[Any], bool]:
     """Run the job and release; return its events, and whether nobody cancelled it."""
     told: list[Any] | None = None
+    loop = asyncio.get_running_loop()
+    fire.runs_on(loop)
     cancel, cancelled_on_loss = _cancel_of(fire)
     try:
-        with fire.holding(partial(asyncio.get_running_loop().call_soon_threadsafe, cancel)):
+        with fire.holding(partial(loop.call_soon_threadsafe, cancel)):
             told = await run_coroutine_job(
                 job, submission.jobstore, [fire.run_time], submission.logger_name
             )

@@ -176,9 +176,12 @@ class Claims:
 
     def _extend(self, held: HeldLock, by: float) -> bool:
         sent = time.monotonic()
-        times = self._attempts.once(
+        # On the renewals' own connection: the job may have the only one of its application's pool.
+        times = self._renewing.once(
             lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by, held.lease)
         )
+        if held.lease is None:
+            self._renewing.rest()  # which else the renewing thread does
         if times is None:
             return False
         _note(held, times, sent)
@@ -218,6 +221,7 @@ def _refusal(answer: ClaimAnswer) -> Refusal:
         token=answer.token,
         locked_until=answer.locked_until,
         reason="running" if standing else "window",
+        renewed=answer.running and answer.locked_until < answer.run_until,
         blocked=standing and answer.new_window,
         unfinished=answer.unfinished,
         waits=answer.waits,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -69,6 +70,16 @@ class HeldLock:
         self._pid = os.getpid()
         self._lost = False
         self._when_lost: Callable[[], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def runs_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Note that a coroutine on this event loop runs under the lock."""
+        self._loop = loop
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it was left to an event loop that is closed, so that nobody will release it."""
+        return self._loop is not None and self._loop.is_closed()
 
     @property
     def inherited(self) -> bool:
@@ -142,6 +153,7 @@ class HeldLock:
     def end(self) -> bool:
         """Note that the claim is released, and return whether that is news."""
         news, self._ended = not self._ended, True
+        self._when_lost = None  # which refers to this
         return news
 
     def extend(self, by: float | timedelta) -> None:
@@ -150,6 +162,8 @@ class HeldLock:
         A lease goes on being renewed until then.
 
         :param by: seconds or a ``timedelta``, above 0
+        Waits for the database; in a coroutine, await :meth:`extend_async` instead.
+
         :raises TaskLockError: the claim has ended already; nothing was changed
         :raises TaskLockDatabaseError: the database is away; ask again
         """
@@ -160,6 +174,10 @@ class HeldLock:
                 f"the lock of task {self.name!r} (token {self.token}) has ended and cannot be "
                 "extended; another replica may be running it"
             )
+
+    async def extend_async(self, by: float | timedelta) -> None:
+        """Do the same as :meth:`extend` in a thread, so that the event loop goes on."""
+        await asyncio.get_running_loop().run_in_executor(None, self.extend, by)
 
     def __repr__(self) -> str:
         return (
@@ -176,6 +194,7 @@ class Refusal:
     :ivar token: its fencing token
     :ivar locked_until: database time until which the task is held
     :ivar reason: ``"running"`` or ``"window"``
+    :ivar renewed: whether its holder renews the claim, and so was alive less than a lease ago
     :ivar blocked: whether a run that is still going on, or whose holder died, stands against a
         window that is new
     :ivar unfinished: whether the last run was not released: it is going on, or its holder died
@@ -188,6 +207,7 @@ class Refusal:
     token: int
     locked_until: datetime
     reason: str
+    renewed: bool
     blocked: bool
     unfinished: bool
     waits: bool

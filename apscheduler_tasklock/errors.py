@@ -35,7 +35,7 @@ class TaskLockRefusedError(TaskLockError):
 
     def __str__(self) -> str:
         what = "is running on" if self.reason == "running" else "was just run by"
-        return f"task {self.name!r} {what} {self.holder}, locked until {self.locked_until}"
+        return f"task {self.name!r} {what} {self.holder!r}, locked until {self.locked_until}"
 
 
 class TaskLockDatabaseError(TaskLockError):

@@ -32,7 +32,7 @@ from apscheduler_tasklock.errors import (
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ERROR, TaskLockEvent
 from apscheduler_tasklock.failover import Failover, JobKey
 from apscheduler_tasklock.fire import Fire
-from apscheduler_tasklock.inner import make_inner, report_jobs
+from apscheduler_tasklock.inner import check_gevent, make_inner, report_jobs
 from apscheduler_tasklock.lateness import SchedulerPasses, WorkerQueue
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.loops import call_as_scheduler, dispatcher
@@ -187,6 +187,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 f"{type(self).__name__}: the executor to wrap is a TaskLockExecutor itself; one "
                 "claims the lock, two would wait for each other"
             )
+        check_gevent(inner)
         if getattr(inner, _WRAPPED_BY, self) is not self:
             raise TaskLockOptionError(
                 f"{type(self).__name__}: the executor to wrap is wrapped by another one already, "
@@ -369,7 +370,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         job_id, jobstore = key
         error = TaskLockError(
             f"task {dead.task_name!r}: the window of {dead.window_start} is given up: {reason}. "
-            f"Its last holder was {dead.holder} (token {dead.token})"
+            f"Its last holder was {dead.holder!r} (token {dead.token})"
         )
         logger.error("%s", error)
         dispatch = dispatcher(self._inner, self._scheduler._dispatch_event, awaited=False)

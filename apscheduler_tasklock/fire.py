@@ -104,6 +104,11 @@ class Fire:
             self._reports.lost(self._held)
         self.give_back()
 
+    def runs_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Note that its job is a coroutine on this event loop."""
+        if self._held is not None:
+            self._held.runs_on(loop)
+
     @contextmanager
     def holding(self, cancel: Callable[[], object] | None = None) -> Iterator[None]:
         """Make the held lock the current one while the job runs.
@@ -202,7 +207,7 @@ class Fire:
     def _refused(self, refusal: Refusal) -> None:
         if self._submission.dead_run is not None:
             logger.debug(
-                "Task %r: the window of %s is not run again here: %s has it",
+                "Task %r: the window of %s is not run again here: %r has it",
                 self._submission.task_name,
                 self.run_time,
                 refusal.holder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Callable
@@ -73,6 +74,7 @@ class Hold:
                 held = await self._locks.offload.claim(
                     self._claim, partial(self._release, ending=Ending.OPEN)
                 )
+            held.runs_on(asyncio.get_running_loop())
             return self._make_current(held)
 
     async def __aexit__(self, *_: object) -> None:
@@ -156,6 +158,7 @@ class Hold:
     def _release(self, held: HeldLock, ending: Ending = Ending.KEEP) -> None:
         if held.inherited:
             return
+        untold = held.untold
         try:
             released = self._locks.release(held, ending)
         except TaskLockDatabaseError:
@@ -163,7 +166,7 @@ class Hold:
         except TaskLockError:
             logger.exception("Task %r: its lock could not be released", held.name)
             return
-        if released is None and held.untold:
+        if released is None and untold:
             logger.warning(LOST, held.name, held.token)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from inspect import iscoroutine
 from typing import Any
@@ -43,6 +44,26 @@ def make_inner(
             f"TaskLockExecutor: the executor to wrap cannot be made: {error}"
             f"{given if options else ''}"
         ) from None
+
+
+def check_gevent(inner: Any) -> None:
+    """Make sure that gevent has patched the process, if its executor is wrapped.
+
+    The threads that renew leases and look for dead holders submit to it, which only its own thread
+    may do, unless they are greenlets.
+
+    :raises TaskLockOptionError: it has not
+    """
+    module = sys.modules.get("apscheduler.executors.gevent")
+    if module is None or not isinstance(inner, module.GeventExecutor):
+        return
+    from gevent.monkey import is_module_patched
+
+    if not is_module_patched("threading"):
+        raise TaskLockOptionError(
+            "TaskLockExecutor: its GeventExecutor needs a process that gevent has patched; call "
+            "gevent.monkey.patch_all() before all other imports"
+        )
 
 
 def _make_configured(options: dict[str, Any], scheduler: Any) -> Any:

@@ -97,7 +97,15 @@ class Leases:
         standing = []
         # First: what is lost is told, whatever becomes of the others' renewal.
         for lease in batch:
-            if lease.held.lost:
+            if lease.held.abandoned:
+                logger.warning(
+                    "Task %r: its event loop was closed while it ran; its lock (token %s) is no "
+                    "longer renewed",
+                    lease.held.name,
+                    lease.held.token,
+                )
+                self.remove(lease.held)
+            elif lease.held.lost:
                 self._lose(lease)
             else:
                 standing.append(lease)

@@ -104,8 +104,12 @@ class OwedReleases:
             self._owed.append(owed)
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="tasklock-releases", daemon=True)
-                # Where threads are limited, it fails, and the next one tries again.
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:
+                    # Threads are limited, or the interpreter ends, which from Python 3.12 on starts
+                    # none. The next release that is owed tries again, or close() sends it.
+                    return
                 self._thread = thread
 
     def send_for(self, task_name: str, cursor: Any) -> None:
@@ -119,7 +123,7 @@ class OwedReleases:
             self._forget(owed)
 
     def close(self, until: float = inf) -> None:
-        """Send what is owed, again for a little while if need be, and end the thread.
+        """Send what is owed, again for a little while if need be; the thread ends.
 
         :param until: when that should be over, on the monotonic clock
         """
@@ -133,6 +137,8 @@ class OwedReleases:
             # More than one, if a release comes to be owed while the first is at its end.
             while (thread := self._thread) is not None and thread.is_alive():
                 thread.join()
+            if self._owed:  # and no thread could be started for it
+                self._work()
         finally:
             with self._changed:
                 self._closers -= 1

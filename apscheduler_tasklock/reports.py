@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from apscheduler_tasklock.blockers import statement_to_free
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.events import (
@@ -20,6 +21,7 @@ from apscheduler_tasklock.events import (
 )
 from apscheduler_tasklock.failures import is_row_locked
 from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.period import nominal_time
 from apscheduler_tasklock.releases import Ending
 from apscheduler_tasklock.submission import Submission
 
@@ -57,7 +59,7 @@ class Reports:
                 else "neither renewed nor released its lock"
             )
             logger.info(
-                "Task %r: runs the window of %s again, since its holder %s %s (token %s)",
+                "Task %r: runs the window of %s again, since its holder %r %s (token %s)",
                 held.name,
                 self.run_time,
                 held.dead_holder,
@@ -76,24 +78,46 @@ class Reports:
         )
         task_name = self._submission.task_name
         logger.debug(
-            "Task %r: refused for the run time %s (%s, held by %s until %s)",
+            "Task %r: refused for the run time %s (%s, held by %r until %s)",
             task_name,
             self.run_time,
             refusal.reason,
             refusal.holder,
             refusal.locked_until,
         )
-        if self._submission.failover or not refusal.blocked:
-            return  # what blocks it is run again, or nothing does
-        if self._locks.blockers.is_news(task_name, refusal.token):
+        if refusal.reason == "window":
+            self._refused_for_another(refusal)
+        if not refusal.blocked or (self._submission.failover and not refusal.renewed):
+            return  # nothing blocks it, or what does is run again
+        if self._locks.blockers.is_news(task_name, refusal.token, renewed=refusal.renewed):
             logger.warning(
-                "Task %r: the run time %s is not run, because %s still runs the task (token %s), "
-                "locked until %s unless that is renewed. If that process is gone, the run time is "
-                "run after that; the README says how to free the task before",
+                "Task %r: the run time %s is not run, because %r still runs the task (token %s), "
+                "locked until %s unless that is renewed. If that run hangs, free the task: %s",
                 task_name,
                 self.run_time,
                 refusal.holder,
                 refusal.token,
+                refusal.locked_until,
+                statement_to_free(self._locks.table, task_name, refusal.token),
+            )
+
+    def _refused_for_another(self, refusal: Refusal) -> None:
+        """Warn if a run time falls into the window of an earlier one, so that nobody runs it."""
+        nominal = nominal_time(self._submission.trigger, self.run_time)
+        # Run times that each replica has of its own fall into each other's windows all the time.
+        shared = self._submission.run_time_is_shared(nominal)
+        if not shared or refusal.window_start >= nominal:
+            return
+        if self._submission.one_off and refusal.holder != self._locks.replica_id:
+            return  # another replica has added the same one, a moment before
+        if self._locks.blockers.is_first(self._submission.task_name):
+            logger.warning(
+                "Task %r: the run time %s is not run, because the window of the one of %s lasts "
+                "until %s. Give a one-off job another id, or a shorter period; a job that was "
+                "modified or rescheduled, a shorter minimum lock",
+                self._submission.task_name,
+                self.run_time,
+                refusal.window_start,
                 refusal.locked_until,
             )
 

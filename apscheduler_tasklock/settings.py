@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
@@ -14,7 +14,7 @@ from apscheduler_tasklock.database import parse_url
 class LockSettings:
     """The arguments of ``TaskLocks``, to be pickled. ``database`` holds the password."""
 
-    database: URL
+    database: URL = field(repr=False)
     replica_id: str
     claim_timeout: float
     schema: str | None

@@ -14,6 +14,7 @@ import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
 from apscheduler.executors.asyncio import AsyncIOExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.schedulers.gevent import GeventScheduler
 from psycopg import sql
 
 from apscheduler_tasklock import (
@@ -23,6 +24,7 @@ from apscheduler_tasklock import (
     TaskLockError,
     TaskLockExecutor,
     TaskLockOptionError,
+    TaskLocks,
     TaskLockSchemaError,
 )
 from tests.polling import eventually
@@ -328,6 +330,18 @@ def test_an_executor_that_cannot_be_started_leaves_no_connection(
         scheduler.start()
     ours = "SELECT FROM pg_stat_activity WHERE application_name = 'tasklock failing'"
     eventually(lambda: connection.execute(ours).rowcount == 0)
+
+
+def test_gevent_without_its_patches_is_refused_at_start(database_url: str) -> None:
+    """Its executor could not be submitted to by another thread, as for a takeover."""
+    executor = TaskLockExecutor(database_url)
+    with pytest.raises(TaskLockOptionError, match=r"call gevent.monkey.patch_all\(\) before"):
+        GeventScheduler(executors={"default": executor}).start()
+
+
+def test_no_password_is_in_what_is_shown_of_the_locks() -> None:
+    url = f"postgresql://app:{PASSWORD}@db/app?sslpassword={PASSWORD}"
+    assert PASSWORD not in repr(TaskLocks(url).settings)
 
 
 class TestWhatTheLockLimits:

@@ -136,7 +136,7 @@ class TestARun:
         assert [(record.levelname, record.name) for record in told] == [
             ("DEBUG", "apscheduler_tasklock.reports")
         ]
-        assert "held by one" in told[0].getMessage()
+        assert "held by 'one'" in told[0].getMessage()
 
     def test_logs_what_apscheduler_logs_and_nothing_of_its_carrier(
         self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
@@ -226,24 +226,35 @@ class TestARun:
         assert held["finished_at"] is None
         assert "the run outlived its maximum lock" in caplog.text
 
+    @pytest.mark.parametrize(("lease", "patience"), [(None, 1), (60, 3)])
     def test_that_is_blocked_by_an_older_one_is_a_warning_once(
-        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+        self,
+        make_replica: MakeReplica,
+        caplog: pytest.LogCaptureFixture,
+        connection: psycopg.Connection[Any],
+        lease: float | None,
+        patience: int,
     ) -> None:
-        """A dead holder would otherwise silence its task, unnoticed, until the maximum lock."""
-        go_on = threading.Event()
-        one, other = make_replica(replica_id="one"), make_replica(replica_id="other")
-        one.run_once(_wait_for(go_on), kwargs={"task_lock": {"min_lock": 0}})
+        """A run that hangs would otherwise silence its task; one that is renewed may be long."""
+        go_on, name = threading.Event(), "the job's\n\x1b[31m"
+        one = make_replica(replica_id="one\n\x1b[31m", lease=lease)
+        other = make_replica(replica_id="other", lease=lease)
+        one.run_once(_wait_for(go_on), kwargs={"task_lock": {"min_lock": 0, "name": name}})
         token = one.one(EVENT_TASK_LOCK_GRANTED).token
-        for _ in range(2):
-            other.run_once(_wait_for(go_on), replace_existing=True)
+        for number in range(1, patience + 2):
+            other.run_once(
+                _wait_for(go_on), replace_existing=True, kwargs={"task_lock": {"name": name}}
+            )
             eventually(other.codes)
             other.idle()
             other.events.clear()
+            warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+            assert len(warnings) == (number >= patience)
+        assert f"because 'one\\n\\x1b[31m' still runs the task (token {token})" in warnings[0]
+        assert warnings[0].isprintable()
+        connection.execute(warnings[0].partition("free the task: ")[2])
         go_on.set()
-        warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-        assert len(warnings) == 1
-        said = f"is not run, because one still runs the task (token {token}), locked until"
-        assert said in warnings[0]
+        one.one(EVENT_TASK_LOCK_LOST)
 
 
 class TestLateness:
@@ -477,6 +488,34 @@ class TestJobsWithoutAnId:
         [name] = rows(connection)
         assert name.startswith(f"{__name__}:")
         assert ".clean_up-" in name
+
+    def test_one_whose_id_was_just_used_is_told_of_once(
+        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        replica = make_replica()
+        for count in range(1, 4):
+            replica.scheduler.add_job(_takes, args=[0], id="job", misfire_grace_time=None)
+            eventually(lambda count=count: len(replica.of()) == 2 + count)
+            replica.idle()
+        assert replica.codes() == [*RUN, *[EVENT_TASK_LOCK_REFUSED] * 2]
+        [warning] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert "Give a one-off job another id" in warning
+
+    def test_one_that_was_rescheduled_into_its_last_window_is_told_of(
+        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        one, other = make_replica(), make_replica()
+        soon = datetime.now(timezone.utc).replace(microsecond=0)
+        daily = {"trigger": "interval", "days": 1, "start_date": soon - timedelta(days=2)}
+        one.run_once(_takes, args=[0], **{**daily, "hours": 0, "next_run_time": soon})
+        one.one(EVENT_JOB_EXECUTED)
+        later = {"trigger": "interval", "days": 1, "start_date": soon + timedelta(seconds=1)}
+        other.run_once(
+            _takes, args=[0], **{**later, "hours": 0, "next_run_time": later["start_date"]}
+        )
+        other.one(EVENT_TASK_LOCK_REFUSED)
+        [warning] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert "modified or rescheduled" in warning
 
     def test_one_off_ones_with_random_ids_all_run(self, make_replica: MakeReplica) -> None:
         replica = make_replica()

@@ -51,7 +51,7 @@ def test_it_is_held_inside_and_released_after(
 def test_a_second_holder_is_refused_and_told_by_whom(make_locks: MakeLocks) -> None:
     one, other = make_locks(replica_id="one"), make_locks()
     with one.hold("import", **TIMES) as lock:
-        with pytest.raises(TaskLockRefusedError, match="'import' is running on one") as refused:
+        with pytest.raises(TaskLockRefusedError, match="'import' is running on 'one'") as refused:
             other.hold("import", **TIMES).__enter__()
         assert refused.value.holder == "one"
         assert refused.value.locked_until == lock.locked_until

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
+from sqlalchemy import create_engine
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
@@ -28,6 +29,7 @@ from apscheduler_tasklock import (
     current_lock,
     leases,
 )
+from apscheduler_tasklock.database import parse_url
 from tests import pool_jobs
 from tests.executors.hosts import AsyncIO, Host
 from tests.integration import claims
@@ -211,6 +213,40 @@ def test_extend_moves_the_maximum_lock_of_a_lease(
     assert row == (timedelta(seconds=5),)
     with pytest.raises(TaskLockError, match="cannot be extended"):
         held.extend(3)
+    locks.release(held)
+
+
+@pytest.mark.parametrize("lease", [None, 60])
+def test_extend_does_not_wait_for_the_pool_that_its_job_has_used_up(
+    make_locks: MakeLocks, database_url: str, connection: Connection, lease: float | None
+) -> None:
+    engine = create_engine(parse_url(database_url), pool_size=1, max_overflow=0, pool_timeout=3600)
+    connections = "SELECT FROM pg_stat_activity WHERE datname = current_database()"
+    locks = make_locks(engine)
+    held = hold(locks, lease=lease)
+    before = held.run_until
+    with engine.connect():
+        asyncio.run(held.extend_async(30))
+    assert held.run_until - before == timedelta(seconds=30)
+    locks.release(held)
+    locks.close()
+    engine.dispose()
+    eventually(lambda: connection.execute(connections).rowcount == 1)  # this one
+
+
+def test_what_a_coroutine_held_whose_loop_was_closed_is_renewed_no_longer(
+    make_locks: MakeLocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    locks = make_locks()
+    loop = asyncio.new_event_loop()
+    held = loop.run_until_complete(
+        locks.hold("job", min_lock=0, max_lock=600, lease=1).__aenter__()
+    )
+    eventually(lambda: held.locked_until > held.run_until - timedelta(seconds=598.5))
+    assert renewing_threads() != []
+    loop.close()
+    eventually(lambda: renewing_threads() == [])
+    assert "Task 'job': its event loop was closed while it ran" in caplog.text
     locks.release(held)
 
 

@@ -95,6 +95,28 @@ def test_one_that_a_claim_has_sent_is_not_sent_again(make_locks: MakeLocks, prox
     assert len(of_the_first) == 1
 
 
+def test_where_no_thread_starts_any_more_close_sends_them(
+    make_locks: MakeLocks,
+    proxy: Proxy,
+    connection: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As while the interpreter ends, from Python 3.12 on. Not all Pythons here are so new."""
+    start = threading.Thread.start
+
+    def start_no_other(thread: threading.Thread) -> None:
+        if thread.name == "tasklock-releases":
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_no_other)
+    locks = make_locks(proxy.url)
+    owe(locks, proxy, held(locks, **TIMES))
+    assert released(connection) == []
+    locks.close()
+    assert released(connection) == ["task"]
+
+
 @pytest.mark.usefixtures("_no_retries")
 def test_close_sends_them(
     make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
