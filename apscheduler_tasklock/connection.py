@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,9 @@ from psycopg.types.datetime import TimestamptzBinaryLoader
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock.closing import CANCEL_LIMIT, Closing, Deadline
+
+# The cheapest there is to look at one socket.
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 # What PostgreSQL sends for the time "infinity": the largest number of microseconds.
 _INFINITY = (2**63 - 1).to_bytes(8, "big")
@@ -96,6 +100,19 @@ class _TimeOrEndLoader(TimestamptzBinaryLoader):
         if bytes(data) == _INFINITY:
             return datetime.max.replace(tzinfo=timezone.utc)
         return super().load(data)
+
+
+def has_ended(connection: psycopg.Connection[Any]) -> bool:
+    """Tell whether the other side has ended an idle connection. Asks nobody.
+
+    As ``idle_session_timeout`` does, a proxy, or a server that was restarted. Whatever can be read
+    where nothing was asked is that, or its announcement.
+    """
+    if connection.closed:
+        return True
+    with _Selector() as selector:
+        selector.register(connection, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 def wait_at_most(connection: psycopg.Connection[Any], seconds: float) -> None:

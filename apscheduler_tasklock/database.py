@@ -43,6 +43,7 @@ class Database:
     :param application_name: shown by ``pg_stat_activity``, unless an engine is given
     :param closing: says when claiming is stopped, from when on nothing waits for long
     :ivar url: where the database is; its text hides the password
+    :ivar ended: is called when an idle connection turns out to have been ended by the other side
     """
 
     def __init__(
@@ -57,12 +58,13 @@ class Database:
         self._application_name = application_name
         self._closing = closing
         self._prepares = True
+        self.ended: Callable[[], None] | None = None
         self._engine: Engine | None = None
         self._lender: Lender
         if isinstance(database, Engine):
             _check_engine(database)
             self._engine, self.url = database, database.url
-            self._lender = GuestConnections(database)
+            self._lender = GuestConnections(database, self._note_ended)
         else:
             self.url = parse_url(database)
             self._lender = self._keep_connections()
@@ -78,7 +80,11 @@ class Database:
         else:
             attempt = attempt_limit(self._timeout)
             connect = connector(self.url, attempt, self._application_name, self._closing)
-        return KeptConnections(connect, self._timeout * QUEUEING)
+        return KeptConnections(connect, self._timeout * QUEUEING, self._note_ended)
+
+    def _note_ended(self) -> None:
+        if self.ended is not None:
+            self.ended()
 
     @property
     def where(self) -> str:

@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 from sqlalchemy.pool import PoolProxiedConnection
 
 from apscheduler_tasklock.closing import Deadline
+from apscheduler_tasklock.connection import has_ended
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
@@ -66,10 +67,17 @@ class KeptConnections:
 
     :param connect: opens one
     :param patience: seconds that a borrower waits while all are in use
+    :param ended: called when an idle one turns out to have been ended by the other side
     """
 
-    def __init__(self, connect: Callable[[], psycopg.Connection[Any]], patience: float) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], psycopg.Connection[Any]],
+        patience: float,
+        ended: Callable[[], None],
+    ) -> None:
         self._connect = connect
+        self._ended = ended
         self._patience = patience
         self._closed = False
         self._idle: list[Lent] = []
@@ -93,8 +101,12 @@ class KeptConnections:
             ):
                 raise TaskLockDatabaseError("no connection became free in time: all are in use")
             self._in_use += 1
-            if self._idle:
-                return self._idle.pop()
+            while self._idle:
+                lent = self._idle.pop()
+                if not has_ended(lent.connection):
+                    return lent
+                lent.connection.close()
+                self._ended()
         try:
             return Lent(deadline.call(self._connect, lambda late: late.close()))
         except BaseException:
@@ -136,10 +148,14 @@ class KeptConnections:
 
 
 class GuestConnections:
-    """The connections of an application's engine, which keeps them as it likes."""
+    """The connections of an application's engine, which keeps them as it likes.
 
-    def __init__(self, engine: Engine) -> None:
+    :param ended: called when an idle one turns out to have been ended by the other side
+    """
+
+    def __init__(self, engine: Engine, ended: Callable[[], None]) -> None:
         self._engine = engine
+        self._ended = ended
         self._closed = False
         begins_anew_in_a_fork(self)
 
@@ -150,6 +166,10 @@ class GuestConnections:
     def borrow(self, deadline: Deadline) -> Lent:
         """Check a connection out."""
         proxy = deadline.call(self._engine.raw_connection, _close_for_good)
+        while has_ended(_driver_connection(proxy)):
+            _close_for_good(proxy)
+            self._ended()
+            proxy = deadline.call(self._engine.raw_connection, _close_for_good)
         opened_at = proxy.info.setdefault("tasklock_opened_at", time.monotonic())
         return Lent(_driver_connection(proxy), opened_at, proxy)
 

@@ -150,7 +150,7 @@ class TestWhoTakesOver:
         assert connection.execute(kept).fetchone() == before
         assert "Task 'job': runs the window of" in caplog.text
         assert (
-            f"its holder dead neither renewed nor released its lock (token {died.token + 1})"
+            f"its holder 'dead' neither renewed nor released its lock (token {died.token + 1})"
             in caplog.text
         )
 
