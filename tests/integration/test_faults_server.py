@@ -251,5 +251,7 @@ def test_a_restart_of_the_server_under_a_job(
             replica.one(EVENT_JOB_EXECUTED, replica.executor.locks.replica_id)
             replica.shutdown()
     told = said(caplog)
-    # One outage for each of the two.
-    assert (told.count(AWAY), told.count(BACK)) == (2, 2)
+    # One outage for each of the two, if it asked for anything meanwhile.
+    if beyond:
+        assert told.count(AWAY) == 2
+    assert told.count(AWAY) == told.count(BACK) <= 2
