@@ -155,6 +155,31 @@ def test_an_engines_url_serves_the_workers(engine: Engine, make_pooled: MakeRepl
     assert replica.one(EVENT_JOB_EXECUTED).retval == 1
 
 
+def test_a_worker_doubts_what_its_parent_doubts(
+    make_pooled: MakeReplica,
+    known_task: Callable[[str], None],
+    connection: psycopg.Connection[Any],
+) -> None:
+    """It may not have asked anything in an outage that its parent has seen."""
+    replica = make_pooled()
+    replica.run_once(pool_jobs.decorated, args=[1])
+    replica.one(EVENT_JOB_EXECUTED)
+    eventually(lambda: replica.executor.locks.stable)
+
+    def first_told_of(task: str) -> int:
+        """Run a task whose holder died, by the look of its row."""
+        known_task(task)
+        dies = "finished_at = NULL, run_until = now() + interval '1 hour'"
+        connection.execute(f"UPDATE task_lock SET {dies} WHERE task_name = %s", [task])
+        replica.run_once(pool_jobs.decorated, job_id=task, args=[1])
+        code: int = eventually(lambda: replica.codes(task))[0]
+        return code
+
+    assert first_told_of("believed") == EVENT_TASK_LOCK_GRANTED
+    replica.executor.locks.doubt()
+    assert first_told_of("doubted") == EVENT_TASK_LOCK_REFUSED
+
+
 def test_a_pool_can_be_given_as_an_instance(make_replica: MakeReplica, database_url: str) -> None:
     from apscheduler.executors.pool import ProcessPoolExecutor
 

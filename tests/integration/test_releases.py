@@ -13,6 +13,7 @@ from psycopg import sql
 from sqlalchemy import Engine
 
 from apscheduler_tasklock import releases
+from apscheduler_tasklock.closing import RELEASE_LIMIT
 from apscheduler_tasklock.context import HeldLock
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.locks import TaskLocks
@@ -93,6 +94,29 @@ def test_one_that_a_claim_has_sent_is_not_sent_again(make_locks: MakeLocks, prox
     locks.close()  # sends what is owed
     of_the_first = [data for data in sent if _names(data, lock)]
     assert len(of_the_first) == 1
+
+
+@pytest.mark.usefixtures("_no_retries")
+def test_long_after_a_stop_none_is_tried_in_an_outage_until_the_locks_are_closed(
+    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    """Many jobs that end one after the other would each wait, and keep the process from ending."""
+    locks = make_locks(proxy.url)
+    first, second = held(locks, "first", **TIMES), held(locks, "second", **TIMES)
+    proxy.accepting = False
+    proxy.cut_all()
+    with pytest.raises(TaskLockDatabaseError):
+        locks.release(first)
+    locks.stop_claiming()
+    assert locks._closing._stopped_at is not None
+    locks._closing._stopped_at -= RELEASE_LIMIT + 1
+    refused = proxy.refused
+    with pytest.raises(TaskLockDatabaseError):
+        locks.release(second)
+    assert proxy.refused == refused
+    proxy.accepting = True
+    locks.close()
+    assert released(connection) == ["first", "second"]
 
 
 def test_where_no_thread_starts_any_more_close_sends_them(
