@@ -15,7 +15,7 @@ class Blockers:
 
     def __init__(self) -> None:
         self._runs: dict[str, tuple[int, int]] = {}
-        self._windows: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
 
     def is_news(self, task_name: str, token: int, *, renewed: bool) -> bool:
         """Count a run time that a run costs, and tell whether it is time to warn of that run."""
@@ -24,12 +24,11 @@ class Blockers:
         self._runs[task_name] = (token, count)
         return count == (PATIENCE if renewed else 1)
 
-    def is_first(self, task_name: str) -> bool:
-        """Tell whether a window of this task is met here for the first time that costs another."""
-        if task_name in self._windows:
-            return False
-        self._windows.add(task_name)
-        return True
+    def is_first(self, what: str, task_name: str) -> bool:
+        """Tell whether this is met here for the first time of this task."""
+        news = (what, task_name) not in self._told
+        self._told.add((what, task_name))
+        return news
 
 
 def statement_to_free(table: Table, task_name: str, token: int) -> str:

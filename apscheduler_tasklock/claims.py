@@ -15,7 +15,7 @@ from apscheduler_tasklock.clock import DatabaseClock
 from apscheduler_tasklock.closing import RELEASE_LIMIT, SHUTDOWN_LIMIT, Closing
 from apscheduler_tasklock.connection import wait_at_most
 from apscheduler_tasklock.context import HeldLock, Refusal
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.leases import RENEWALS_PER_LEASE, Leases
 from apscheduler_tasklock.messages import ClaimAnswer, LockTimes, ReleaseAnswer, Renewal
 from apscheduler_tasklock.protocol import TaskLockProtocol
@@ -105,9 +105,9 @@ class Claims:
                 ),
                 limit=RELEASE_LIMIT,
             )
-        except TaskLockDatabaseError:
-            # Also beyond the end of a lease: until somebody takes the run over, it can still be
-            # told that it ended.
+        except TaskLockError:
+            # Also when it is refused, as while a role lacks a right, and beyond the end of a lease:
+            # until somebody takes the run over, it can still be told that it ended.
             self.owed.add(held.name, held.claim_id, ending, seconds=held.seconds_left)
             raise
 

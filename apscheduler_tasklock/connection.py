@@ -115,6 +115,23 @@ def has_ended(connection: psycopg.Connection[Any]) -> bool:
         return bool(selector.select(0))
 
 
+def was_idle_too_long(connection: psycopg.Connection[Any]) -> bool:
+    """Tell whether a connection that has ended was ended by ``idle_session_timeout``.
+
+    PostgreSQL says so in its last words, which libpq takes for a notice while nothing is asked.
+    """
+    states: list[str | None] = []
+
+    def note(said: psycopg.errors.Diagnostic) -> None:
+        states.append(said.sqlstate)
+
+    connection.add_notice_handler(note)
+    with suppress(psycopg.Error):
+        connection.pgconn.consume_input()
+        connection.pgconn.is_busy()
+    return psycopg.errors.IdleSessionTimeout.sqlstate in states
+
+
 def wait_at_most(connection: psycopg.Connection[Any], seconds: float) -> None:
     """Let a connection in use wait no longer for its next answers, so that there is time again."""
     if isinstance(connection.wait, BoundedWait):

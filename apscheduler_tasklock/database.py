@@ -43,7 +43,8 @@ class Database:
     :param application_name: shown by ``pg_stat_activity``, unless an engine is given
     :param closing: says when claiming is stopped, from when on nothing waits for long
     :ivar url: where the database is; its text hides the password
-    :ivar ended: is called when an idle connection turns out to have been ended by the other side
+    :ivar ended: is called when an idle connection turns out to have been ended by the other side,
+        as in an outage
     """
 
     def __init__(

@@ -48,6 +48,9 @@ _REFUSALS = (
     "no password supplied",
 )
 
+# Nor for a server that is full.
+_FULL = ("too many connections", "too many clients", "remaining connection slots")
+
 
 def explain_away(error: BaseException) -> TaskLockDatabaseError | None:
     """Return the error to raise if ``error`` says that the database is away, else ``None``."""
@@ -64,13 +67,17 @@ def explain_away(error: BaseException) -> TaskLockDatabaseError | None:
     return TaskLockDatabaseError(one_line(cause)) if away else None
 
 
-def is_conflict(error: BaseException | None) -> bool:
-    """Tell whether the server is there, and undid the statement because of another one.
+def is_no_outage(error: BaseException | None) -> bool:
+    """Tell whether the server is there, and only this attempt failed.
 
-    Where transactions are serializable by default, that is what one gets that waited for another.
+    It undid the statement because of another one, as where transactions are serializable by
+    default; or it is full. Holders keep the connections by which they renew their leases.
     """
-    state = error.sqlstate if isinstance(error, psycopg.Error) else None
-    return (state or "").startswith(("40", "55P03"))
+    if not isinstance(error, psycopg.Error):
+        return False
+    if error.sqlstate is None:
+        return any(sign in str(error) for sign in _FULL)
+    return error.sqlstate.startswith(("40", "53300", "55P03"))
 
 
 def is_row_locked(error: BaseException | None) -> bool:

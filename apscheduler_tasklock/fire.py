@@ -178,7 +178,7 @@ class Fire:
                 self._held = claimed
                 if self._locks.closed:
                     # Whoever waits for this may not be there any more.
-                    logger.info("Task %r: not run, since the scheduler is shut down", task_name)
+                    self._reports.not_begun()
                     self.give_back()
                     return False
         if self._held is not None:
@@ -190,9 +190,7 @@ class Fire:
 
     def _failed(self, error: TaskLockError) -> bool:
         if self._locks.closed:
-            logger.info(
-                "Task %r: not run, since the scheduler is shut down", self._submission.task_name
-            )
+            self._reports.not_begun()
             return False
         # A dead window is run again under a lock, or by another replica. A row that somebody has
         # locked is no outage: who locked it may be running the task.
@@ -201,7 +199,10 @@ class Fire:
             and self._submission.dead_run is None
             and not is_row_locked(error.__cause__)
         )
-        self._reports.failed(error, runs=unlocked)
+        if self._submission.dead_run is not None:
+            self._reports.not_taken_over(error)
+        else:
+            self._reports.failed(error, runs=unlocked)
         return unlocked
 
     def _refused(self, refusal: Refusal) -> None:

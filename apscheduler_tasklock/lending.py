@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from sqlalchemy.pool import PoolProxiedConnection
 
 from apscheduler_tasklock.closing import Deadline
-from apscheduler_tasklock.connection import has_ended
+from apscheduler_tasklock.connection import has_ended, was_idle_too_long
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
@@ -67,7 +67,8 @@ class KeptConnections:
 
     :param connect: opens one
     :param patience: seconds that a borrower waits while all are in use
-    :param ended: called when an idle one turns out to have been ended by the other side
+    :param ended: called when an idle one turns out to have been ended by the other side, and not
+        since it was idle for too long
     """
 
     def __init__(
@@ -105,8 +106,9 @@ class KeptConnections:
                 lent = self._idle.pop()
                 if not has_ended(lent.connection):
                     return lent
+                if not was_idle_too_long(lent.connection):
+                    self._ended()
                 lent.connection.close()
-                self._ended()
         try:
             return Lent(deadline.call(self._connect, lambda late: late.close()))
         except BaseException:
@@ -150,7 +152,8 @@ class KeptConnections:
 class GuestConnections:
     """The connections of an application's engine, which keeps them as it likes.
 
-    :param ended: called when an idle one turns out to have been ended by the other side
+    :param ended: called when an idle one turns out to have been ended by the other side, and not
+        since it was idle for too long
     """
 
     def __init__(self, engine: Engine, ended: Callable[[], None]) -> None:
@@ -167,8 +170,9 @@ class GuestConnections:
         """Check a connection out."""
         proxy = deadline.call(self._engine.raw_connection, _close_for_good)
         while has_ended(_driver_connection(proxy)):
+            if not was_idle_too_long(_driver_connection(proxy)):
+                self._ended()
             _close_for_good(proxy)
-            self._ended()
             proxy = deadline.call(self._engine.raw_connection, _close_for_good)
         opened_at = proxy.info.setdefault("tasklock_opened_at", time.monotonic())
         return Lent(_driver_connection(proxy), opened_at, proxy)

@@ -174,7 +174,7 @@ class TaskLocks:
         :return: the task's row, or ``None`` if the claim had expired and was somebody else's
         :raises TaskLockDatabaseError: the database is away. The release is owed: it is sent again
             in the background until the claim's end.
-        :raises TaskLockError: the database refused the statement
+        :raises TaskLockError: the database refused the statement. The release is owed as well.
         """
         try:
             return self._claims.release(held, ending)

@@ -59,6 +59,8 @@ def check_name(name: str, where: str) -> str:
 
     :raises TaskLockOptionError: it is empty, too long, or has characters that no text may have
     """
+    if not isinstance(name, str):
+        raise TaskLockOptionError(f"{where}: the name must be a text, not {name!r}")
     if not name:
         raise TaskLockOptionError(f"{where}: the name is empty")
     if "\0" in name:

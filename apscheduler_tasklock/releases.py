@@ -1,10 +1,11 @@
-"""Releases that are owed: the database was away when a job ended, or when a claim was given up."""
+"""Releases that are owed: the database failed when a job ended, or when a claim was given up."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -13,7 +14,7 @@ from uuid import UUID
 
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.closing import CANCEL_LIMIT, RELEASE_LIMIT
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 from apscheduler_tasklock.messages import ReleaseAnswer
 from apscheduler_tasklock.protocol import TaskLockProtocol
@@ -153,8 +154,7 @@ class OwedReleases:
                     self._changed.wait_for(lambda: self._closers or not self._owed, RETRY_INTERVAL)
                 closing, batch = self._closers > 0, list(self._owed)
                 until = self._give_up_at if closing else inf
-            # When one fails, the others would fail alike, one by one.
-            arrived = all(self._sent(owed, until) for owed in batch)
+            arrived = self._send_all(batch, until)
             with self._changed:
                 last = _is_too_late(until)
                 # What came to be owed during a last batch that arrived gets a batch of its own.
@@ -163,12 +163,26 @@ class OwedReleases:
                     break
         for owed in given_up:
             logger.warning(
-                "The lock of task %r was not released: it may stand until its maximum lock ends",
+                "The lock of task %r was not released: it stands until its lease ends, or its "
+                "maximum lock",
                 owed.task_name,
             )
 
+    def _send_all(self, batch: Sequence[OwedRelease], until: float) -> bool:
+        """Send releases. False if any has to be sent again."""
+        arrived = True
+        for owed in batch:
+            try:
+                arrived = self._sent(owed, until) and arrived
+            except TaskLockDatabaseError:
+                return False  # the others would fail alike, one by one
+        return arrived
+
     def _sent(self, owed: OwedRelease, until: float) -> bool:
-        """Send one release. False if it has to be sent again; else it is owed no longer."""
+        """Send one release. False if it has to be sent again; else it is owed no longer.
+
+        :raises TaskLockDatabaseError: the database is away
+        """
         if _is_too_late(until):
             return False
         try:
@@ -180,6 +194,8 @@ class OwedReleases:
                     owed.task_name,
                 )
         except TaskLockDatabaseError:
+            raise
+        except TaskLockError:  # refused, which its worker has told of; the next may not be
             return False
         except Exception:  # nothing may end this thread unseen
             logger.exception("The lock of task %r could not be released", owed.task_name)

@@ -29,6 +29,11 @@ logger = logging.getLogger(__name__)
 
 Dispatch = Callable[[Any], None]
 
+LOCKED_ROW = (
+    ". Some session has locked the task's row in a transaction that it has not ended; "
+    "pg_stat_activity and pg_blocking_pids() tell which"
+)
+
 
 class Reports:
     """Tells what becomes of one run time's lock.
@@ -59,12 +64,14 @@ class Reports:
                 else "neither renewed nor released its lock"
             )
             logger.info(
-                "Task %r: runs the window of %s again, since its holder %r %s (token %s)",
+                "Task %r: runs the window of %s again (token %s), since its holder %r (token %s) "
+                "%s",
                 held.name,
                 self.run_time,
-                held.dead_holder,
-                why,
                 held.token,
+                held.dead_holder,
+                dead_run.token,
+                why,
             )
 
     def refused(self, refusal: Refusal) -> None:
@@ -91,11 +98,12 @@ class Reports:
             return  # nothing blocks it, or what does is run again
         if self._locks.blockers.is_news(task_name, refusal.token, renewed=refusal.renewed):
             logger.warning(
-                "Task %r: the run time %s is not run, because %r still runs the task (token %s), "
-                "locked until %s unless that is renewed. If that run hangs, free the task: %s",
+                "Task %r: the run time %s is not run, because %r %s the task (token %s), locked "
+                "until %s unless that is renewed. If that run hangs or is dead, free the task: %s",
                 task_name,
                 self.run_time,
                 refusal.holder,
+                "has not released" if refusal.waits else "still runs",
                 refusal.token,
                 refusal.locked_until,
                 statement_to_free(self._locks.table, task_name, refusal.token),
@@ -110,7 +118,7 @@ class Reports:
             return
         if self._submission.one_off and refusal.holder != self._locks.replica_id:
             return  # another replica has added the same one, a moment before
-        if self._locks.blockers.is_first(self._submission.task_name):
+        if self._locks.blockers.is_first("window", self._submission.task_name):
             logger.warning(
                 "Task %r: the run time %s is not run, because the window of the one of %s lasts "
                 "until %s. Give a one-off job another id, or a shorter period; a job that was "
@@ -131,12 +139,33 @@ class Reports:
         away = isinstance(error, TaskLockDatabaseError) and not is_row_locked(error.__cause__)
         logger.log(
             logging.WARNING if away else logging.ERROR,
-            "Task %r: %s for the run time %s: %s",
+            "Task %r: %s for the run time %s: %s%s",
             self._submission.task_name,
             "run without its lock" if runs else "not run",
             self.run_time,
             error,
+            LOCKED_ROW if is_row_locked(error.__cause__) else "",
         )
+
+    def not_begun(self) -> None:
+        """Tell of a run time that a shutdown came before."""
+        logger.info(
+            "Task %r: the run time %s is not run here, since the scheduler is shut down",
+            self._submission.task_name,
+            self.run_time,
+        )
+
+    def not_taken_over(self, error: TaskLockError) -> None:
+        """Tell, once for a task, that a dead window could not be run again yet."""
+        self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
+        if self._locks.blockers.is_first("takeover", self._submission.task_name):
+            logger.warning(
+                "Task %r: the window of %s, whose holder died, could not be run again; trying "
+                "again: %s",
+                self._submission.task_name,
+                self.run_time,
+                error,
+            )
 
     def released(self, held: HeldLock, locked_until: datetime, ending: Ending) -> None:
         """Tell of a release that arrived."""
@@ -159,7 +188,12 @@ class Reports:
         """Tell of a release that failed."""
         self._tell_of(held, EVENT_TASK_LOCK_ERROR, exception=error)
         if not isinstance(error, TaskLockDatabaseError):
-            logger.error("Task %r: its lock could not be released: %s", held.name, error)
+            logger.error(
+                "Task %r: its lock could not be released, and is tried again until it ends by "
+                "itself: %s",
+                held.name,
+                error,
+            )
 
     def lost(self, held: HeldLock) -> None:
         """Tell, once, that the claim ended before the run did."""
@@ -170,8 +204,9 @@ class Reports:
         self._tell_of(held, EVENT_TASK_LOCK_LOST)
         logger.warning(
             "Task %r: the lock of the run scheduled at %s is lost (token %s), and another replica "
-            "may run the task. Either it was not renewed for longer than its lease, or the run "
-            "outlived its maximum lock; if so, raise max_factor or max_lock above what it takes",
+            "may run the task. It was not renewed for longer than its lease, or somebody freed the "
+            "task, or the run outlived its maximum lock; if so, raise max_factor or max_lock above "
+            "what it takes",
             held.name,
             self.run_time,
             held.token,

@@ -47,10 +47,10 @@ _NEW_WINDOW = f"""(
 )"""
 
 # A dead run that stands against a new window: its own one is run again first; or the rows cannot
-# be believed yet.
+# be believed yet. Past its maximum lock it is over in any case, as its holder knows.
 _WAITS = """(
     finished_at IS NULL AND (
-        NOT (handed_over OR %(stable)s::boolean)
+        NOT (handed_over OR run_until <= now() OR %(stable)s::boolean)
         OR (runs <> '' AND runs = %(runs)s AND run_until > now()
             AND (handed_over OR (failover AND %(failover)s::boolean)))
     )

@@ -142,8 +142,8 @@ def test_one_other_replica_runs_the_window_of_a_killed_holder_again(replicas: Re
     told = replicas.said("since its holder")
     assert len(told) == 1
     assert told[0].startswith("INFO Task 'job': runs the window of")
-    reason = f"since its holder {died['locked_by']!r} neither renewed nor released its lock"
-    assert f"{reason} (token {replicas.real(2)})" in told[0]
+    holder = f"{died['locked_by']!r} (token {replicas.real(1)})"
+    assert f"(token {replicas.real(2)}), since its holder {holder} neither renewed" in told[0]
     assert len(replicas.said("granted job takeover")) == 1
 
 

@@ -87,7 +87,9 @@ class Ask:
             return False
         if row.handed_over:
             return self.comes_after(row, now)
-        return not self.stable or (row.failover and self.failover and self.comes_after(row, now))
+        if not self.stable and now < row.run_until:
+            return True
+        return row.failover and self.failover and self.comes_after(row, now)
 
     def comes_after(self, row: Row, now: float) -> bool:
         return bool(row.runs) and row.runs == self.runs and now < row.run_until

@@ -606,11 +606,21 @@ class TestClaimAfterADeadRun:
         request = {**LEASED, "failover": False, "runs": runs}
         one.claim(**{**LEASED, "failover": False})
         before = row(connection)
-        travel(301)
+        travel(60)
         _, answer = other.claim(stable=False, **request)
         assert (answer.granted, answer.new_window, answer.waits) == (False, True, True)
         assert row(connection) == before
         assert other.granted(**request)
+
+    def test_past_its_maximum_lock_a_dead_run_blocks_nobody_whether_rows_are_believed_or_not(
+        self, one: Replica, other: Replica, travel: Travel
+    ) -> None:
+        times = {**LEASED, "failover": True}
+        answer = one.claim(**times)[1]
+        travel((answer.run_until - answer.database_time).total_seconds() - 1)
+        assert not other.claim(stable=False, **times)[1].granted
+        travel(1)
+        assert other.granted(stable=False, **times)
 
     def test_while_rows_are_not_believed_finished_and_handed_over_runs_are(
         self, one: Replica, other: Replica, travel: Travel

@@ -15,10 +15,11 @@ from sqlalchemy import Engine
 from apscheduler_tasklock import releases
 from apscheduler_tasklock.closing import RELEASE_LIMIT
 from apscheduler_tasklock.context import HeldLock
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.releases import Ending
 from tests.integration.claims import held
+from tests.integration.test_bad_input import role
 from tests.polling import eventually
 from tests.proxy import Proxy
 
@@ -94,6 +95,28 @@ def test_one_that_a_claim_has_sent_is_not_sent_again(make_locks: MakeLocks, prox
     locks.close()  # sends what is owed
     of_the_first = [data for data in sent if _names(data, lock)]
     assert len(of_the_first) == 1
+
+
+@pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
+def test_one_that_is_refused_is_sent_when_it_is_permitted_again(
+    make_locks: MakeLocks,
+    database_url: str,
+    connection: psycopg.Connection[Any],
+) -> None:
+    """Else the run, whose lease ends meanwhile, would be taken for dead and run again."""
+    with role(database_url) as (name, url):
+        user = sql.Identifier(name)
+        connection.execute(sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}").format(user))
+        locks = make_locks(url)
+        lock = held(locks, **TIMES)
+        connection.execute(sql.SQL("REVOKE UPDATE ON task_lock FROM {}").format(user))
+        with pytest.raises(TaskLockSchemaError, match="may not use"):
+            locks.release(lock)
+        assert is_sending()
+        assert released(connection) == []
+        connection.execute(sql.SQL("GRANT UPDATE ON task_lock TO {}").format(user))
+        eventually(lambda: released(connection) == ["task"])
+        locks.close()
 
 
 @pytest.mark.usefixtures("_no_retries")

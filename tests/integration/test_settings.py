@@ -16,6 +16,7 @@ from sqlalchemy import Engine, create_engine, event, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from apscheduler_tasklock import (
+    TaskLockDatabaseError,
     TaskLockExecutor,
     TaskLockOptionError,
     TaskLocks,
@@ -26,6 +27,7 @@ from apscheduler_tasklock.context import Refusal
 from apscheduler_tasklock.releases import Ending
 from tests.integration.claims import claim, held
 from tests.integration.test_bad_input import PASSWORD, role
+from tests.polling import eventually
 
 pytestmark = pytest.mark.direct("it creates roles and databases, which the pooler does not know")
 
@@ -149,6 +151,49 @@ def test_a_policy_that_rejects_the_rows_is_told_in_postgresqls_words(
         locks = make_locks(url)
         with pytest.raises(TaskLockSchemaError, match="violates row-level security policy"):
             claim(locks)
+        locks.close()
+
+
+def test_a_short_idle_session_timeout_leaves_the_rows_believed(
+    make_locks: MakeLocks, database_url: str, connection: Connection
+) -> None:
+    """Doubted again and again, a dead run would stand against its task for ever."""
+    with role(database_url) as (name, url):
+        user = sql.Identifier(name)
+        grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+        connection.execute(grant.format(user))
+        setting = sql.SQL("ALTER ROLE {} SET idle_session_timeout = '100ms'")
+        connection.execute(setting.format(user))
+        locks = make_locks(url, claim_timeout=1)
+        locks.release(held(locks, "first"))
+        eventually(lambda: locks.stable)
+        theirs = "SELECT FROM pg_stat_activity WHERE usename = %s"
+        for task in ("second", "third"):
+            eventually(lambda: connection.execute(theirs, [name]).rowcount == 0)
+            locks.release(held(locks, task))
+            assert locks.stable
+        locks.close()
+
+
+def test_a_server_that_is_full_is_no_outage(
+    make_locks: MakeLocks,
+    database_url: str,
+    connection: Connection,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Holders renew on the connections that they have."""
+    with role(database_url, f"LOGIN PASSWORD '{PASSWORD}' CONNECTION LIMIT 1") as (name, url):
+        grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+        connection.execute(grant.format(sql.Identifier(name)))
+        locks, other = (make_locks(url, claim_timeout=1) for _ in range(2))
+        locks.release(held(locks, "first"))
+        eventually(lambda: locks.stable)
+        with pytest.raises(TaskLockDatabaseError, match="too many connections"):
+            claim(other)
+        with locks._database.cursor(), pytest.raises(TaskLockDatabaseError, match="too many"):
+            claim(locks)
+        assert locks.stable
+        assert "is away" not in caplog.text
         locks.close()
 
 
