@@ -218,7 +218,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             return
         lease = self._defaults.lease
         logger.info(
-            "Task locks are on for the executor %r: database %s, table %s, replica %s, lease %s, "
+            "Task locks are on for the executor %r: database %s, table %r, replica %r, lease %s, "
             "failover %s",
             alias,
             self.locks.where,

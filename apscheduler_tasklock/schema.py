@@ -19,7 +19,7 @@ from sqlalchemy.schema import CreateSchema
 from apscheduler_tasklock.connection import connect_parameters
 from apscheduler_tasklock.database import parse_url
 from apscheduler_tasklock.errors import TaskLockError
-from apscheduler_tasklock.table import DEFAULT_TABLE
+from apscheduler_tasklock.table import DEFAULT_TABLE, task_lock_table
 
 # Any number will do as long as it is the same everywhere: replicas that upgrade at the same
 # moment wait for each other on it.
@@ -46,7 +46,8 @@ def upgrade(
     :param table: name of the table
     :param revision: an Alembic revision of this library
     :return: whether there was anything to do
-    :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL
+    :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL, or ``schema`` or ``table`` is
+        no name that PostgreSQL can have
     :raises sqlalchemy.exc.SQLAlchemyError: the database is away or refuses
     """
     return _run(database, schema, table, lambda config: command.upgrade(config, revision))
@@ -217,6 +218,7 @@ def _run(database: str | URL, schema: str | None, table: str, run: Any) -> bool:
 
 
 def _config(schema: str | None, table: str, connection: Connection | None = None) -> Config:
+    task_lock_table(table, schema)  # which knows what PostgreSQL can have
     config = Config(attributes={"connection": connection, "schema": schema, "table": table})
     config.set_main_option("script_location", str(_scripts_folder()).replace("%", "%%"))
     return config

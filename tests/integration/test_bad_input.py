@@ -26,6 +26,7 @@ from apscheduler_tasklock import (
     TaskLockOptionError,
     TaskLocks,
     TaskLockSchemaError,
+    upgrade,
 )
 from tests.polling import eventually
 from tests.postgres import Server
@@ -337,6 +338,18 @@ def test_gevent_without_its_patches_is_refused_at_start(database_url: str) -> No
     executor = TaskLockExecutor(database_url)
     with pytest.raises(TaskLockOptionError, match=r"call gevent.monkey.patch_all\(\) before"):
         GeventScheduler(executors={"default": executor}).start()
+
+
+@pytest.mark.parametrize("replica_id", [5, "a\0b", "x" * 1001])
+def test_a_replica_id_that_is_no_name_is_refused(database_url: str, replica_id: Any) -> None:
+    with pytest.raises(TaskLockOptionError, match="replica_id: the name"):
+        TaskLocks(database_url, replica_id=replica_id)
+
+
+@pytest.mark.parametrize("table", ["", "x" * 48])
+def test_a_table_that_postgresql_cannot_have_is_not_migrated(database_url: str, table: str) -> None:
+    with pytest.raises(TaskLockOptionError, match="table must"):
+        upgrade(database_url, table=table)
 
 
 def test_no_password_is_in_what_is_shown_of_the_locks() -> None:
