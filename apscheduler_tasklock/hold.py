@@ -163,8 +163,13 @@ class Hold:
             released = self._locks.release(held, ending)
         except TaskLockDatabaseError:
             return  # logged as an outage; the release is owed
-        except TaskLockError:
-            logger.exception("Task %r: its lock could not be released", held.name)
+        except TaskLockError as error:
+            logger.error(
+                "Task %r: its lock could not be released, and is tried again until it ends by "
+                "itself: %s",
+                held.name,
+                error,
+            )
             return
         if released is None and untold:
             logger.warning(LOST, held.name, held.token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from apscheduler_tasklock import (
     HeldLock,
@@ -26,6 +28,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock.asking import WantedClaim
 from apscheduler_tasklock.protocol import TaskLockProtocol
+from tests.integration.test_bad_input import role
 from tests.polling import eventually
 from tests.proxy import Proxy
 
@@ -265,3 +268,24 @@ def test_impossible_holds_are_refused(
 ) -> None:
     with pytest.raises(TaskLockOptionError, match=says):
         make_locks().hold(name, **times)
+
+
+@pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
+def test_a_release_that_is_refused_is_told_in_one_line(
+    make_locks: MakeLocks,
+    database_url: str,
+    connection: psycopg.Connection[Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with role(database_url) as (name, url):
+        user = sql.Identifier(name)
+        connection.execute(sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}").format(user))
+        locks = make_locks(url)
+        with locks.hold("import", **TIMES):
+            connection.execute(sql.SQL("REVOKE UPDATE ON task_lock FROM {}").format(user))
+        [record] = [r for r in caplog.records if r.levelno >= logging.WARNING]
+        assert "Task 'import': its lock could not be released" in record.getMessage()
+        assert record.exc_info is None
+        connection.execute(sql.SQL("GRANT UPDATE ON task_lock TO {}").format(user))
+        locks.close()
+        assert finished(connection)
