@@ -14,7 +14,7 @@ from sqlalchemy import Table
 from apscheduler_tasklock.closing import ATTEMPT_LIMIT, Closing
 from apscheduler_tasklock.database import Database
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.failures import explain_refusal, is_no_outage
+from apscheduler_tasklock.failures import explain_refusal, is_conflict, is_full
 from apscheduler_tasklock.outage import Outage
 
 Result = TypeVar("Result")
@@ -65,8 +65,9 @@ class Attempts:
             with self._database.cursor(until, limit) as cursor:
                 result = statement(cursor)
         except TaskLockDatabaseError as error:
-            if not is_no_outage(error.__cause__):
-                self._outage.begin(error, begun if error._opened_at is None else error._opened_at)
+            if not is_conflict(error.__cause__):
+                opened_at = begun if error._opened_at is None else error._opened_at
+                self._outage.begin(error, opened_at, full=is_full(error.__cause__))
             raise
         except psycopg.Error as error:
             # The message has what PostgreSQL said; its own traceback would only hide it.

@@ -14,15 +14,17 @@ class Blockers:
     """What a replica has told of the runs and windows that cost run times of its tasks."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, tuple[int, int]] = {}
+        self._runs: dict[str, tuple[int, int, bool]] = {}
         self._told: set[tuple[str, str]] = set()
 
     def is_news(self, task_name: str, token: int, *, renewed: bool) -> bool:
         """Count a run time that a run costs, and tell whether it is time to warn of that run."""
-        known, count = self._runs.get(task_name, (token, 0))
-        count = count + 1 if known == token else 1
-        self._runs[task_name] = (token, count)
-        return count == (PATIENCE if renewed else 1)
+        known, count, told = self._runs.get(task_name, (token, 0, False))
+        if known != token:
+            count, told = 0, False
+        news = not told and count + 1 >= (PATIENCE if renewed else 1)
+        self._runs[task_name] = (token, count + 1, told or news)
+        return news
 
     def is_first(self, what: str, task_name: str) -> bool:
         """Tell whether this is met here for the first time of this task."""

@@ -16,6 +16,7 @@ from apscheduler_tasklock.closing import RELEASE_LIMIT, SHUTDOWN_LIMIT, Closing
 from apscheduler_tasklock.connection import wait_at_most
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.failures import is_full
 from apscheduler_tasklock.leases import RENEWALS_PER_LEASE, Leases
 from apscheduler_tasklock.messages import ClaimAnswer, LockTimes, ReleaseAnswer, Renewal
 from apscheduler_tasklock.protocol import TaskLockProtocol
@@ -178,10 +179,10 @@ class Claims:
         sent = time.monotonic()
         # On the renewals' own connection: the job may have the only one of its application's pool.
         times = self._renewing.once(
-            lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by, held.lease)
+            lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by, held.lease),
+            until=sent + 2 * self._timeout,
         )
-        if held.lease is None:
-            self._renewing.rest()  # which else the renewing thread does
+        self._renewing.rest()  # where no lease is renewed, nobody else would
         if times is None:
             return False
         _note(held, times, sent)
@@ -196,7 +197,14 @@ class Claims:
 
         sent = time.monotonic()
         lease = min(c.lease or inf for c in held)
-        times = self._renewing.once(statement, until=sent + max(1.0, lease / RENEWALS_PER_LEASE))
+        until = sent + max(1.0, lease / RENEWALS_PER_LEASE)
+        try:
+            times = self._renewing.once(statement, until=until)
+        except TaskLockDatabaseError as error:
+            if not is_full(error.__cause__):
+                raise
+            # The server has no connection left, but this replica may.
+            times = self._attempts.once(statement, until=until)
         for claim in held:
             if claim.claim_id in times:
                 _note(claim, times[claim.claim_id], sent)

@@ -21,6 +21,9 @@ from apscheduler_tasklock.closing import CANCEL_LIMIT, Closing, Deadline
 # The cheapest there is to look at one socket.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
+# How often it is read from a connection at most, to see whether it has ended.
+_MOST_READS = 10
+
 # What PostgreSQL sends for the time "infinity": the largest number of microseconds.
 _INFINITY = (2**63 - 1).to_bytes(8, "big")
 
@@ -102,34 +105,34 @@ class _TimeOrEndLoader(TimestamptzBinaryLoader):
         return super().load(data)
 
 
-def has_ended(connection: psycopg.Connection[Any]) -> bool:
+def ended_by(connection: psycopg.Connection[Any]) -> str | None:
     """Tell whether the other side has ended an idle connection. Asks nobody.
 
-    As ``idle_session_timeout`` does, a proxy, or a server that was restarted. Whatever can be read
-    where nothing was asked is that, or its announcement.
+    As ``idle_session_timeout`` does, a proxy, or a server that was restarted.
+
+    :return: the SQLSTATE of PostgreSQL's last words, or ``""`` if there are none; ``None`` for a
+        connection that goes on
     """
-    if connection.closed:
-        return True
-    with _Selector() as selector:
-        selector.register(connection, selectors.EVENT_READ)
-        return bool(selector.select(0))
-
-
-def was_idle_too_long(connection: psycopg.Connection[Any]) -> bool:
-    """Tell whether a connection that has ended was ended by ``idle_session_timeout``.
-
-    PostgreSQL says so in its last words, which libpq takes for a notice while nothing is asked.
-    """
-    states: list[str | None] = []
+    states: list[str] = []
 
     def note(said: psycopg.errors.Diagnostic) -> None:
-        states.append(said.sqlstate)
+        states.append(said.sqlstate or "")
 
+    # For libpq whatever comes while nothing is asked is a notice.
     connection.add_notice_handler(note)
-    with suppress(psycopg.Error):
-        connection.pgconn.consume_input()
-        connection.pgconn.is_busy()
-    return psycopg.errors.IdleSessionTimeout.sqlstate in states
+    try:
+        for _ in range(_MOST_READS):  # there may be notices and notifications as well
+            with _Selector() as selector:
+                selector.register(connection, selectors.EVENT_READ)
+                if not selector.select(0):
+                    return None
+            connection.pgconn.consume_input()
+            connection.pgconn.is_busy()
+    except (psycopg.Error, OSError, ValueError):
+        return states[-1] if states else ""
+    finally:
+        connection.remove_notice_handler(note)
+    return None
 
 
 def wait_at_most(connection: psycopg.Connection[Any], seconds: float) -> None:
@@ -204,7 +207,7 @@ def connect_parameters(url: URL) -> dict[str, Any]:
     parameters = dict(url.get_dialect()().create_connect_args(url)[1])
     # A database in SQL_ASCII does not tell what its text is written in.
     parameters.setdefault("client_encoding", "UTF8")
-    hosts = parameters.get("host") or os.environ.get("PGHOST", "")
+    hosts = parameters.get("host") or parameters.get("hostaddr") or os.environ.get("PGHOST", "")
     if "," in hosts and "PGTARGETSESSIONATTRS" not in os.environ:
         # Not a standby that happens to be named first.
         parameters.setdefault("target_session_attrs", "read-write")

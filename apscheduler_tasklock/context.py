@@ -161,9 +161,9 @@ class HeldLock:
 
         A lease goes on being renewed until then.
 
-        :param by: seconds or a ``timedelta``, above 0
         Waits for the database; in a coroutine, await :meth:`extend_async` instead.
 
+        :param by: seconds or a ``timedelta``, above 0
         :raises TaskLockError: the claim has ended already; nothing was changed
         :raises TaskLockDatabaseError: the database is away; ask again
         """

@@ -187,7 +187,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 f"{type(self).__name__}: the executor to wrap is a TaskLockExecutor itself; one "
                 "claims the lock, two would wait for each other"
             )
-        check_gevent(inner)
         if getattr(inner, _WRAPPED_BY, self) is not self:
             raise TaskLockOptionError(
                 f"{type(self).__name__}: the executor to wrap is wrapped by another one already, "
@@ -195,6 +194,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             )
         self._inner = inner
         if self._enabled:
+            check_gevent(inner)
             self._check_database()
         self.locks.open()
         try:

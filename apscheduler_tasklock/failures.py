@@ -67,17 +67,24 @@ def explain_away(error: BaseException) -> TaskLockDatabaseError | None:
     return TaskLockDatabaseError(one_line(cause)) if away else None
 
 
-def is_no_outage(error: BaseException | None) -> bool:
-    """Tell whether the server is there, and only this attempt failed.
+def is_conflict(error: BaseException | None) -> bool:
+    """Tell whether the server is there, and undid the statement because of another one.
 
-    It undid the statement because of another one, as where transactions are serializable by
-    default; or it is full. Holders keep the connections by which they renew their leases.
+    Where transactions are serializable by default, that is what one gets that waited for another.
     """
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
+    return (state or "").startswith(("40", "55P03"))
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Tell whether the server is there, and has no connection left."""
     if not isinstance(error, psycopg.Error):
         return False
-    if error.sqlstate is None:
-        return any(sign in str(error) for sign in _FULL)
-    return error.sqlstate.startswith(("40", "53300", "55P03"))
+    if error.sqlstate is not None:
+        return isinstance(error, psycopg.errors.TooManyConnections)
+    # Of several hosts, another one may be away.
+    said = str(error)
+    return "Multiple connection attempts" not in said and any(sign in said for sign in _FULL)
 
 
 def is_row_locked(error: BaseException | None) -> bool:

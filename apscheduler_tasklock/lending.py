@@ -13,13 +13,17 @@ from sqlalchemy import Engine
 from sqlalchemy.pool import PoolProxiedConnection
 
 from apscheduler_tasklock.closing import Deadline
-from apscheduler_tasklock.connection import has_ended, was_idle_too_long
+from apscheduler_tasklock.connection import ended_by
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
 # How many are open at most, and while nothing is asked (see README, "What it costs").
 MOST_CONNECTIONS = 5
 IDLE_CONNECTIONS = 1
+# How many that have ended an application's pool may lend one after the other.
+MOST_REPLACED = 100
+
+IDLE_TOO_LONG = psycopg.errors.IdleSessionTimeout.sqlstate
 
 
 @dataclass(eq=False)
@@ -102,20 +106,28 @@ class KeptConnections:
             ):
                 raise TaskLockDatabaseError("no connection became free in time: all are in use")
             self._in_use += 1
-            while self._idle:
-                lent = self._idle.pop()
-                if not has_ended(lent.connection):
-                    return lent
-                if not was_idle_too_long(lent.connection):
-                    self._ended()
-                lent.connection.close()
         try:
-            return Lent(deadline.call(self._connect, lambda late: late.close()))
+            return self._take_idle() or Lent(
+                deadline.call(self._connect, lambda late: late.close())
+            )
         except BaseException:
             with self._changed:
                 self._in_use -= 1
                 self._changed.notify()
             raise
+
+    def _take_idle(self) -> Lent | None:
+        while True:
+            with self._changed:
+                if not self._idle:
+                    return None
+                lent = self._idle.pop()
+            ended = ended_by(lent.connection)
+            if ended is None:
+                return lent
+            lent.connection.close()
+            if ended != IDLE_TOO_LONG:
+                self._ended()
 
     def give_back(self, lent: Lent, *, whole: bool) -> None:
         """Take a connection back, and close those that were only opened for a burst."""
@@ -169,10 +181,13 @@ class GuestConnections:
     def borrow(self, deadline: Deadline) -> Lent:
         """Check a connection out."""
         proxy = deadline.call(self._engine.raw_connection, _close_for_good)
-        while has_ended(_driver_connection(proxy)):
-            if not was_idle_too_long(_driver_connection(proxy)):
-                self._ended()
+        for _ in range(MOST_REPLACED):
+            ended = ended_by(_driver_connection(proxy))
+            if ended is None:
+                break
             _close_for_good(proxy)
+            if ended != IDLE_TOO_LONG:
+                self._ended()
             proxy = deadline.call(self._engine.raw_connection, _close_for_good)
         opened_at = proxy.info.setdefault("tasklock_opened_at", time.monotonic())
         return Lent(_driver_connection(proxy), opened_at, proxy)

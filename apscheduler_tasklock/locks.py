@@ -300,7 +300,7 @@ class TaskLocks:
     def stop_claiming(self) -> None:
         """End what claims under way wait for. Releases still go through.
 
-        From now on each attempt at a statement ends within 1.5 seconds.
+        From now on each attempt at a claim ends within 1.5 seconds, and at a release within 3.
         """
         self._closing.stop()
 

@@ -33,6 +33,7 @@ class Outage:
         self._since: float | None = None
         self.reason: str | None = None
         self._over_at: float | None = None
+        self._only_full = False
         # Nothing is known of the time before the start: an outage may just have ended.
         self._stable_from: float | None = None
 
@@ -40,17 +41,19 @@ class Outage:
         """Take a lock that nobody holds. What is known of the database holds in a fork, too."""
         self._lock = threading.Lock()
 
-    def begin(self, error: TaskLockDatabaseError, opened_at: float) -> None:
+    def begin(self, error: TaskLockDatabaseError, opened_at: float, *, full: bool = False) -> None:
         """Note that the database did not answer.
 
         :param opened_at: when the connection was opened, or tried to, on the monotonic clock. One
             that is older than the end of the last outage may have broken in it: it tells nothing
             new, and the next attempt has a connection of its own.
+        :param full: whether the server is there, and has no connection left
         """
         with self._lock:
             if self._over_at is not None and opened_at < self._over_at:
                 return
             self.reason = str(error)
+            self._only_full = full and (self._since is None or self._only_full)
             if self._since is not None:
                 return
             self._since = time.monotonic()
@@ -112,7 +115,11 @@ class Outage:
                 return
             since, self._since, self.reason = self._since, None, None
             self._over_at = time.monotonic()
-            self._stable_from = self._over_at + self.grace
+            # A server that is full again and again must not be doubted without an end: a dead run
+            # would stand against its task for as long.
+            doubted = self._stable_from is not None and since < self._stable_from
+            if not (self._only_full and doubted):
+                self._stable_from = self._over_at + self.grace
         logger.info(
             "The task lock database is back (%s), %.1f sec after this replica noticed",
             self._where,

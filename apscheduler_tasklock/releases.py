@@ -6,11 +6,14 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from typing import Any
 from uuid import UUID
+
+import psycopg
 
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.closing import CANCEL_LIMIT, RELEASE_LIMIT
@@ -23,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds after which what could not be sent is sent again; sooner if somebody waits for it.
 RETRY_INTERVAL = 1.0
+# If the database refuses it, as until somebody gives a right back.
+REFUSED_INTERVAL = 10.0
 CLOSING_INTERVAL = 0.2
 # Seconds for which :meth:`OwedReleases.close` sends them while the database is away, as when a
 # server restarts under a deployment. All attempts are over by then.
@@ -120,8 +125,10 @@ class OwedReleases:
         with self._changed:
             batch = [owed for owed in self._owed if owed.task_name == task_name]
         for owed in batch:
-            self._send(cursor, owed)
-            self._forget(owed)
+            # Refused, it is no reason to refuse the claim as well.
+            with suppress(psycopg.errors.InsufficientPrivilege):
+                self._send(cursor, owed)
+                self._forget(owed)
 
     def close(self, until: float = inf) -> None:
         """Send what is owed, again for a little while if need be; the thread ends.
@@ -145,18 +152,19 @@ class OwedReleases:
                 self._closers -= 1
 
     def _work(self) -> None:
-        closing = False
+        closing = refused = False
         while True:
             with self._changed:
                 if closing:
                     self._changed.wait(CLOSING_INTERVAL)
                 else:
-                    self._changed.wait_for(lambda: self._closers or not self._owed, RETRY_INTERVAL)
+                    pause = REFUSED_INTERVAL if refused else RETRY_INTERVAL
+                    self._changed.wait_for(lambda: self._closers or not self._owed, pause)
                 closing, batch = self._closers > 0, list(self._owed)
                 until = self._give_up_at if closing else inf
-            arrived = self._send_all(batch, until)
+            arrived, refused = self._send_all(batch, until)
             with self._changed:
-                last = _is_too_late(until)
+                last = _is_too_late(until) or (closing and refused)
                 # What came to be owed during a last batch that arrived gets a batch of its own.
                 if not self._owed or (last and not arrived):
                     given_up, self._owed, self._thread = self._owed, [], None
@@ -168,23 +176,23 @@ class OwedReleases:
                 owed.task_name,
             )
 
-    def _send_all(self, batch: Sequence[OwedRelease], until: float) -> bool:
-        """Send releases. False if any has to be sent again."""
-        arrived = True
+    def _send_all(self, batch: Sequence[OwedRelease], until: float) -> tuple[bool, bool]:
+        """Send releases; tell whether none has to be sent again, and whether any was refused."""
+        refused = False
         for owed in batch:
+            if _is_too_late(until):
+                return False, refused
             try:
-                arrived = self._sent(owed, until) and arrived
+                refused = not self._sent(owed, until) or refused
             except TaskLockDatabaseError:
-                return False  # the others would fail alike, one by one
-        return arrived
+                return False, refused  # the others would fail alike, one by one
+        return not refused, refused
 
     def _sent(self, owed: OwedRelease, until: float) -> bool:
-        """Send one release. False if it has to be sent again; else it is owed no longer.
+        """Send one release. False if it was refused; else it is owed no longer.
 
         :raises TaskLockDatabaseError: the database is away
         """
-        if _is_too_late(until):
-            return False
         try:
             if time.monotonic() < owed.until:
                 self._attempts.once(lambda cursor: self._send(cursor, owed), until, RELEASE_LIMIT)

@@ -156,9 +156,11 @@ class Reports:
         )
 
     def not_taken_over(self, error: TaskLockError) -> None:
-        """Tell, once for a task, that a dead window could not be run again yet."""
+        """Tell, once for a dead run, that its window could not be run again yet."""
         self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
-        if self._locks.blockers.is_first("takeover", self._submission.task_name):
+        dead_run = self._submission.dead_run
+        assert dead_run is not None
+        if self._locks.blockers.is_first(f"takeover of {dead_run.token}", dead_run.task_name):
             logger.warning(
                 "Task %r: the window of %s, whose holder died, could not be run again; trying "
                 "again: %s",

@@ -47,7 +47,7 @@ _NEW_WINDOW = f"""(
 )"""
 
 # A dead run that stands against a new window: its own one is run again first; or the rows cannot
-# be believed yet. Past its maximum lock it is over in any case, as its holder knows.
+# be believed yet. Past its maximum lock it stands against nothing.
 _WAITS = """(
     finished_at IS NULL AND (
         NOT (handed_over OR run_until <= now() OR %(stable)s::boolean)

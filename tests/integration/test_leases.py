@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
+from psycopg import sql
 from sqlalchemy import create_engine
 
 from apscheduler_tasklock import (
@@ -34,6 +35,7 @@ from tests import pool_jobs
 from tests.executors.hosts import AsyncIO, Host
 from tests.integration import claims
 from tests.integration.claims import row
+from tests.integration.test_bad_input import PASSWORD, role
 from tests.polling import eventually
 from tests.proxy import Proxy
 from tests.schedulers import Replica
@@ -359,6 +361,21 @@ def test_it_is_renewed_while_every_worker_and_connection_is_busy(
 
     replica.run_once(busy)
     assert replica.one(EVENT_JOB_EXECUTED).retval is False
+
+
+@pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
+def test_it_is_renewed_on_a_server_that_is_full(
+    make_locks: MakeLocks, database_url: str, connection: Connection
+) -> None:
+    with role(database_url, f"LOGIN PASSWORD '{PASSWORD}' CONNECTION LIMIT 1") as (name, url):
+        grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+        connection.execute(grant.format(sql.Identifier(name)))
+        locks = make_locks(url)
+        held = hold(locks)
+        first = held.locked_until
+        eventually(lambda: held.locked_until > first + timedelta(seconds=2))
+        locks.release(held)
+        locks.close()
 
 
 def test_it_is_renewed_in_a_worker_process(

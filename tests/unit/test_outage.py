@@ -33,8 +33,8 @@ class Seen:
         self.go_on(took)
         self.outage.end(begun)
 
-    def fail(self) -> None:
-        self.outage.begin(AWAY, self._clock[0])
+    def fail(self, *, full: bool = False) -> None:
+        self.outage.begin(AWAY, self._clock[0], full=full)
 
     def becomes_stable_after_the_grace(self) -> None:
         assert not self.stable
@@ -77,6 +77,36 @@ def test_nothing_is_believed_in_an_outage_and_until_some_time_after_it(seen: See
     assert not seen.stable
     seen.go_on(3600)
     assert not seen.stable
+    seen.answer()
+    seen.becomes_stable_after_the_grace()
+
+
+def test_a_server_that_is_full_again_and_again_is_believed_now_and_then(seen: Seen) -> None:
+    """Else a dead run would stand against its task for as long as that goes on."""
+    seen.answer()
+    seen.go_on(GRACE)
+    seen.fail(full=True)
+    seen.answer()
+    assert not seen.stable
+    for _ in range(9):
+        seen.go_on(GRACE / 10)
+        seen.fail(full=True)
+        seen.answer()
+        assert not seen.stable
+    seen.go_on(GRACE / 10 + 0.1)
+    assert seen.stable
+    seen.fail(full=True)
+    assert not seen.stable
+    seen.fail()
+    seen.answer()
+    seen.becomes_stable_after_the_grace()
+
+
+def test_an_outage_in_which_the_server_was_also_full_is_one(seen: Seen) -> None:
+    seen.answer()
+    seen.fail()
+    seen.fail(full=True)
+    seen.go_on(GRACE)
     seen.answer()
     seen.becomes_stable_after_the_grace()
 
