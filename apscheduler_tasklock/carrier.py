@@ -271,7 +271,7 @@ async def _run_to_its_end(
 ) -> tuple[list[Any], bool]:
     """Run the job and release; return its events, and whether nobody cancelled it."""
     told: list[Any] | None = None
-    loop = asyncio.get_running_loop()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
     fire.runs_on(loop)
     cancel, cancelled_on_loss = _cancel_of(fire)
     try:
@@ -284,7 +284,9 @@ async def _run_to_its_end(
         raised = [exception for event in told or () if (exception := _exception(event))]
         cancelled = any(isinstance(exception, CancelledError) for exception in raised)
         # Being closed, as with its event loop, it cannot wait.
-        closed = told is None or any(isinstance(e, GeneratorExit) for e in raised)
+        closed = told is None or (
+            any(isinstance(exception, GeneratorExit) for exception in raised) and _is_closed(task)
+        )
         cut = closed or (
             cancelled
             and (
@@ -315,6 +317,14 @@ def _cancel_of(fire: Fire) -> tuple[Callable[[], None], Callable[[], bool]]:
             task.cancel()
 
     return cancel, lambda: bool(cancelled)
+
+
+def _is_closed(task: asyncio.Task[Any] | None) -> bool:
+    """Tell whether a coroutine of this task runs since it is closed, and not as the task."""
+    try:
+        return asyncio.current_task() is not task
+    except RuntimeError:  # no loop runs
+        return True
 
 
 def _exception(event: Any) -> BaseException | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from math import inf
 from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock.asking import Asking, AskingToTakeOver, WantedClaim, WantedTakeover
-from apscheduler_tasklock.attempts import Attempts
+from apscheduler_tasklock.attempts import Attempts, Result
 from apscheduler_tasklock.clock import DatabaseClock
 from apscheduler_tasklock.closing import RELEASE_LIMIT, SHUTDOWN_LIMIT, Closing
 from apscheduler_tasklock.connection import wait_at_most
@@ -178,7 +178,7 @@ class Claims:
     def _extend(self, held: HeldLock, by: float) -> bool:
         sent = time.monotonic()
         # On the renewals' own connection: the job may have the only one of its application's pool.
-        times = self._renewing.once(
+        times = self._once_beside_others(
             lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by, held.lease),
             until=sent + 2 * self._timeout,
         )
@@ -197,18 +197,21 @@ class Claims:
 
         sent = time.monotonic()
         lease = min(c.lease or inf for c in held)
-        until = sent + max(1.0, lease / RENEWALS_PER_LEASE)
-        try:
-            times = self._renewing.once(statement, until=until)
-        except TaskLockDatabaseError as error:
-            if not is_full(error.__cause__):
-                raise
-            # The server has no connection left, but this replica may.
-            times = self._attempts.once(statement, until=until)
+        times = self._once_beside_others(statement, sent + max(1.0, lease / RENEWALS_PER_LEASE))
         for claim in held:
             if claim.claim_id in times:
                 _note(claim, times[claim.claim_id], sent)
         return {claim_id: end.locked_until is not None for claim_id, end in times.items()}
+
+    def _once_beside_others(self, statement: Callable[[Any], Result], until: float) -> Result:
+        """Run a statement on the connection that claims and releases do not wait for."""
+        try:
+            return self._renewing.once(statement, until)
+        except TaskLockDatabaseError as error:
+            if not is_full(error.__cause__):
+                raise
+            # The server has no connection left, but this replica may.
+            return self._attempts.once(statement, until)
 
 
 def _note(held: HeldLock, times: LockTimes, sent: float) -> None:

@@ -113,6 +113,10 @@ async def coroutine_job(**kwargs: Any) -> Any:
     return lock.token, kwargs
 
 
+async def leaving_generator() -> None:
+    raise GeneratorExit
+
+
 def plain_job(**kwargs: Any) -> Any:
     lock = current_lock()
     assert lock is not None
@@ -126,6 +130,22 @@ async def failing_coroutine() -> None:
 
 def failing_function() -> None:
     raise ValueError("called")
+
+
+def test_a_coroutine_that_raises_what_closes_one_has_run(
+    database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    """Taken for a closed one, it would be handed over, with failover, again and again."""
+
+    async def main() -> None:
+        async with running(database_url, failover=True) as loop:
+            loop.run_once(leaving_generator)
+            await loop.until(lambda: EVENT_JOB_ERROR in loop.codes())
+            assert loop.codes() == RAISED
+
+    asyncio.run(main())
+    finished = "finished_at IS NOT NULL AND window_until > now()"
+    assert connection.execute(f"SELECT FROM task_lock WHERE {finished}").rowcount == 1
 
 
 @pytest.mark.parametrize("function", [coroutine_job, plain_job])
