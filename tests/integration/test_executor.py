@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -57,6 +57,13 @@ def rows(connection: psycopg.Connection[Any]) -> dict[str, dict[str, Any]]:
 def now() -> dict[str, Any]:
     """Return options of a job that is due at once, however late it is."""
     return {"next_run_time": datetime.now(timezone.utc), "misfire_grace_time": None}
+
+
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class TestARun:
@@ -113,6 +120,15 @@ class TestARun:
         row = rows(connection)["job"]
         assert row["window_until"] - row["window_start"] == timedelta(hours=0.9)
         assert row["run_until"] - row["started_at"] == timedelta(hours=5)
+
+    @pytest.mark.usefixtures("_no_collector")
+    def test_leaves_no_work_for_the_garbage_collector(self, make_replica: MakeReplica) -> None:
+        held: list[Any] = []
+        replica = make_replica()
+        replica.run_once(lambda: held.append(weakref.ref(current_lock())))
+        replica.one(EVENT_JOB_EXECUTED)
+        replica.idle()
+        eventually(lambda: held[0]() is None)
 
     def test_is_refused_on_the_other_replica_and_leaves_no_trace_of_having_run(
         self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
