@@ -16,6 +16,8 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.pool import StaticPool
 
 from apscheduler_tasklock.asking import WantedTakeover
+from apscheduler_tasklock.attempts import BACKOFF
+from apscheduler_tasklock.closing import Closing
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -624,3 +626,26 @@ def _wal_and_transaction_ids(connection: psycopg.Connection[Any]) -> tuple[int, 
     ).fetchone()
     assert found is not None
     return int(found[0]), int(found[1])
+
+
+def test_replicas_that_lost_a_server_come_back_at_different_moments(
+    make_locks: MakeLocks, proxy: Proxy
+) -> None:
+    class Watch(Closing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pauses: list[float] = []
+
+        def wait(self, seconds: float) -> bool:
+            self.pauses.append(seconds)
+            return super().wait(seconds)
+
+    proxy.accepting = False
+    first = []
+    for number in range(2):
+        locks, watch = make_locks(proxy.url, replica_id=f"replica {number}"), Watch()
+        with pytest.raises(TaskLockDatabaseError):
+            locks._attempts.until(0.2, lambda cursor: cursor.execute("SELECT 1"), stop=watch)
+        first.append(watch.pauses[0])
+    assert first[0] != first[1]
+    assert all(0.8 * BACKOFF[0] <= pause <= 1.2 * BACKOFF[0] for pause in first)
