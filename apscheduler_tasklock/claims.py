@@ -25,6 +25,8 @@ from apscheduler_tasklock.releases import Ending, OwedReleases, send_ending
 # Seconds for which a release is tried by the job's own worker, before it is left to the
 # background.
 RELEASE_PATIENCE = 0.2
+# Seconds for a renewal on the connections of claims and releases, which others may have used up.
+FALLBACK_LIMIT = 1.5
 
 
 class Claims:
@@ -182,7 +184,7 @@ class Claims:
             lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by, held.lease),
             until=sent + 2 * self._timeout,
         )
-        self._renewing.rest()  # where no lease is renewed, nobody else would
+        self._leases.rest()
         if times is None:
             return False
         _note(held, times, sent)
@@ -211,7 +213,7 @@ class Claims:
             if not is_full(error.__cause__):
                 raise
             # The server has no connection left, but this replica may.
-            return self._attempts.once(statement, until)
+            return self._attempts.once(statement, min(until, time.monotonic() + FALLBACK_LIMIT))
 
 
 def _note(held: HeldLock, times: LockTimes, sent: float) -> None:

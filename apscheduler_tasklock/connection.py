@@ -113,10 +113,11 @@ def ended_by(connection: psycopg.Connection[Any]) -> str | None:
     :return: the SQLSTATE of PostgreSQL's last words, or ``""`` if there are none; ``None`` for a
         connection that goes on
     """
-    states: list[str] = []
+    last_words: list[str] = []
 
     def note(said: psycopg.errors.Diagnostic) -> None:
-        states.append(said.sqlstate or "")
+        if said.severity_nonlocalized in ("FATAL", "PANIC"):
+            last_words.append(said.sqlstate or "")
 
     # For libpq whatever comes while nothing is asked is a notice.
     connection.add_notice_handler(note)
@@ -128,8 +129,10 @@ def ended_by(connection: psycopg.Connection[Any]) -> str | None:
                     return None
             connection.pgconn.consume_input()
             connection.pgconn.is_busy()
+            if last_words:  # the end itself may come a moment later
+                return last_words[0]
     except (psycopg.Error, OSError, ValueError):
-        return states[-1] if states else ""
+        return ""
     finally:
         connection.remove_notice_handler(note)
     return None

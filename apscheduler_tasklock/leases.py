@@ -73,6 +73,12 @@ class Leases:
             self._leases = [lease for lease in self._leases if lease.held is not held]
             self._changed.notify_all()
 
+    def rest(self) -> None:
+        """Keep no connection, unless there is something to renew."""
+        with self._changed:
+            if not self._leases:
+                self._rest()
+
     def _work(self) -> None:
         while True:
             with self._changed:

@@ -117,7 +117,7 @@ class Outage:
             self._over_at = time.monotonic()
             # A server that is full again and again must not be doubted without an end: a dead run
             # would stand against its task for as long.
-            doubted = self._stable_from is not None and since < self._stable_from
+            doubted = self._stable_from is not None and self._over_at < self._stable_from
             if not (self._only_full and doubted):
                 self._stable_from = self._over_at + self.grace
         logger.info(

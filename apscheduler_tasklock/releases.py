@@ -89,6 +89,7 @@ class OwedReleases:
         self._owed: list[OwedRelease] = []
         self._thread: threading.Thread | None = None
         self._closers = 0
+        self._news = False
 
     def add(self, task_name: str, claim_id: UUID, ending: Ending, *, seconds: float) -> None:
         """Owe a release.
@@ -108,6 +109,8 @@ class OwedReleases:
         """Owe a release, maybe one that another process could not send."""
         with self._changed:
             self._owed.append(owed)
+            self._news = True
+            self._changed.notify_all()
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="tasklock-releases", daemon=True)
                 try:
@@ -157,9 +160,13 @@ class OwedReleases:
             with self._changed:
                 if closing:
                     self._changed.wait(CLOSING_INTERVAL)
+                elif refused:  # which is no reason to keep others waiting
+                    self._changed.wait_for(
+                        lambda: self._closers or not self._owed or self._news, REFUSED_INTERVAL
+                    )
                 else:
-                    pause = REFUSED_INTERVAL if refused else RETRY_INTERVAL
-                    self._changed.wait_for(lambda: self._closers or not self._owed, pause)
+                    self._changed.wait_for(lambda: self._closers or not self._owed, RETRY_INTERVAL)
+                self._news = False
                 closing, batch = self._closers > 0, list(self._owed)
                 until = self._give_up_at if closing else inf
             arrived, refused = self._send_all(batch, until)
@@ -185,7 +192,7 @@ class OwedReleases:
             try:
                 refused = not self._sent(owed, until) or refused
             except TaskLockDatabaseError:
-                return False, refused  # the others would fail alike, one by one
+                return False, False  # the others would fail alike, one by one
         return not refused, refused
 
     def _sent(self, owed: OwedRelease, until: float) -> bool:

@@ -102,6 +102,17 @@ def test_a_server_that_is_full_again_and_again_is_believed_now_and_then(seen: Se
     seen.becomes_stable_after_the_grace()
 
 
+def test_a_server_that_was_full_for_longer_than_the_doubt_is_doubted_anew(seen: Seen) -> None:
+    """As after a restart, when all come back at once: holders may be among those left out."""
+    seen.answer()
+    seen.go_on(GRACE)
+    seen.outage.doubt()
+    seen.fail(full=True)
+    seen.go_on(GRACE + 1)
+    seen.answer()
+    seen.becomes_stable_after_the_grace()
+
+
 def test_an_outage_in_which_the_server_was_also_full_is_one(seen: Seen) -> None:
     seen.answer()
     seen.fail()
