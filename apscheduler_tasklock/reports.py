@@ -1,4 +1,7 @@
-"""What is told of a run time's lock: the events and log lines, each outcome in its own words."""
+"""What is told of a run time's lock: log lines and events, each outcome in its own words.
+
+The log line comes first: listeners are code of the application, which may take long.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +57,6 @@ class Reports:
 
     def granted(self, held: HeldLock) -> None:
         """Tell of a claim that was granted, and if so, whose run it takes over."""
-        reason = "takeover" if held.is_takeover else None
-        self._tell_of(held, EVENT_TASK_LOCK_GRANTED, locked_until=held.locked_until, reason=reason)
         dead_run = self._submission.dead_run
         if dead_run is not None:
             why = (
@@ -73,9 +74,21 @@ class Reports:
                 dead_run.token,
                 why,
             )
+        reason = "takeover" if held.is_takeover else None
+        self._tell_of(held, EVENT_TASK_LOCK_GRANTED, locked_until=held.locked_until, reason=reason)
 
     def refused(self, refusal: Refusal) -> None:
         """Tell of a claim that was refused, and warn if an earlier run blocks the task."""
+        logger.debug(
+            "Task %r: refused for the run time %s (%s, held by %r until %s)",
+            self._submission.task_name,
+            self.run_time,
+            refusal.reason,
+            refusal.holder,
+            refusal.locked_until,
+        )
+        self._warn_if_nobody_runs_it(refusal)
+        self._warn_if_blocked(refusal)
         self._tell(
             EVENT_TASK_LOCK_REFUSED,
             holder=refusal.holder,
@@ -83,17 +96,10 @@ class Reports:
             locked_until=refusal.locked_until,
             reason=refusal.reason,
         )
+
+    def _warn_if_blocked(self, refusal: Refusal) -> None:
+        """Warn if an earlier run blocks the task, and tell how to free it."""
         task_name = self._submission.task_name
-        logger.debug(
-            "Task %r: refused for the run time %s (%s, held by %r until %s)",
-            task_name,
-            self.run_time,
-            refusal.reason,
-            refusal.holder,
-            refusal.locked_until,
-        )
-        if refusal.reason == "window":
-            self._refused_for_another(refusal)
         if not refusal.blocked or (self._submission.failover and not refusal.renewed):
             return  # nothing blocks it, or what does is run again
         if self._locks.blockers.is_news(task_name, refusal.token, renewed=refusal.renewed):
@@ -109,8 +115,10 @@ class Reports:
                 statement_to_free(self._locks.table, task_name, refusal.token),
             )
 
-    def _refused_for_another(self, refusal: Refusal) -> None:
-        """Warn if a run time falls into the window of an earlier one, so that nobody runs it."""
+    def _warn_if_nobody_runs_it(self, refusal: Refusal) -> None:
+        """Warn if a run time falls into the window of an earlier one."""
+        if refusal.reason != "window":
+            return
         nominal = nominal_time(self._submission.trigger, self.run_time)
         # Run times that each replica has of its own fall into each other's windows all the time.
         shared = self._submission.run_time_is_shared(nominal)
@@ -134,7 +142,6 @@ class Reports:
 
         :param runs: whether the job runs all the same
         """
-        self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
         # A run that an outage costs is a warning; a wrong set-up is an error.
         away = isinstance(error, TaskLockDatabaseError) and not is_row_locked(error.__cause__)
         logger.log(
@@ -146,6 +153,7 @@ class Reports:
             error,
             LOCKED_ROW if is_row_locked(error.__cause__) else "",
         )
+        self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
 
     def not_begun(self) -> None:
         """Tell of a run time that a shutdown came before."""
@@ -157,7 +165,6 @@ class Reports:
 
     def not_taken_over(self, error: TaskLockError) -> None:
         """Tell, once for a dead run, that its window could not be run again yet."""
-        self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
         dead_run = self._submission.dead_run
         assert dead_run is not None
         if self._locks.blockers.is_first(f"takeover of {dead_run.token}", dead_run.task_name):
@@ -168,16 +175,11 @@ class Reports:
                 self.run_time,
                 error,
             )
+        self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
 
     def released(self, held: HeldLock, locked_until: datetime, ending: Ending) -> None:
         """Tell of a release that arrived."""
         handed_over = ending is Ending.HAND_OVER
-        self._tell_of(
-            held,
-            EVENT_TASK_LOCK_RELEASED,
-            locked_until=locked_until,
-            reason="handed over" if handed_over else None,
-        )
         if handed_over:
             logger.info(
                 "Task %r: the window of %s is handed over to another replica (token %s)",
@@ -185,10 +187,11 @@ class Reports:
                 self.run_time,
                 held.token,
             )
+        reason = "handed over" if handed_over else None
+        self._tell_of(held, EVENT_TASK_LOCK_RELEASED, locked_until=locked_until, reason=reason)
 
     def not_released(self, held: HeldLock, error: TaskLockError) -> None:
         """Tell of a release that failed."""
-        self._tell_of(held, EVENT_TASK_LOCK_ERROR, exception=error)
         if not isinstance(error, TaskLockDatabaseError):
             logger.error(
                 "Task %r: its lock could not be released, and is tried again until it ends by "
@@ -196,6 +199,7 @@ class Reports:
                 held.name,
                 error,
             )
+        self._tell_of(held, EVENT_TASK_LOCK_ERROR, exception=error)
 
     def lost(self, held: HeldLock) -> None:
         """Tell, once, that the claim ended before the run did."""
@@ -203,7 +207,6 @@ class Reports:
             if self._told_lost:
                 return
             self._told_lost = True
-        self._tell_of(held, EVENT_TASK_LOCK_LOST)
         logger.warning(
             "Task %r: the lock of the run scheduled at %s is lost (token %s), and another replica "
             "may run the task. It was not renewed for longer than its lease, or somebody freed the "
@@ -213,6 +216,7 @@ class Reports:
             self.run_time,
             held.token,
         )
+        self._tell_of(held, EVENT_TASK_LOCK_LOST)
 
     def _tell_of(self, held: HeldLock, code: int, **details: Any) -> None:
         self._tell(code, holder=self._locks.replica_id, token=held.token, **details)

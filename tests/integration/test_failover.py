@@ -370,12 +370,21 @@ class TestWhatIsRun:
 
 class TestWhenItIsRun:
     def test_before_the_claimers_own_window_which_is_no_misfire_then(
-        self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        connection: Connection,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Else the claim would put its own window in the place of the one that died."""
         died = holder(min_lock=0.001, runs=f"{__name__}:{_Recorder.__qualname__}.run")
         until_its_lease_ends(connection)
-        replica = make_heir()
+        # It looks when it starts, every 20 sec, and when it is refused: its own window comes first.
+        replica = make_heir(lease=60, poll_interval=20, start=False)
+        replica.run_once(token_and_takeover, job_id="other", next_run_time=next_hour())
+        looks = count_looks(replica, monkeypatch)
+        replica.scheduler.start()
+        eventually(lambda: looks)
         job = _Recorder()
         # Of a grace time that a busy machine keeps to as well.
         own = replica.run_once(job.run, misfire_grace_time=4).next_run_time
