@@ -18,6 +18,7 @@ import psycopg
 from apscheduler_tasklock.attempts import Attempts
 from apscheduler_tasklock.closing import CANCEL_LIMIT, RELEASE_LIMIT
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.failures import is_conflict
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 from apscheduler_tasklock.messages import ReleaseAnswer
 from apscheduler_tasklock.protocol import TaskLockProtocol
@@ -185,15 +186,17 @@ class OwedReleases:
 
     def _send_all(self, batch: Sequence[OwedRelease], until: float) -> tuple[bool, bool]:
         """Send releases; tell whether none has to be sent again, and whether any was refused."""
-        refused = False
+        refused = locked = False
         for owed in batch:
             if _is_too_late(until):
                 return False, refused
             try:
                 refused = not self._sent(owed, until) or refused
-            except TaskLockDatabaseError:
-                return False, False  # the others would fail alike, one by one
-        return not refused, refused
+            except TaskLockDatabaseError as error:
+                if not is_conflict(error.__cause__):
+                    return False, False  # the others would fail alike, one by one
+                locked = True
+        return not (refused or locked), refused and not locked
 
     def _sent(self, owed: OwedRelease, until: float) -> bool:
         """Send one release. False if it was refused; else it is owed no longer.

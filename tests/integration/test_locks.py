@@ -253,6 +253,32 @@ class TestLostAnswers:
         proxy.accepting = True
         eventually(lambda: row(connection, "task")["finished_at"])
 
+    @pytest.mark.parametrize("closing", [False, True], ids=["", "while it closes"])
+    def test_an_owed_release_does_not_wait_for_one_whose_row_is_locked(
+        self,
+        make_locks: MakeLocks,
+        proxy: Proxy,
+        connection: psycopg.Connection[Any],
+        direct_url: str,
+        closing: bool,
+    ) -> None:
+        locks = make_locks(proxy.url, claim_timeout=0.6)
+        of_both = [held(locks, task) for task in ("locked", "free")]
+        proxy.accepting = False
+        proxy.cut_all()
+        for lock in of_both:
+            with pytest.raises(TaskLockDatabaseError):
+                locks.release(lock)
+        with psycopg.connect(direct_url) as other:
+            other.execute("SELECT FROM task_lock WHERE task_name = 'locked' FOR UPDATE")
+            proxy.accepting = True
+            if closing:
+                locks.close()
+            eventually(lambda: row(connection, "free")["finished_at"])
+            assert row(connection, "locked")["finished_at"] is None
+        if not closing:
+            eventually(lambda: row(connection, "locked")["finished_at"])
+
     @pytest.mark.parametrize(
         ("wanted", "then"),
         [
