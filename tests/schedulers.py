@@ -68,8 +68,17 @@ class Replica:
     def shutdown(self) -> None:
         """Shut down, if it is running, and wait until its last job has ended."""
         if self.scheduler.running:
+            self.finish_pass()
             self._host.shutdown(self.scheduler, wait=True)
         self.idle()
+
+    def finish_pass(self) -> None:
+        """Wait until the scheduler is through with what is due.
+
+        APScheduler's thread ends with an error if a shutdown comes before it removes a one-off job.
+        """
+        with self.scheduler._jobstores_lock:
+            pass
 
     def _record(self, event: Any) -> None:
         with self._lock:

@@ -92,9 +92,12 @@ def make_replica(database_url: str) -> Iterator[Callable[..., Replica]]:
             replica = Replica(database, *arguments, **options)
             if start:
                 replica.scheduler.start()
-            closing.callback(
-                lambda: replica.scheduler.running and replica.scheduler.shutdown(wait=True)
-            )
+            closing.callback(end, replica)
             return replica
+
+        def end(replica: Replica) -> None:
+            if replica.scheduler.running:
+                replica.finish_pass()
+                replica.scheduler.shutdown(wait=True)
 
         yield make

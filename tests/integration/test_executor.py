@@ -237,6 +237,7 @@ class TestARun:
         go_on.set()
 
         one.one(EVENT_TASK_LOCK_LOST)
+        one.idle()
         assert seen == [True]
         assert held["locked_by"] == "other"
         assert held["finished_at"] is None

@@ -74,7 +74,7 @@ def holder(dying: TaskLocks) -> MakeHolder:
 
     def claim(task: str = "job", *, lives: bool = False, **wanted: Any) -> HeldLock:
         hourly: dict[str, Any] = {"min_lock": 3240, "max_lock": 18000}
-        renewed: dict[str, Any] = {"lease": 1, "failover": True, "runs": RUNS}
+        renewed: dict[str, Any] = {"lease": 2, "failover": True, "runs": RUNS}
         held = claims.held(dying, task, **{**hourly, **renewed, **wanted})
         if not lives:
             claims.die(dying, held)
