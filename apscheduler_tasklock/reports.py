@@ -100,7 +100,7 @@ class Reports:
     def _warn_if_blocked(self, refusal: Refusal) -> None:
         """Warn if an earlier run blocks the task, and tell how to free it."""
         task_name = self._submission.task_name
-        if not refusal.blocked or (self._submission.failover and not refusal.renewed):
+        if not refusal.blocked or (self._submission.failover and refusal.waits):
             return  # nothing blocks it, or what does is run again
         if self._locks.blockers.is_news(task_name, refusal.token, renewed=refusal.renewed):
             logger.warning(

@@ -225,7 +225,7 @@ class TestARun:
             assert go_on.wait(60)
             seen.append(lock.lost)
 
-        options = {"min_lock": 0.05, "max_lock": 0.1}
+        options = {"min_lock": 0.05, "max_lock": 1}
         one, other = make_replica(replica_id="one"), make_replica(replica_id="other")
         one.run_once(outlive, kwargs={"task_lock": options})
         one.one(EVENT_TASK_LOCK_GRANTED)
@@ -243,6 +243,7 @@ class TestARun:
         assert held["finished_at"] is None
         assert "the run outlived its maximum lock" in caplog.text
 
+    @pytest.mark.parametrize("failover", [False, True], ids=["", "failover"])
     @pytest.mark.parametrize(("lease", "patience"), [(None, 1), (60, 3)])
     def test_that_is_blocked_by_an_older_one_is_a_warning_once(
         self,
@@ -251,11 +252,12 @@ class TestARun:
         connection: psycopg.Connection[Any],
         lease: float | None,
         patience: int,
+        failover: bool,
     ) -> None:
         """A run that hangs would otherwise silence its task; one that is renewed may be long."""
         go_on, name = threading.Event(), "the job's\n\x1b[31m"
-        one = make_replica(replica_id="one\n\x1b[31m", lease=lease)
-        other = make_replica(replica_id="other", lease=lease)
+        one = make_replica(replica_id="one\n\x1b[31m", lease=lease, failover=failover)
+        other = make_replica(replica_id="other", lease=lease, failover=failover)
         one.run_once(_wait_for(go_on), kwargs={"task_lock": {"min_lock": 0, "name": name}})
         token = one.one(EVENT_TASK_LOCK_GRANTED).token
         for number in range(1, patience + 2):
