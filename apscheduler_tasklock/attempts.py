@@ -35,8 +35,7 @@ class Attempts:
         self._database = database
         self._table = table
         self._outage = outage
-        # Not logged, since a proxy may do it all the time. But the server may have crashed as well.
-        database.ended = outage.doubt
+        database.ended = outage.idle_connection_ended
 
     @property
     def outage(self) -> Outage:

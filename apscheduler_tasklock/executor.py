@@ -175,8 +175,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """Start the wrapped executor. Called by the scheduler.
 
         :raises TaskLockSchemaError: the task lock table is missing, old or not permitted
-        :raises TaskLockOptionError: options of a job that was added already are impossible
+        :raises TaskLockOptionError: options of a job that was added already are impossible, or
+            another scheduler runs with this executor
         """
+        self._check_scheduler(scheduler)
         super().start(scheduler, alias)
         for job, jobstore, _ in scheduler._pending_jobs:
             if job.executor == alias:
@@ -211,6 +213,14 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if self._enabled:
             self._failover.open()
         self._log_start(alias)
+
+    def _check_scheduler(self, scheduler: Any) -> None:
+        started = self._inner is not None and self._scheduler is not scheduler
+        if started and self._scheduler.running:
+            raise TaskLockOptionError(
+                f"{type(self).__name__}: it is the executor of another running scheduler, which "
+                "would no longer hear of its own jobs; give each scheduler an executor of its own"
+            )
 
     def _log_start(self, alias: str) -> None:
         if not self._enabled:

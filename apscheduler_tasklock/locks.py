@@ -21,7 +21,7 @@ from apscheduler_tasklock.closing import Closing
 from apscheduler_tasklock.connection import attempt_limit
 from apscheduler_tasklock.context import HeldLock, Refusal
 from apscheduler_tasklock.database import Database
-from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.hold import Hold
 from apscheduler_tasklock.lifetime import InProgress, Lifetime, off_the_loop
 from apscheduler_tasklock.messages import ReleaseAnswer, RunState
@@ -33,6 +33,9 @@ from apscheduler_tasklock.protocol import TaskLockProtocol
 from apscheduler_tasklock.releases import Ending, OwedRelease
 from apscheduler_tasklock.settings import LockSettings, as_url
 from apscheduler_tasklock.table import DEFAULT_TABLE, task_lock_table
+
+# Seconds for which a claim may be tried, at most: the network's own limits do not go far beyond.
+LONGEST_CLAIM = 24 * 3600.0
 
 
 class TaskLocks:
@@ -60,6 +63,10 @@ class TaskLocks:
         table: str = DEFAULT_TABLE,
     ) -> None:
         replica_id = check_name(replica_id or make_replica_id(), "replica_id")
+        if not 0 < claim_timeout <= LONGEST_CLAIM:
+            raise TaskLockOptionError(
+                f"claim_timeout must be above 0 and at most a day, not {claim_timeout!r} seconds"
+            )
         self.settings = LockSettings(as_url(database), replica_id, claim_timeout, schema, table)
         self.replica_id = replica_id
         self.claim_timeout = claim_timeout
@@ -75,8 +82,10 @@ class TaskLocks:
         limit = attempt_limit(claim_timeout)
         outage = Outage(self._database.where, limit)
         self._clock = DatabaseClock(outage.clock_stepped)
-        # Shorter than an answer is waited for, so that the server says what it waits for.
-        self._protocol = TaskLockProtocol(self.table, lock_timeout=limit * 0.8)
+        # Less than half of what an answer is waited for, so that the server says what it waits for.
+        # It counts for each wait, and of several that ask for a row all but one wait twice: for
+        # their turn, and then for who has locked it.
+        self._protocol = TaskLockProtocol(self.table, lock_timeout=limit * 0.4)
         self._attempts = Attempts(self._database, self.table, outage)
         self._claims = Claims(
             self._attempts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from math import inf
 
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
@@ -13,6 +14,8 @@ from apscheduler_tasklock.forking import begins_anew_in_a_fork
 # did not hear of counts as dead, and one attempt more: enough for pending releases, which are sent
 # every second, even if one that got lost on its way is still being waited for.
 RECOVERY_GRACE = 2.5
+# Seconds from a doubt for the end of an idle connection to the next such doubt.
+DOUBT_INTERVAL = 120.0
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,7 @@ class Outage:
         self.reason: str | None = None
         self._over_at: float | None = None
         self._only_full = False
+        self._doubted_at = -inf
         # Nothing is known of the time before the start: an outage may just have ended.
         self._stable_from: float | None = None
 
@@ -79,6 +83,26 @@ class Outage:
         with self._lock:
             if self._over_at is None and self._since is None:
                 self._stable_from = 0.0
+
+    def idle_connection_ended(self) -> None:
+        """Note that the other side has ended an idle connection: the server may have crashed.
+
+        Or a proxy ends what is idle, and will do so again and again. A dead run must not stand
+        against its task for as long, so most of these ends are believed to be a proxy's. They are
+        told at the level DEBUG only.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if now < self._doubted_at + DOUBT_INTERVAL:
+                return
+            self._doubted_at = now
+        logger.debug(
+            "The task lock database (%s) has ended an idle connection. Holders whose leases have "
+            "ended are given %.1f sec to renew them",
+            self._where,
+            self.grace,
+        )
+        self.doubt()
 
     def doubt(self) -> None:
         """Believe no row for the recovery grace: somebody else has seen an outage."""

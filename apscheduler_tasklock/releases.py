@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 
 from apscheduler_tasklock.attempts import Attempts
-from apscheduler_tasklock.closing import CANCEL_LIMIT, RELEASE_LIMIT
+from apscheduler_tasklock.closing import ATTEMPT_LIMIT, CANCEL_LIMIT, RELEASE_LIMIT
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.failures import is_conflict
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
@@ -205,7 +205,9 @@ class OwedReleases:
         """
         try:
             if time.monotonic() < owed.until:
-                self._attempts.once(lambda cursor: self._send(cursor, owed), until, RELEASE_LIMIT)
+                # One that is under way when somebody closes must not make that take long.
+                limit = ATTEMPT_LIMIT if until == inf else RELEASE_LIMIT
+                self._attempts.once(lambda cursor: self._send(cursor, owed), until, limit)
             else:
                 logger.warning(
                     "The lock of task %r was not released before its maximum lock ended",

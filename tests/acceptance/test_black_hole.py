@@ -8,19 +8,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock.lending import MOST_CONNECTIONS
+from apscheduler_tasklock.releases import Ending, OwedRelease
+from tests.faults import READ
 from tests.polling import eventually
 from tests.proxy import Proxy, proxy_to
 
-# What is promised of ``scheduler.shutdown()``, and what is asked of the process besides.
+# What is promised of ``scheduler.shutdown()``, and until when Docker waits for the process.
 SHUTDOWN = 5.0
-EXIT = 8.0
+EXIT = 10.0
 
 pytestmark = pytest.mark.slow
 
@@ -42,11 +46,15 @@ SETUPS = [
 class BlackHole:
     """Swallows all that goes through a proxy, from when it is opened.
 
+    :ivar looked: whether a look for dead runs was answered before; the next one is 4 s later
     :ivar swallowed: the numbers of the connections on which a client sent something
     """
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
+        self._proxy.tap = self._pass_on
+        self._looks: set[int] = set()
+        self.looked = False
         self.swallowed: set[int] = set()
 
     def open(self, *, cut: bool = False) -> None:
@@ -58,6 +66,13 @@ class BlackHole:
         if cut:
             self._proxy.cut_all()
             eventually(lambda: not self._proxy.connected)
+
+    def _pass_on(self, number: int, to_server: bool, data: bytes) -> bytes:
+        if not to_server:
+            self.looked = self.looked or number in self._looks
+        elif READ in data:
+            self._looks.add(number)
+        return data
 
     def _swallow(self, number: int, to_server: bool, _data: bytes) -> bytes:
         if to_server:
@@ -118,9 +133,13 @@ def start(tmp_path: Path, database_url: str, checkout: Path) -> Iterator[Start]:
 
         def start(**wanted: Any) -> tuple[Process, BlackHole]:
             proxy = ending.enter_context(proxy_to(database_url))
+            black_hole = BlackHole(proxy)
             process = Process(tmp_path / "log", proxy.url, checkout, wanted)
             ending.callback(process.end)
-            return process, BlackHole(proxy)
+            if not wanted.get("in_use"):  # else it looks at nothing: there is no connection for it
+                # It opens no connection by itself for a while then.
+                eventually(lambda: black_hole.looked)
+            return process, black_hole
 
         yield start
 
@@ -197,3 +216,19 @@ def test_a_shutdown_ends_while_a_claim_waits_for_what_the_application_uses(
     process.tell("run jobs")
     eventually(lambda: process.lines("asks for a connection"))
     ends_in_time(process)
+
+
+def test_a_shutdown_ends_while_a_release_that_a_worker_process_owed_is_tried(
+    database_url: str,
+) -> None:
+    """It was begun after claiming was stopped, and before the shutdown came to it."""
+    with proxy_to(database_url) as proxy, closing(TaskLocks(proxy.url)) as locks:
+        until = time.monotonic() + 600
+        black_hole = BlackHole(proxy)
+        black_hole.open()
+        locks.stop_claiming()
+        begun = time.monotonic()
+        locks.adopt_pending([OwedRelease("task", uuid4(), Ending.KEEP, until)])
+        eventually(lambda: len(black_hole.swallowed) == 2)  # it is tried for the second time
+        locks.close(blocking=True)
+        assert time.monotonic() - begun <= SHUTDOWN

@@ -259,6 +259,7 @@ class TestOptions:
             ({"max_factor": "five"}, "max_factor must be a number above 0, not 'five'"),
             ({"min_factor": 6}, r"min_factor \(6\) must not be above max_factor \(5\)"),
             ({"claim_timeout": 0}, "claim_timeout must be above 0"),
+            ({"claim_timeout": 86401}, "claim_timeout must be above 0 and at most a day"),
             ({"period": "soon"}, "period must be seconds or a timedelta"),
             ({"on_database_error": "panic"}, "on_database_error must be 'skip' or 'run'"),
             ({"jobs": {"a": {"factor": 1}}}, r"jobs\['a'\]: unknown task lock option 'factor'"),

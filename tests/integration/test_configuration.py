@@ -193,6 +193,18 @@ def test_a_task_lock_executor_does_not_wrap_another(database_url: str) -> None:
         scheduler.start()
 
 
+def test_the_executor_of_another_running_scheduler_is_refused(database_url: str) -> None:
+    """Until that is shut down."""
+    executor = TaskLockExecutor(database_url)
+    first, second = (BackgroundScheduler(executors={"default": executor}) for _ in range(2))
+    first.start()
+    with pytest.raises(TaskLockOptionError, match="the executor of another running scheduler"):
+        second.start()
+    first.shutdown()
+    second.start()
+    second.shutdown()
+
+
 def test_an_executor_that_another_one_wraps_is_refused(database_url: str) -> None:
     """The first one would hear no more of its jobs."""
     pool = ThreadPoolExecutor()

@@ -822,6 +822,27 @@ class TestDatabaseAway:
         [told] = [r for r in caplog.records if r.levelno >= logging.WARNING]
         assert (told.levelname, "not run" in told.getMessage()) == ("ERROR", True)
 
+    def test_a_row_that_several_replicas_wait_for_is_none_either(
+        self,
+        make_replica: MakeReplica,
+        direct_url: str,
+        known_task: Callable[[str], None],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """All but one of them wait for their turn first, and only then for who has locked it."""
+        known_task("job")
+        replicas = [make_replica(claim_timeout=3, on_database_error="run") for _ in range(3)]
+        with psycopg.connect(direct_url) as session:
+            session.execute("SELECT FROM task_lock FOR UPDATE")
+            for replica in replicas:
+                replica.run_once(lambda: None)
+            errors = [replica.one(EVENT_TASK_LOCK_ERROR) for replica in replicas]
+        for replica, error in zip(replicas, errors, strict=True):
+            replica.idle()
+            assert "lock timeout" in str(error.exception)
+            assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
+        assert "is away" not in caplog.text
+
     @pytest.mark.parametrize(
         ("on_database_error", "told_by_the_other"),
         [("run", [EVENT_TASK_LOCK_REFUSED]), ("skip", [EVENT_TASK_LOCK_REFUSED, *RUN])],

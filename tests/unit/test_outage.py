@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from apscheduler_tasklock import TaskLockDatabaseError
-from apscheduler_tasklock.outage import RECOVERY_GRACE, Outage
+from apscheduler_tasklock.outage import DOUBT_INTERVAL, RECOVERY_GRACE, Outage
 
 AWAY = TaskLockDatabaseError("no route")
 ATTEMPT = 4.0
@@ -202,4 +202,30 @@ def test_whoever_is_told_to_doubt_believes_nothing_for_the_grace(seen: Seen) -> 
     assert seen.stable
     seen.outage.doubt()
     seen.outage.doubt()  # once more, as each job of a worker process does
+    seen.becomes_stable_after_the_grace()
+
+
+def test_the_end_of_an_idle_connection_is_doubted(seen: Seen) -> None:
+    """The server may have crashed: holders that could not renew are given time to."""
+    seen.answer()
+    seen.go_on(GRACE)
+    seen.outage.idle_connection_ended()
+    seen.becomes_stable_after_the_grace()
+
+
+def test_a_proxy_that_ends_idle_connections_again_and_again_is_not_doubted_each_time(
+    seen: Seen,
+) -> None:
+    """A dead run would stand against its task for as long as it does."""
+    seen.answer()
+    seen.go_on(GRACE)
+    seen.outage.idle_connection_ended()
+    believed = []
+    for _ in range(4):
+        seen.go_on(GRACE + 0.1)
+        seen.outage.idle_connection_ended()
+        believed.append(seen.stable)
+    assert believed == [True] * 4
+    seen.go_on(DOUBT_INTERVAL)
+    seen.outage.idle_connection_ended()
     seen.becomes_stable_after_the_grace()
