@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import psycopg
 from sqlalchemy import Table
 
-from apscheduler_tasklock.closing import ATTEMPT_LIMIT, Closing
+from apscheduler_tasklock.closing import ATTEMPT_LIMIT, Closing, Until
 from apscheduler_tasklock.database import Database
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.failures import explain_refusal, is_conflict, is_full
@@ -49,12 +49,13 @@ class Attempts:
     def once(
         self,
         statement: Callable[[Any], Result],
-        until: float = inf,
+        until: Until = inf,
         limit: float = ATTEMPT_LIMIT,
     ) -> Result:
         """Run a statement on a cursor, and return what it returns.
 
-        :param until: when nothing is waited for any more, on the monotonic clock
+        :param until: when nothing is waited for any more, as of
+            :class:`~apscheduler_tasklock.closing.Deadline`
         :param limit: the seconds that it may take once claiming is stopped
         :raises TaskLockDatabaseError: the database is away
         :raises TaskLockError: the database refuses; the message names the remedy

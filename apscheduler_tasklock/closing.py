@@ -14,6 +14,8 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 
 Result = TypeVar("Result")
+# A time on the monotonic clock, or what returns it.
+Until = float | Callable[[], float]
 
 # Seconds within which an attempt is over, once claiming was stopped: a claim, which nobody wants
 # any more; and a release, which a database that answers late should get all the same.
@@ -83,22 +85,23 @@ class Deadline:
     """When the waits of one attempt end. It comes closer when claiming is stopped meanwhile.
 
     :param closing: says whether claiming is stopped; ``None`` for what goes on all the same
-    :param until: when the attempt is over in any case, on the monotonic clock
+    :param until: returns when the attempt is over in any case, on the monotonic clock; or that
+        time, if it does not change
     :param limit: the seconds that it may take once claiming is stopped
     """
 
     def __init__(
-        self, closing: Closing | None, until: float = inf, limit: float = ATTEMPT_LIMIT
+        self, closing: Closing | None, until: Until = inf, limit: float = ATTEMPT_LIMIT
     ) -> None:
         self._closing = closing
         self._limit = limit
         self._since = time.monotonic()
-        self._until = until
+        self._until: Callable[[], float] = until if callable(until) else lambda: until
 
     @property
     def seconds_left(self) -> float:
         """Seconds for which the attempt may wait from now on; there is time to cancel after it."""
-        over_at = self._until
+        over_at = self._until()
         if self._closing is not None:
             over_at = min(over_at, self._closing.over_at(self._since, self._limit))
         return over_at - CANCEL_LIMIT - time.monotonic()
@@ -130,7 +133,7 @@ class Deadline:
         :param discard: is given what the function returns if nobody waits for it any more
         :raises TaskLockDatabaseError: the deadline has passed
         """
-        if self._closing is None and self._until == inf:
+        if self._closing is None and self._until() == inf:
             return function()
         call = _Call(function, discard)
         try:

@@ -15,7 +15,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import StaticPool
 
-from apscheduler_tasklock.closing import ATTEMPT_LIMIT, Closing, Deadline
+from apscheduler_tasklock.closing import ATTEMPT_LIMIT, Closing, Deadline, Until
 from apscheduler_tasklock.connection import attempt_limit, bounded_waits, connector, plain_cursor
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.failures import LOST_STATEMENT_STATES, explain_away
@@ -59,7 +59,7 @@ class Database:
         self._application_name = application_name
         self._closing = closing
         self._prepares = True
-        self.ended: Callable[[], None] | None = None
+        self.ended: Callable[[bool], None] | None = None
         self._engine: Engine | None = None
         self._lender: Lender
         if isinstance(database, Engine):
@@ -83,9 +83,9 @@ class Database:
             connect = connector(self.url, attempt, self._application_name, self._closing)
         return KeptConnections(connect, self._timeout * QUEUEING, self._note_ended)
 
-    def _note_ended(self) -> None:
+    def _note_ended(self, by_server: bool) -> None:
         if self.ended is not None:
-            self.ended()
+            self.ended(by_server)
 
     @property
     def where(self) -> str:
@@ -97,10 +97,10 @@ class Database:
         return f"{host}{port}, database {url.database or url.username!r}"
 
     @contextmanager
-    def cursor(self, until: float = inf, limit: float = ATTEMPT_LIMIT) -> Iterator[Any]:
+    def cursor(self, until: Until = inf, limit: float = ATTEMPT_LIMIT) -> Iterator[Any]:
         """Lend a cursor in autocommit mode. A connection that fails is never used again.
 
-        :param until: when nothing is waited for any more, on the monotonic clock
+        :param until: when nothing is waited for any more, as of :class:`Deadline`
         :param limit: the seconds that it may take once claiming is stopped
         :raises TaskLockDatabaseError: the database is away; another attempt may succeed
         :raises psycopg.Error: the statement failed, and would fail again

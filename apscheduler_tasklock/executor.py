@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -152,6 +153,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._executor = executor
         self._executor_options = executor_options
         self._inner: Any = None
+        self._started_in: int | None = None  # the process
         self.locks = TaskLocks(
             database,
             replica_id=replica_id or make_replica_id(),
@@ -212,11 +214,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         scheduler.add_listener(self._tell_of_unknown_jobs, EVENT_SCHEDULER_STARTED)
         if self._enabled:
             self._failover.open()
+        self._started_in = os.getpid()
         self._log_start(alias)
 
     def _check_scheduler(self, scheduler: Any) -> None:
-        started = self._inner is not None and self._scheduler is not scheduler
-        if started and self._scheduler.running:
+        # In a forked child nothing of the parent's runs.
+        if self._started_in == os.getpid() and self._scheduler is not scheduler:
             raise TaskLockOptionError(
                 f"{type(self).__name__}: it is the executor of another running scheduler, which "
                 "would no longer hear of its own jobs; give each scheduler an executor of its own"
@@ -265,6 +268,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._scheduler.remove_listener(self._forget_job)
             self._scheduler.remove_listener(self._tell_of_unknown_jobs)
         self.locks.close(blocking=True)
+        self._started_in = None
 
     def _cut_coroutines(self) -> list[futures.Future[None]]:
         """Begin to end the claims of coroutine jobs that the wrapped executor has cancelled."""
@@ -291,7 +295,17 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 )
             raise
         submission = self._submission(job, jobstore, task, run_times)
-        self._submit(replace(submission, scheduler_pass=scheduler_pass))
+        try:
+            self._submit(replace(submission, scheduler_pass=scheduler_pass))
+        except RuntimeError:
+            if not self.locks.closed:
+                raise
+            # Its pool is shut down. It came due in the very moment of the shutdown.
+            logger.info(
+                "Task %r: the run time %s is not run here, since the scheduler is shut down",
+                submission.task_name,
+                run_times[-1],
+            )
 
     def _resolve(self, job: Any, jobstore: str) -> ResolvedTask:
         if not self._enabled:

@@ -16,6 +16,7 @@ from uuid import UUID
 from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
 
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.failures import is_conflict
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.messages import RunState
@@ -251,8 +252,11 @@ class Failover:
     def _act_safely_on(self, state: RunState) -> None:
         try:
             self._act_on(state)
-        except TaskLockDatabaseError:
-            raise
+        except TaskLockDatabaseError as error:
+            if not is_conflict(error.__cause__):
+                raise
+            # Somebody has locked this task's row. The others are seen to.
+            logger.debug("Task %r: its dead run could not be seen to: %s", state.task_name, error)
         except Exception:  # of one task, as of its job store; the others are seen to
             logger.exception("Task %r: its dead run could not be seen to", state.task_name)
 

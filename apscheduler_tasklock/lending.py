@@ -24,6 +24,12 @@ IDLE_CONNECTIONS = 1
 MOST_REPLACED = 100
 
 IDLE_TOO_LONG = psycopg.errors.IdleSessionTimeout.sqlstate
+# A server says so when it shuts down, or has crashed.
+SERVER_ENDS = (
+    psycopg.errors.AdminShutdown.sqlstate,
+    psycopg.errors.CrashShutdown.sqlstate,
+    psycopg.errors.CannotConnectNow.sqlstate,
+)
 
 
 @dataclass(eq=False)
@@ -79,7 +85,7 @@ class KeptConnections:
         self,
         connect: Callable[[], psycopg.Connection[Any]],
         patience: float,
-        ended: Callable[[], None],
+        ended: Callable[[bool], None],
     ) -> None:
         self._connect = connect
         self._ended = ended
@@ -127,7 +133,7 @@ class KeptConnections:
                 return lent
             lent.connection.close()
             if ended != IDLE_TOO_LONG:
-                self._ended()
+                self._ended(ended in SERVER_ENDS)
 
     def give_back(self, lent: Lent, *, whole: bool) -> None:
         """Take a connection back, and close those that were only opened for a burst."""
@@ -168,7 +174,7 @@ class GuestConnections:
         since it was idle for too long
     """
 
-    def __init__(self, engine: Engine, ended: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, ended: Callable[[bool], None]) -> None:
         self._engine = engine
         self._ended = ended
         self._closed = False
@@ -187,7 +193,7 @@ class GuestConnections:
                 break
             _close_for_good(proxy)
             if ended != IDLE_TOO_LONG:
-                self._ended()
+                self._ended(ended in SERVER_ENDS)
             proxy = deadline.call(self._engine.raw_connection, _close_for_good)
         opened_at = proxy.info.setdefault("tasklock_opened_at", time.monotonic())
         return Lent(_driver_connection(proxy), opened_at, proxy)

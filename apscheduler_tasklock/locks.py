@@ -34,7 +34,7 @@ from apscheduler_tasklock.releases import Ending, OwedRelease
 from apscheduler_tasklock.settings import LockSettings, as_url
 from apscheduler_tasklock.table import DEFAULT_TABLE, task_lock_table
 
-# Seconds for which a claim may be tried, at most: the network's own limits do not go far beyond.
+# Seconds for which a claim may be tried, at most. Whoever wants more has mistaken the unit.
 LONGEST_CLAIM = 24 * 3600.0
 
 
@@ -46,7 +46,8 @@ class TaskLocks:
     :param table: name of the task lock table
     :param replica_id: who claims, for people; by default host, process and a random part
     :param claim_timeout: seconds for which an unreachable database is tried again
-    :raises TaskLockOptionError: ``database`` is not one that the task lock can use
+    :raises TaskLockOptionError: ``database`` is not one that the task lock can use, or
+        ``claim_timeout`` is not above 0 and at most a day
     :ivar blockers: knows which blocking runs were told of
     :ivar offload: makes claims and releases for coroutines
     :ivar claiming: counts the claims that are being made, and given back if nobody wants them
@@ -83,8 +84,8 @@ class TaskLocks:
         outage = Outage(self._database.where, limit)
         self._clock = DatabaseClock(outage.clock_stepped)
         # Less than half of what an answer is waited for, so that the server says what it waits for.
-        # It counts for each wait, and of several that ask for a row all but one wait twice: for
-        # their turn, and then for who has locked it.
+        # It counts for each wait, and of several that ask for a locked row all but one wait twice:
+        # for their turn, and then for who has locked it.
         self._protocol = TaskLockProtocol(self.table, lock_timeout=limit * 0.4)
         self._attempts = Attempts(self._database, self.table, outage)
         self._claims = Claims(

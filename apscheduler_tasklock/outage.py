@@ -14,7 +14,7 @@ from apscheduler_tasklock.forking import begins_anew_in_a_fork
 # did not hear of counts as dead, and one attempt more: enough for pending releases, which are sent
 # every second, even if one that got lost on its way is still being waited for.
 RECOVERY_GRACE = 2.5
-# Seconds from a doubt for the end of an idle connection to the next such doubt.
+# Seconds from a doubt for the silent end of an idle connection to the next such doubt, at least.
 DOUBT_INTERVAL = 120.0
 
 logger = logging.getLogger(__name__)
@@ -84,16 +84,19 @@ class Outage:
             if self._over_at is None and self._since is None:
                 self._stable_from = 0.0
 
-    def idle_connection_ended(self) -> None:
-        """Note that the other side has ended an idle connection: the server may have crashed.
+    def idle_connection_ended(self, by_server: bool) -> None:
+        """Note that the other side has ended an idle connection: the server may have restarted.
 
-        Or a proxy ends what is idle, and will do so again and again. A dead run must not stand
-        against its task for as long, so most of these ends are believed to be a proxy's. They are
-        told at the level DEBUG only.
+        Or a proxy ends what is idle, without a word, and will do so again and again. A dead run
+        must not stand against its task for as long: after one such end, further ones are believed
+        to be a proxy's for a while. Those that are not are logged, at the level DEBUG.
+
+        :param by_server: whether the server has said that it ends it
         """
-        now = time.monotonic()
         with self._lock:
-            if now < self._doubted_at + DOUBT_INTERVAL:
+            now = time.monotonic()
+            silent_until = self._doubted_at + max(DOUBT_INTERVAL, 3 * self.grace)
+            if (not by_server and now < silent_until) or not self._doubt(now):
                 return
             self._doubted_at = now
         logger.debug(
@@ -102,13 +105,18 @@ class Outage:
             self._where,
             self.grace,
         )
-        self.doubt()
 
     def doubt(self) -> None:
         """Believe no row for the recovery grace: somebody else has seen an outage."""
         with self._lock:
-            if self._stable_from is not None and time.monotonic() >= self._stable_from:
-                self._stable_from = time.monotonic() + self.grace
+            self._doubt(time.monotonic())
+
+    def _doubt(self, now: float) -> bool:
+        """Begin the grace, if rows are believed; tell whether that is so."""
+        believed = self._stable_from is not None and now >= self._stable_from
+        if believed:
+            self._stable_from = now + self.grace
+        return believed
 
     def clock_stepped(self, seconds: float) -> None:
         """Note that the database's clock has stepped: leases may have ended by that alone."""

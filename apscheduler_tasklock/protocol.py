@@ -35,6 +35,7 @@ class TaskLockProtocol:
     def __init__(self, table: Table, lock_timeout: float = 10.0) -> None:
         # Quoted for PostgreSQL by SQLAlchemy. Its Core is not used to send the statements: that
         # adds about as much time again as a whole refused claim takes.
+        self._table = table
         name = quoted_name(table).replace("%", "%%")  # psycopg's placeholders begin with it
         self._lock_timeout = f"{max(1, round(lock_timeout * 1000))}ms"
         self._claim = statements.claim(name)
@@ -49,6 +50,10 @@ class TaskLockProtocol:
         self._renew = statements.renew(name)
         self._read = statements.read(name)
         self._prune = statements.prune(name)
+
+    def with_lock_timeout(self, seconds: float) -> TaskLockProtocol:
+        """Return one that waits for so long in the server for a row that somebody has locked."""
+        return TaskLockProtocol(self._table, seconds)
 
     def claim(self, cursor: Any, request: ClaimRequest) -> ClaimAnswer:
         """Try to take the task for one run time. A refused claim writes nothing.

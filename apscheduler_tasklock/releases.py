@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 
 from apscheduler_tasklock.attempts import Attempts
-from apscheduler_tasklock.closing import ATTEMPT_LIMIT, CANCEL_LIMIT, RELEASE_LIMIT
+from apscheduler_tasklock.closing import CANCEL_LIMIT, RELEASE_LIMIT
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.failures import is_conflict
 from apscheduler_tasklock.forking import begins_anew_in_a_fork
@@ -30,6 +30,8 @@ RETRY_INTERVAL = 1.0
 # If the database refuses it, as until somebody gives a right back.
 REFUSED_INTERVAL = 10.0
 CLOSING_INTERVAL = 0.2
+# Seconds that an owed release waits for a row that somebody has locked.
+LOCK_TIMEOUT = 0.25
 # Seconds for which :meth:`OwedReleases.close` sends them while the database is away, as when a
 # server restarts under a deployment. All attempts are over by then.
 CLOSING_PATIENCE = 3.0
@@ -79,10 +81,15 @@ class OwedReleases:
 
     def __init__(self, attempts: Attempts, protocol: TaskLockProtocol) -> None:
         self._attempts = attempts
-        self._protocol = protocol
+        # What has to wait for a row is sent again anyway, and must not keep the others waiting.
+        self._protocol = protocol.with_lock_timeout(LOCK_TIMEOUT)
         self._give_up_at = 0.0  # on the monotonic clock, once somebody closes
         self.begin_anew()
         begins_anew_in_a_fork(self)
+
+    def _until(self) -> float:
+        """Return when all has to be over, on the monotonic clock, once somebody closes."""
+        return self._give_up_at if self._closers else inf
 
     def begin_anew(self) -> None:
         """Owe nothing. A forked child leaves it to its parent what that owes."""
@@ -169,10 +176,9 @@ class OwedReleases:
                     self._changed.wait_for(lambda: self._closers or not self._owed, RETRY_INTERVAL)
                 self._news = False
                 closing, batch = self._closers > 0, list(self._owed)
-                until = self._give_up_at if closing else inf
-            arrived, refused = self._send_all(batch, until)
+            arrived, refused = self._send_all(batch)
             with self._changed:
-                last = _is_too_late(until) or (closing and refused)
+                last = closing and (_is_too_late(self._until()) or refused)
                 # What came to be owed during a last batch that arrived gets a batch of its own.
                 if not self._owed or (last and not arrived):
                     given_up, self._owed, self._thread = self._owed, [], None
@@ -184,21 +190,21 @@ class OwedReleases:
                 owed.task_name,
             )
 
-    def _send_all(self, batch: Sequence[OwedRelease], until: float) -> tuple[bool, bool]:
+    def _send_all(self, batch: Sequence[OwedRelease]) -> tuple[bool, bool]:
         """Send releases; tell whether none has to be sent again, and whether any was refused."""
         refused = locked = False
         for owed in batch:
-            if _is_too_late(until):
+            if _is_too_late(self._until()):
                 return False, refused
             try:
-                refused = not self._sent(owed, until) or refused
+                refused = not self._sent(owed) or refused
             except TaskLockDatabaseError as error:
                 if not is_conflict(error.__cause__):
                     return False, False  # the others would fail alike, one by one
                 locked = True
         return not (refused or locked), refused and not locked
 
-    def _sent(self, owed: OwedRelease, until: float) -> bool:
+    def _sent(self, owed: OwedRelease) -> bool:
         """Send one release. False if it was refused; else it is owed no longer.
 
         :raises TaskLockDatabaseError: the database is away
@@ -206,8 +212,9 @@ class OwedReleases:
         try:
             if time.monotonic() < owed.until:
                 # One that is under way when somebody closes must not make that take long.
-                limit = ATTEMPT_LIMIT if until == inf else RELEASE_LIMIT
-                self._attempts.once(lambda cursor: self._send(cursor, owed), until, limit)
+                self._attempts.once(
+                    lambda cursor: self._send(cursor, owed), self._until, RELEASE_LIMIT
+                )
             else:
                 logger.warning(
                     "The lock of task %r was not released before its maximum lock ended",

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 Dispatch = Callable[[Any], None]
 
 LOCKED_ROW = (
-    ". Some session has locked the task's row in a transaction that it has not ended; "
+    ". Some session has locked the task's row and has not ended its transaction by then; "
     "pg_stat_activity and pg_blocking_pids() tell which"
 )
 

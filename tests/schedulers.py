@@ -103,7 +103,14 @@ class Replica:
 
     def idle(self) -> None:
         """Wait until nothing runs, and what ran is reported."""
-        eventually(lambda: not any(self.executor._instances.values()) and not _reports.count)
+        eventually(lambda: not self._runs() and not _reports.count)
+
+    def _runs(self) -> bool:
+        inner = self.executor._inner
+        if inner is None:  # it was never started
+            return False
+        with inner._lock:  # an instance is counted in it, after the job was submitted
+            return any(inner._instances.values())
 
     def run_once(self, function: Callable[..., Any], *, job_id: str = "job", **job: Any) -> Any:
         """Add a job that fires now, and not again for an hour."""

@@ -200,9 +200,10 @@ def test_the_executor_of_another_running_scheduler_is_refused(database_url: str)
     first.start()
     with pytest.raises(TaskLockOptionError, match="the executor of another running scheduler"):
         second.start()
-    first.shutdown()
+    first.remove_executor("default")
     second.start()
     second.shutdown()
+    first.shutdown()
 
 
 def test_an_executor_that_another_one_wraps_is_refused(database_url: str) -> None:

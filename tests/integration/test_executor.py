@@ -275,6 +275,19 @@ class TestARun:
         go_on.set()
         one.one(EVENT_TASK_LOCK_LOST)
 
+    def test_that_comes_due_in_the_moment_of_a_shutdown_is_told_in_a_line(
+        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """APScheduler would print a traceback at every such deployment."""
+        caplog.set_level(logging.INFO)
+        replica = make_replica()
+        run_time = datetime.now(timezone.utc)
+        job = replica.run_once(lambda: None, next_run_time=run_time + timedelta(hours=1))
+        replica.executor.shutdown()
+        replica.executor.submit_job(job, [run_time])
+        assert f"{run_time} is not run here, since the scheduler is shut down" in caplog.text
+        assert replica.codes() == []
+
 
 class TestLateness:
     def test_a_misfire_claims_nothing(
@@ -831,7 +844,7 @@ class TestDatabaseAway:
     ) -> None:
         """All but one of them wait for their turn first, and only then for who has locked it."""
         known_task("job")
-        replicas = [make_replica(claim_timeout=3, on_database_error="run") for _ in range(3)]
+        replicas = [make_replica(claim_timeout=9, on_database_error="run") for _ in range(3)]
         with psycopg.connect(direct_url) as session:
             session.execute("SELECT FROM task_lock FOR UPDATE")
             for replica in replicas:

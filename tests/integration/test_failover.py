@@ -750,6 +750,27 @@ class TestGivingUp:
         assert "is given up: its maximum lock has ended" in str(given_up.exception)
         assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
 
+    def test_does_not_wait_for_one_whose_row_is_locked(
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        connection: Connection,
+        direct_url: str,
+    ) -> None:
+        for task in ("a", "job"):
+            holder(task, max_lock=1)
+        until_its_lease_ends(connection)
+        replica = make_heir(start=False, claim_timeout=1)
+        for task in ("a", "job"):
+            job = {"job_id": task, "next_run_time": next_hour()}
+            replica.run_once(token_and_takeover, **job)
+        with psycopg.connect(direct_url) as session:
+            session.execute("SELECT FROM task_lock WHERE task_name = 'a' FOR UPDATE")
+            replica.scheduler.start()
+            replica.one(EVENT_TASK_LOCK_ERROR)
+            assert replica.codes("a") == []
+        replica.one(EVENT_TASK_LOCK_ERROR, "a")
+
 
 @pytest.mark.direct("the pooler would answer in the server's place")
 class TestClaimsGivenBack:

@@ -253,31 +253,36 @@ class TestLostAnswers:
         proxy.accepting = True
         eventually(lambda: row(connection, "task")["finished_at"])
 
-    @pytest.mark.parametrize("closing", [False, True], ids=["", "while it closes"])
+    @pytest.mark.parametrize("locked", [1, 3])
+    @pytest.mark.parametrize("then", ["goes on", "stops claiming", "closes"])
     def test_an_owed_release_does_not_wait_for_one_whose_row_is_locked(
         self,
         make_locks: MakeLocks,
         proxy: Proxy,
         connection: psycopg.Connection[Any],
         direct_url: str,
-        closing: bool,
+        locked: int,
+        then: str,
     ) -> None:
-        locks = make_locks(proxy.url, claim_timeout=0.6)
-        of_both = [held(locks, task) for task in ("locked", "free")]
+        locks = make_locks(proxy.url)
+        names = [f"locked {number}" for number in range(locked)]
+        of_both = [held(locks, task) for task in (*names, "free")]
         proxy.accepting = False
         proxy.cut_all()
         for lock in of_both:
             with pytest.raises(TaskLockDatabaseError):
                 locks.release(lock)
         with psycopg.connect(direct_url) as other:
-            other.execute("SELECT FROM task_lock WHERE task_name = 'locked' FOR UPDATE")
+            other.execute("SELECT FROM task_lock WHERE task_name LIKE 'locked%' FOR UPDATE")
             proxy.accepting = True
-            if closing:
+            if then == "stops claiming":
+                locks.stop_claiming()
+            elif then == "closes":
                 locks.close()
             eventually(lambda: row(connection, "free")["finished_at"])
-            assert row(connection, "locked")["finished_at"] is None
-        if not closing:
-            eventually(lambda: row(connection, "locked")["finished_at"])
+            assert not any(row(connection, name)["finished_at"] for name in names)
+        if then != "closes":
+            eventually(lambda: all(row(connection, name)["finished_at"] for name in names))
 
     @pytest.mark.parametrize(
         ("wanted", "then"),

@@ -205,11 +205,12 @@ def test_whoever_is_told_to_doubt_believes_nothing_for_the_grace(seen: Seen) -> 
     seen.becomes_stable_after_the_grace()
 
 
-def test_the_end_of_an_idle_connection_is_doubted(seen: Seen) -> None:
+@pytest.mark.parametrize("by_server", [False, True])
+def test_the_end_of_an_idle_connection_is_doubted(seen: Seen, by_server: bool) -> None:
     """The server may have crashed: holders that could not renew are given time to."""
     seen.answer()
     seen.go_on(GRACE)
-    seen.outage.idle_connection_ended()
+    seen.outage.idle_connection_ended(by_server)
     seen.becomes_stable_after_the_grace()
 
 
@@ -219,13 +220,30 @@ def test_a_proxy_that_ends_idle_connections_again_and_again_is_not_doubted_each_
     """A dead run would stand against its task for as long as it does."""
     seen.answer()
     seen.go_on(GRACE)
-    seen.outage.idle_connection_ended()
+    seen.outage.idle_connection_ended(by_server=False)
     believed = []
     for _ in range(4):
         seen.go_on(GRACE + 0.1)
-        seen.outage.idle_connection_ended()
+        seen.outage.idle_connection_ended(by_server=False)
         believed.append(seen.stable)
     assert believed == [True] * 4
     seen.go_on(DOUBT_INTERVAL)
-    seen.outage.idle_connection_ended()
+    seen.outage.idle_connection_ended(by_server=False)
+    seen.becomes_stable_after_the_grace()
+
+
+def test_a_server_that_says_that_it_ends_connections_is_doubted_each_time(seen: Seen) -> None:
+    seen.answer()
+    for _ in range(3):
+        seen.go_on(GRACE + 0.1)
+        seen.outage.idle_connection_ended(by_server=True)
+        seen.becomes_stable_after_the_grace()
+
+
+def test_an_idle_connection_that_ends_in_doubt_counts_for_nothing(seen: Seen) -> None:
+    """As one that was opened before an outage; the next one may be of a crash."""
+    seen.answer()
+    seen.outage.idle_connection_ended(by_server=False)
+    seen.becomes_stable_after_the_grace()
+    seen.outage.idle_connection_ended(by_server=False)
     seen.becomes_stable_after_the_grace()
