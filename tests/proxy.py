@@ -48,6 +48,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: set[socket.socket] = set()
         self._closed = False
+        self._cuts = 0
         self._threads: list[threading.Thread] = []
         self._spawn(self._accept)
 
@@ -62,10 +63,9 @@ class Proxy:
         return bool(self._open)
 
     def cut_all(self) -> None:
-        """Cut every connection there is."""
-        for side in list(self._open):
-            with suppress(OSError):
-                side.shutdown(socket.SHUT_RDWR)
+        """Cut every connection there is, and those that are being accepted."""
+        self._cuts += 1
+        _shut_down(*list(self._open))
 
     def close(self) -> None:
         self._closed = True
@@ -84,6 +84,7 @@ class Proxy:
         while not self._closed:
             if not select.select([self._listener], [], [], 0.05)[0]:
                 continue
+            cuts = self._cuts
             client, _ = self._listener.accept()
             if not self.accepting:
                 self.refused += 1
@@ -96,6 +97,8 @@ class Proxy:
                 client.close()
                 continue
             self._open |= {client, server}
+            if self._cuts != cuts:  # and did not see this one
+                _shut_down(client, server)
             self._spawn(self._forward, client, server, self.accepted, True)
             self._spawn(self._forward, server, client, self.accepted, False)
 
@@ -119,9 +122,7 @@ class Proxy:
                 sink.sendall(passed)
                 if isinstance(passed, Last):
                     break
-        for side in (source, sink):
-            with suppress(OSError):
-                side.shutdown(socket.SHUT_RDWR)
+        _shut_down(source, sink)
         source.close()
         self._open.discard(source)
 
@@ -132,6 +133,12 @@ class Proxy:
         if isinstance(passed, Last):
             return passed
         return self.to_server(passed) if to_server else self.to_client(passed)
+
+
+def _shut_down(*sides: socket.socket) -> None:
+    for side in sides:
+        with suppress(OSError):
+            side.shutdown(socket.SHUT_RDWR)
 
 
 class Gate:
