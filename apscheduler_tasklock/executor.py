@@ -47,6 +47,7 @@ from apscheduler_tasklock.options import (
     parse_positive_seconds,
     parse_switch,
 )
+from apscheduler_tasklock.reports import Reports
 from apscheduler_tasklock.submission import Submission
 from apscheduler_tasklock.table import DEFAULT_TABLE
 from apscheduler_tasklock.tasks import ResolvedTask, Tasks
@@ -301,11 +302,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             if not self.locks.closed:
                 raise
             # Its pool is shut down. It came due in the very moment of the shutdown.
-            logger.info(
-                "Task %r: the run time %s is not run here, since the scheduler is shut down",
-                submission.task_name,
-                run_times[-1],
-            )
+            for run_time in run_times:
+                dispatch = self._scheduler._dispatch_event
+                Reports(submission, run_time, self.locks, dispatch).not_begun()
 
     def _resolve(self, job: Any, jobstore: str) -> ResolvedTask:
         if not self._enabled:

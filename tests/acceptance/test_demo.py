@@ -339,7 +339,7 @@ def test_a_database_that_is_away_is_named_without_a_traceback(start: Callable[..
 def test_on_a_terminal_it_draws_a_lane_per_replica(
     start: Callable[..., Demo], empty_database_url: str
 ) -> None:
-    pytest.importorskip("rich")
+    pytest.importorskip("rich", reason="without it, the demo prints plain text only")
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     demo = start(12, empty_database_url, stdin=slave, stdout=slave)

@@ -231,7 +231,8 @@ class TestLostAnswers:
         connection: psycopg.Connection[Any],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        # What is sent later is owed, and tried by itself.
+        # There is time for a second attempt. What is sent later is owed, and tried by itself.
+        assert claims.RELEASE_PATIENCE > 1.2 * BACKOFF[0]
         monkeypatch.setattr(claims, "RELEASE_PATIENCE", 60.0)
         locks = make_locks(proxy.url)
         lock = held(locks)
