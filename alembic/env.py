@@ -10,8 +10,8 @@ from logging.config import fileConfig
 from alembic import context
 from sqlalchemy import Connection
 
-from apscheduler_tasklock.schema import migration_engine, run_migrations, version_table
-from apscheduler_tasklock.table import DEFAULT_TABLE
+from apscheduler_tasklock.schema.migrations import migration_engine, run_migrations, version_table
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 
 config = context.config
 attributes = config.attributes

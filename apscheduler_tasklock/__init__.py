@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from apscheduler_tasklock.context import HeldLock, current_lock
 from apscheduler_tasklock.decorator import task_lock
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -13,20 +13,21 @@ from apscheduler_tasklock.errors import (
     TaskLockRefusedError,
     TaskLockSchemaError,
 )
-from apscheduler_tasklock.events import (
-    EVENT_TASK_LOCK_ALL,
-    EVENT_TASK_LOCK_ERROR,
-    EVENT_TASK_LOCK_GRANTED,
-    EVENT_TASK_LOCK_LOST,
-    EVENT_TASK_LOCK_REFUSED,
-    EVENT_TASK_LOCK_RELEASED,
-    TaskLockEvent,
-)
-from apscheduler_tasklock.executor import TaskLockExecutor
+from apscheduler_tasklock.lock import HeldLock, current_lock
 from apscheduler_tasklock.locks import TaskLocks
 
 if TYPE_CHECKING:
-    from apscheduler_tasklock.schema import downgrade, include_name, migrate, upgrade
+    from apscheduler_tasklock.events import (
+        EVENT_TASK_LOCK_ALL,
+        EVENT_TASK_LOCK_ERROR,
+        EVENT_TASK_LOCK_GRANTED,
+        EVENT_TASK_LOCK_LOST,
+        EVENT_TASK_LOCK_REFUSED,
+        EVENT_TASK_LOCK_RELEASED,
+        TaskLockEvent,
+    )
+    from apscheduler_tasklock.executor import TaskLockExecutor
+    from apscheduler_tasklock.schema.migrations import downgrade, include_name, migrate, upgrade
 
 __all__ = [
     "EVENT_TASK_LOCK_ALL",
@@ -52,11 +53,17 @@ __all__ = [
     "upgrade",
 ]
 
+# Imported when they are asked for: `TaskLocks` works without APScheduler, and a replica that only
+# runs jobs does not import Alembic.
+_LATE = {
+    "events": ("TaskLockEvent", *(name for name in __all__ if name.startswith("EVENT_"))),
+    "executor": ("TaskLockExecutor",),
+    "schema.migrations": ("downgrade", "include_name", "migrate", "upgrade"),
+}
+_MODULE_OF = {name: module for module, names in _LATE.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    """Import what needs Alembic when it is asked for; a replica that only runs jobs never does."""
-    if name in ("downgrade", "include_name", "migrate", "upgrade"):
-        from apscheduler_tasklock import schema
-
-        return getattr(schema, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

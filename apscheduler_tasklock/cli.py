@@ -12,9 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
+from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock.errors import TaskLockError
-from apscheduler_tasklock.failures import one_line
-from apscheduler_tasklock.table import DEFAULT_TABLE
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 
 PROGRAM = "apscheduler-tasklock"
 DATABASE_VARIABLE = "TASKLOCK_DATABASE_URL"
@@ -123,7 +123,7 @@ def _database(options: argparse.Namespace) -> str:
 
 
 def _upgrade(options: argparse.Namespace) -> int:
-    from apscheduler_tasklock import schema
+    from apscheduler_tasklock.schema import migrations as schema
 
     if options.sql:
         schema.print_upgrade_sql(schema=options.schema, table=options.table)
@@ -135,7 +135,7 @@ def _upgrade(options: argparse.Namespace) -> int:
 
 
 def _downgrade(options: argparse.Namespace) -> int:
-    from apscheduler_tasklock import schema
+    from apscheduler_tasklock.schema import migrations as schema
 
     dropped = schema.downgrade(_database(options), schema=options.schema, table=options.table)
     name = _full_name(options)

@@ -24,21 +24,30 @@ from apscheduler.triggers.date import DateTrigger
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock.carrier import Carrier, JobEvents
+from apscheduler_tasklock._lock.protocol import RunState
+from apscheduler_tasklock._scheduler.adapter import (
+    call_as_scheduler,
+    check_gevent,
+    dispatcher,
+    make_inner,
+    report_jobs,
+)
+from apscheduler_tasklock._scheduler.attempt import Fire
+from apscheduler_tasklock._scheduler.failover import Failover, JobKey
+from apscheduler_tasklock._scheduler.lateness import SchedulerPasses, WorkerQueue
+from apscheduler_tasklock._scheduler.names import function_reference
+from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Reports
+from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
+from apscheduler_tasklock._scheduler.workers import LostWorkers, pool_processes, shutting_down
+from apscheduler_tasklock._scheduler.wrapper import Carrier, JobEvents
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockOptionError,
 )
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ERROR, TaskLockEvent
-from apscheduler_tasklock.failover import Failover, JobKey
-from apscheduler_tasklock.fire import Fire
-from apscheduler_tasklock.inner import check_gevent, make_inner, report_jobs
-from apscheduler_tasklock.lateness import SchedulerPasses, WorkerQueue
-from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.loops import call_as_scheduler, dispatcher
-from apscheduler_tasklock.messages import RunState
-from apscheduler_tasklock.names import function_reference, make_replica_id
+from apscheduler_tasklock.locks import TaskLocks, make_replica_id
 from apscheduler_tasklock.options import (
     DEFAULT,
     DEFAULTS,
@@ -47,11 +56,7 @@ from apscheduler_tasklock.options import (
     parse_positive_seconds,
     parse_switch,
 )
-from apscheduler_tasklock.reports import Reports
-from apscheduler_tasklock.submission import Submission
-from apscheduler_tasklock.table import DEFAULT_TABLE
-from apscheduler_tasklock.tasks import ResolvedTask, Tasks
-from apscheduler_tasklock.workers import LostWorkers, pool_processes, shutting_down
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +171,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._poll_interval = parse_positive_seconds(poll_interval, "poll_interval", where)
         self._defaults = defaults
         self._workers = WorkerQueue()
+        self._blocked = BlockedTasks()
         self._passes = SchedulerPasses()
         self._coroutines: set[Fire] = set()
         self._active: dict[UUID, _Active] = {}
@@ -303,8 +309,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 raise
             # Its pool is shut down. It came due in the very moment of the shutdown.
             for run_time in run_times:
-                dispatch = self._scheduler._dispatch_event
-                Reports(submission, run_time, self.locks, dispatch).not_begun()
+                notifier = Notifier(self._scheduler._dispatch_event, self._blocked)
+                Reports(submission, run_time, self.locks, notifier).not_begun()
 
     def _resolve(self, job: Any, jobstore: str) -> ResolvedTask:
         if not self._enabled:
@@ -349,7 +355,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         dispatch = dispatcher(
             self._inner, self._scheduler._dispatch_event, awaited=submission.awaited
         )
-        carrier = Carrier(submission, self.locks, dispatch, self._workers, self._coroutines)
+        notifier = Notifier(dispatch, self._blocked)
+        carrier = Carrier(submission, self.locks, notifier, self._workers, self._coroutines)
         key = submission.claim_ids[0]
         self._active[key] = _Active(submission)
         try:

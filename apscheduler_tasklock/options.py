@@ -298,3 +298,34 @@ def resolve(*places: Any, where: str) -> LockOptions | Literal[False]:
         if options is not False:
             resolved = resolved.over(options, where)
     return resolved
+
+
+# A task name is the primary key, and PostgreSQL refuses index entries of over 2,700 bytes.
+LONGEST_NAME = 1000
+
+
+def check_name(name: str, where: str) -> str:
+    """Return the name if PostgreSQL can store it.
+
+    :raises TaskLockOptionError: it is empty, too long, or has characters that no text may have
+    """
+    if not isinstance(name, str):
+        raise TaskLockOptionError(f"{where}: the name must be a text, not {name!r}")
+    if not name:
+        raise TaskLockOptionError(f"{where}: the name is empty")
+    if "\0" in name:
+        raise TaskLockOptionError(
+            f"{where}: the name {name!r} has a NUL character, which PostgreSQL cannot store"
+        )
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise TaskLockOptionError(
+            f"{where}: the name {name!r} has a lone surrogate, which is no valid text"
+        ) from None
+    if size > LONGEST_NAME:
+        raise TaskLockOptionError(
+            f"{where}: the name has {size} bytes in UTF-8, and at most {LONGEST_NAME} are "
+            "allowed; give the job a shorter id or the option 'name'"
+        )
+    return name

@@ -7,7 +7,7 @@ Revises:
 import sqlalchemy as sa
 from alembic.operations import Operations
 
-from apscheduler_tasklock.table import quoted
+from apscheduler_tasklock.schema.table import quoted
 
 revision = "0001"
 down_revision = None

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from apscheduler_tasklock.context import current_lock
 from apscheduler_tasklock.decorator import task_lock
 from apscheduler_tasklock.demo.ledger import Ledger
+from apscheduler_tasklock.lock import current_lock
 
 
 @dataclass(frozen=True)

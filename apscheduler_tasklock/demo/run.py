@@ -13,7 +13,7 @@ import psycopg
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
-from apscheduler_tasklock.database import parse_url
+from apscheduler_tasklock._database.database import parse_url
 from apscheduler_tasklock.demo.conductor import Conductor, describe_plan
 from apscheduler_tasklock.demo.fires import Fires
 from apscheduler_tasklock.demo.fleet import Event, Fleet
@@ -30,7 +30,7 @@ from apscheduler_tasklock.demo.views import (
     summary,
 )
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
-from apscheduler_tasklock.schema import upgrade
+from apscheduler_tasklock.schema.migrations import upgrade
 
 # Exit statuses. 128 and a signal's number are what shells give a process that it ended.
 OK, FAULTS, NO_DEMO, INTERRUPTED, NOBODY_READS = 0, 1, 2, 128 + 2, 128 + 13

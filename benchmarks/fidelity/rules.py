@@ -8,15 +8,20 @@ from math import floor
 from typing import Any
 from uuid import UUID, uuid4
 
-from apscheduler_tasklock.connection import attempt_limit
-from apscheduler_tasklock.failover import MOST_HANDOVERS
-from apscheduler_tasklock.leases import RENEWALS_PER_LEASE
-from apscheduler_tasklock.messages import ClaimRequest, Renewal, RunState, TakeoverRequest
+from apscheduler_tasklock._database.connection import attempt_limit
+from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._lock.heartbeat import RENEWALS_PER_LEASE
+from apscheduler_tasklock._lock.protocol import (
+    ClaimRequest,
+    Renewal,
+    RunState,
+    TakeoverRequest,
+    TaskLockProtocol,
+)
+from apscheduler_tasklock._lock.releases import Ending, send_ending
+from apscheduler_tasklock._scheduler.failover import MOST_HANDOVERS
 from apscheduler_tasklock.options import DEFAULTS
-from apscheduler_tasklock.outage import Outage
-from apscheduler_tasklock.protocol import TaskLockProtocol
-from apscheduler_tasklock.releases import Ending, send_ending
-from apscheduler_tasklock.table import task_lock_table
+from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
 from benchmarks.fidelity.trace import Fire
 

@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 
 from apscheduler.triggers.cron import CronTrigger
 
-from apscheduler_tasklock.period import is_shared, period_after
+from apscheduler_tasklock._scheduler.triggers import is_shared, period_after
 from benchmarks.fidelity.clock import BEGINNING, moment, seconds
 from benchmarks.fidelity.trace import REPLICAS, Conditions, Fire, Job, Life, Trace
 

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import count
 from typing import Literal
 
-from apscheduler_tasklock.messages import RunState
+from apscheduler_tasklock._lock.protocol import RunState
 from benchmarks.fidelity.clock import TravellingDatabase
 from benchmarks.fidelity.rules import Granted, Rule, TaskLockRule
 from benchmarks.fidelity.trace import Fire, Life, Trace

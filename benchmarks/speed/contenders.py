@@ -9,12 +9,11 @@ from uuid import UUID, uuid4
 import psycopg
 
 from apscheduler_tasklock import upgrade
-from apscheduler_tasklock.asking import WantedClaim
-from apscheduler_tasklock.context import HeldLock
+from apscheduler_tasklock._lock.claim import WantedClaim
+from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
+from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.messages import ClaimRequest
-from apscheduler_tasklock.protocol import TaskLockProtocol
-from apscheduler_tasklock.table import task_lock_table
+from apscheduler_tasklock.schema.table import task_lock_table
 
 MAX_LOCK = 50.0
 

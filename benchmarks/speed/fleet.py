@@ -106,7 +106,7 @@ class Replica:
 def run_replicas(url: str, replicas: int, jobs: int, due: float) -> Decisions:
     """Run replicas in this process, until each has decided all its jobs."""
     outages = Outages()
-    logging.getLogger("apscheduler_tasklock.outage").addHandler(outages)
+    logging.getLogger("apscheduler_tasklock._database.outage").addHandler(outages)
     fleet = [Replica(url, jobs, due) for _ in range(replicas)]
     late = time.time() - due
     for replica in fleet:

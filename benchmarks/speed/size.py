@@ -10,10 +10,9 @@ from uuid import uuid4
 import psycopg
 
 from apscheduler_tasklock import upgrade
+from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from apscheduler_tasklock.messages import ClaimRequest
-from apscheduler_tasklock.protocol import TaskLockProtocol
-from apscheduler_tasklock.table import task_lock_table
+from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.report import Goal, Section, table
 

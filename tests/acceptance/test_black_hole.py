@@ -16,8 +16,8 @@ from uuid import uuid4
 import pytest
 
 from apscheduler_tasklock import TaskLocks
-from apscheduler_tasklock.lending import MOST_CONNECTIONS
-from apscheduler_tasklock.releases import SHORTEST_CLOSING, Ending, OwedRelease
+from apscheduler_tasklock._database.pool import MOST_CONNECTIONS
+from apscheduler_tasklock._lock.releases import SHORTEST_CLOSING, Ending, OwedRelease
 from tests.faults import READ
 from tests.polling import eventually
 from tests.proxy import Proxy, proxy_to

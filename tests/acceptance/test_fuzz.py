@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from apscheduler_tasklock.asking import WantedClaim
-from apscheduler_tasklock.context import HeldLock
+from apscheduler_tasklock._lock.claim import WantedClaim
+from apscheduler_tasklock._lock.releases import Ending
+from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.releases import Ending
 
 PROCESSES = 8
 TASKS = ("first", "second")

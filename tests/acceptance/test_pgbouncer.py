@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLocks
-from apscheduler_tasklock.asking import WantedClaim
-from apscheduler_tasklock.context import HeldLock, Refusal
+from apscheduler_tasklock._lock.claim import WantedClaim
+from apscheduler_tasklock._lock.protocol import Refusal
+from apscheduler_tasklock.lock import HeldLock
 from tests.pgbouncer import PgBouncer, UnavailableError
 from tests.postgres import Server
 

@@ -12,8 +12,8 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks, downgrade, upgrade
-from apscheduler_tasklock.asking import WantedClaim
-from apscheduler_tasklock.context import HeldLock
+from apscheduler_tasklock._lock.claim import WantedClaim
+from apscheduler_tasklock.lock import HeldLock
 from tests.polling import eventually
 from tests.schedulers import Replica
 from tests.standby import Pair

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from apscheduler_tasklock.messages import (
+from apscheduler_tasklock._lock.protocol import (
     ClaimAnswer,
     ClaimRequest,
     LockTimes,
@@ -19,9 +19,9 @@ from apscheduler_tasklock.messages import (
     Renewal,
     RunState,
     TakeoverRequest,
+    TaskLockProtocol,
 )
-from apscheduler_tasklock.protocol import TaskLockProtocol
-from apscheduler_tasklock.table import task_lock_table
+from apscheduler_tasklock.schema.table import task_lock_table
 from tests.pgbouncer import PgBouncer
 
 

@@ -10,8 +10,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from apscheduler_tasklock._lock.protocol import Renewal
 from apscheduler_tasklock.errors import TaskLockDatabaseError
-from apscheduler_tasklock.messages import Renewal
 from tests.contract.conftest import Replica, database_now, row
 
 Travel = Callable[[float], None]

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockError, upgrade
-from apscheduler_tasklock.protocol import TaskLockProtocol
-from apscheduler_tasklock.table import task_lock_table
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Replica, database_now, row
 
 Travel = Callable[[float], None]

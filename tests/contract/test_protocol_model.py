@@ -26,9 +26,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, Renewal, TakeoverRequest
-from apscheduler_tasklock.protocol import TaskLockProtocol
-from apscheduler_tasklock.table import task_lock_table
+from apscheduler_tasklock._lock.protocol import (
+    ClaimAnswer,
+    ClaimRequest,
+    Renewal,
+    TakeoverRequest,
+    TaskLockProtocol,
+)
+from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract import model, situations
 from tests.contract.model import Ask, Row, Takeover
 

@@ -17,9 +17,9 @@ import pytest
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
+from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock._scheduler.triggers import is_shared, nominal_time
 from apscheduler_tasklock.options import DEFAULTS
-from apscheduler_tasklock.period import is_shared, nominal_time
-from apscheduler_tasklock.submission import Submission
 from tests.contract.conftest import Replica
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -25,9 +25,8 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
 )
-from apscheduler_tasklock.messages import ClaimRequest
-from apscheduler_tasklock.protocol import TaskLockProtocol
-from apscheduler_tasklock.table import task_lock_table
+from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
+from apscheduler_tasklock.schema.table import task_lock_table
 from tests.executors.hosts import Host
 from tests.polling import eventually
 from tests.schedulers import Replica

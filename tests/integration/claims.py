@@ -6,8 +6,9 @@ from typing import Any
 
 import psycopg
 
-from apscheduler_tasklock.asking import WantedClaim
-from apscheduler_tasklock.context import HeldLock, Refusal
+from apscheduler_tasklock._lock.claim import WantedClaim
+from apscheduler_tasklock._lock.protocol import Refusal
+from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
 
 

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from apscheduler_tasklock.closing import Closing
-from apscheduler_tasklock.database import parse_url
+from apscheduler_tasklock._database.database import parse_url
+from apscheduler_tasklock._database.deadline import Closing
 from apscheduler_tasklock.locks import TaskLocks
 from tests.proxy import Gate, Proxy, proxy_to
 from tests.schedulers import Replica

@@ -55,7 +55,7 @@ def role(
 
 
 def url_of(database_url: str, user: str) -> str:
-    from apscheduler_tasklock.database import parse_url
+    from apscheduler_tasklock._database.database import parse_url
 
     url = parse_url(database_url).set(username=user, password=PASSWORD)
     return url.render_as_string(hide_password=False)

@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks
-from apscheduler_tasklock.asking import WantedClaim
-from apscheduler_tasklock.closing import Closing, Deadline
-from apscheduler_tasklock.database import Database, parse_url
-from apscheduler_tasklock.lending import MOST_CONNECTIONS
+from apscheduler_tasklock._database.database import Database, parse_url
+from apscheduler_tasklock._database.deadline import Closing, Deadline
+from apscheduler_tasklock._database.pool import MOST_CONNECTIONS
+from apscheduler_tasklock._lock.claim import WantedClaim
 from tests.polling import eventually
 from tests.proxy import Gate, Proxy
 

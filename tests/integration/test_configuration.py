@@ -15,7 +15,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy import Engine
 
 from apscheduler_tasklock import TaskLockExecutor, TaskLockOptionError
-from apscheduler_tasklock.inner import report_jobs
+from apscheduler_tasklock._scheduler.adapter import report_jobs
 from tests.executors.hosts import ThreadPerJobExecutor
 from tests.polling import eventually
 

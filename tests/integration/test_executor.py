@@ -38,7 +38,7 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
-from apscheduler_tasklock.names import UnnamedTask
+from apscheduler_tasklock._scheduler.names import UnnamedTask
 from tests.polling import eventually
 from tests.proxy import Gate, Proxy, pass_on
 from tests.schedulers import Replica
@@ -150,7 +150,7 @@ class TestARun:
         told = [record for record in caplog.records if record.name.startswith("apscheduler")]
         told = [record for record in told if not record.name.startswith("apscheduler.scheduler")]
         assert [(record.levelname, record.name) for record in told] == [
-            ("DEBUG", "apscheduler_tasklock.reports")
+            ("DEBUG", "apscheduler_tasklock._scheduler.notify")
         ]
         assert "held by 'one'" in told[0].getMessage()
 

@@ -25,9 +25,9 @@ from apscheduler_tasklock import (
     TaskLockExecutor,
     TaskLocks,
     current_lock,
-    failover,
 )
-from apscheduler_tasklock.asking import WantedTakeover
+from apscheduler_tasklock._lock.claim import WantedTakeover
+from apscheduler_tasklock._scheduler import failover
 from tests.faults import CLAIM
 from tests.integration import claims
 from tests.integration.claims import row

@@ -15,9 +15,9 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     TaskLocks,
     current_lock,
-    leases,
-    outage,
 )
+from apscheduler_tasklock._database import outage
+from apscheduler_tasklock._lock import heartbeat as leases
 from tests.faults import CLAIM, FIRST_CLAIM, READ, RELEASE, RENEWAL, TAKEOVER, Fault, Kind, Point
 from tests.integration.claims import die, held, row
 from tests.polling import eventually

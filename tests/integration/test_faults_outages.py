@@ -21,9 +21,9 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     TaskLocks,
-    leases,
-    outage,
 )
+from apscheduler_tasklock._database import outage
+from apscheduler_tasklock._lock import heartbeat as leases
 from tests.integration.claims import die, held, row
 from tests.polling import eventually
 from tests.proxy import Proxy, pass_on, proxy_to

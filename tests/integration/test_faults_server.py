@@ -23,9 +23,9 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_RELEASED,
     TaskLockDatabaseError,
     TaskLocks,
-    outage,
     upgrade,
 )
+from apscheduler_tasklock._database import outage
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.faults import READ
 from tests.integration.claims import die, held, row

@@ -17,8 +17,8 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_RELEASED, HeldLock, TaskLocks, current_lock
-from apscheduler_tasklock.connection import _is_direct
-from apscheduler_tasklock.releases import Ending
+from apscheduler_tasklock._database.connection import _is_direct
+from apscheduler_tasklock._lock.releases import Ending
 from tests.integration.claims import row
 from tests.polling import eventually
 from tests.schedulers import Replica
@@ -137,7 +137,7 @@ def test_a_first_connection_that_a_thread_was_making_at_the_fork_does_not_stop_t
         go_on.set()
         hold(locks)
 
-    monkeypatch.setattr("apscheduler_tasklock.connection._is_direct", hold_up)
+    monkeypatch.setattr("apscheduler_tasklock._database.connection._is_direct", hold_up)
     thread = threading.Thread(target=hold, args=(locks, "parents"))
     thread.start()
     assert begun.wait(60)

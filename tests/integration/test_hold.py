@@ -26,8 +26,8 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
-from apscheduler_tasklock.asking import WantedClaim
-from apscheduler_tasklock.protocol import TaskLockProtocol
+from apscheduler_tasklock._lock.claim import WantedClaim
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from tests.integration.test_bad_input import role
 from tests.polling import eventually
 from tests.proxy import Proxy

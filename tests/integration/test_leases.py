@@ -28,9 +28,9 @@ from apscheduler_tasklock import (
     TaskLockError,
     TaskLocks,
     current_lock,
-    leases,
 )
-from apscheduler_tasklock.database import parse_url
+from apscheduler_tasklock._database.database import parse_url
+from apscheduler_tasklock._lock import heartbeat as leases
 from tests import pool_jobs
 from tests.executors.hosts import AsyncIO, Host
 from tests.integration import claims

@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy import Engine, event
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks
-from apscheduler_tasklock.closing import Closing
-from apscheduler_tasklock.database import Database
-from apscheduler_tasklock.lending import MOST_CONNECTIONS
+from apscheduler_tasklock._database.database import Database
+from apscheduler_tasklock._database.deadline import Closing
+from apscheduler_tasklock._database.pool import MOST_CONNECTIONS
 from tests.integration.claims import held
 from tests.polling import eventually
 

@@ -15,16 +15,17 @@ import pytest
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.pool import StaticPool
 
-from apscheduler_tasklock import claims
-from apscheduler_tasklock.asking import WantedTakeover
-from apscheduler_tasklock.attempts import BACKOFF
-from apscheduler_tasklock.closing import Closing
-from apscheduler_tasklock.context import HeldLock, Refusal
+from apscheduler_tasklock._database.deadline import Closing
+from apscheduler_tasklock._database.retry import BACKOFF
+from apscheduler_tasklock._lock import client as claims
+from apscheduler_tasklock._lock.claim import WantedTakeover
+from apscheduler_tasklock._lock.protocol import Refusal
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockOptionError,
 )
+from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
 from tests.integration.claims import claim, held, row
 from tests.polling import eventually
@@ -232,7 +233,7 @@ class TestLostAnswers:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         # There is time for a second attempt. What is sent later is owed, and tried by itself.
-        assert claims.RELEASE_PATIENCE > 1.2 * BACKOFF[0]
+        assert 1.2 * BACKOFF[0] < claims.RELEASE_PATIENCE
         monkeypatch.setattr(claims, "RELEASE_PATIENCE", 60.0)
         locks = make_locks(proxy.url)
         lock = held(locks)

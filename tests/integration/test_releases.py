@@ -12,12 +12,12 @@ import pytest
 from psycopg import sql
 from sqlalchemy import Engine
 
-from apscheduler_tasklock import releases
-from apscheduler_tasklock.closing import RELEASE_LIMIT
-from apscheduler_tasklock.context import HeldLock
+from apscheduler_tasklock._database.deadline import RELEASE_LIMIT
+from apscheduler_tasklock._lock import releases
+from apscheduler_tasklock._lock.releases import Ending
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
+from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.releases import Ending
 from tests.integration.claims import held
 from tests.integration.test_bad_input import role
 from tests.polling import eventually

@@ -22,8 +22,8 @@ from apscheduler_tasklock import (
     TaskLockSchemaError,
     upgrade,
 )
-from apscheduler_tasklock.context import Refusal
-from apscheduler_tasklock.releases import Ending
+from apscheduler_tasklock._lock.protocol import Refusal
+from apscheduler_tasklock._lock.releases import Ending
 from tests.integration.claims import claim, held
 from tests.integration.test_bad_input import PASSWORD, role
 from tests.polling import eventually

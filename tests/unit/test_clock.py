@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from apscheduler_tasklock.clock import DRIFT, DatabaseClock
+from apscheduler_tasklock._lock.clock import DRIFT, DatabaseClock
 
 T = datetime(2025, 6, 6, 10, tzinfo=timezone.utc)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from apscheduler_tasklock.connection import connect_parameters
-from apscheduler_tasklock.database import parse_url
+from apscheduler_tasklock._database.connection import connect_parameters
+from apscheduler_tasklock._database.database import parse_url
 
 SEVERAL = "postgresql://app@/app?host=one:5432&host=two:5433"
 

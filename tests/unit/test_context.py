@@ -13,8 +13,8 @@ from uuid import uuid4
 import pytest
 
 from apscheduler_tasklock import HeldLock, TaskLockError, TaskLockOptionError, current_lock
-from apscheduler_tasklock.context import holding
 from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.lock import holding
 
 UNTIL = datetime(2025, 6, 6, 10, tzinfo=timezone.utc)
 
@@ -67,7 +67,7 @@ def held_lock(
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The monotonic clock, stopped: its one item is what it says."""
     now = [time.monotonic()]
-    monkeypatch.setattr("apscheduler_tasklock.context.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("apscheduler_tasklock.lock.time.monotonic", lambda: now[0])
     return now
 
 

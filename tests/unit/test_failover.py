@@ -20,13 +20,17 @@ from apscheduler.triggers.interval import IntervalTrigger
 from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED, TaskLocks
+from apscheduler_tasklock._lock.protocol import (
+    ClaimAnswer,
+    ClaimRequest,
+    RunState,
+    TaskLockProtocol,
+)
+from apscheduler_tasklock._scheduler.failover import MOST_HANDOVERS, Failover, JobKey
+from apscheduler_tasklock._scheduler.submission import Blocked, Submission
 from apscheduler_tasklock.executor import what_runs
-from apscheduler_tasklock.failover import MOST_HANDOVERS, Failover, JobKey
-from apscheduler_tasklock.messages import ClaimAnswer, ClaimRequest, RunState
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
-from apscheduler_tasklock.protocol import TaskLockProtocol
-from apscheduler_tasklock.submission import Blocked, Submission
-from apscheduler_tasklock.table import task_lock_table
+from apscheduler_tasklock.schema.table import task_lock_table
 from tests.polling import eventually
 from tests.schedulers import Replica
 
@@ -670,7 +674,7 @@ def test_without_the_right_to_delete_one_line_says_so_and_no_more_is_tried(
     finally:
         connection.execute(f"DROP OWNED BY {role}")
         connection.execute(f"DROP ROLE {role}")
-    lines = [r for r in caplog.records if r.name == "apscheduler_tasklock.failover"]
+    lines = [r for r in caplog.records if r.name == "apscheduler_tasklock._scheduler.failover"]
     assert [(line.levelname, "GRANT DELETE" in line.getMessage()) for line in lines] == [
         ("INFO", True)
     ]

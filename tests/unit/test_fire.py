@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from apscheduler_tasklock.fire import is_being_cancelled
+from apscheduler_tasklock._scheduler.attempt import is_being_cancelled
 
 
 def test_a_coroutine_that_somebody_cancels_is_told_from_one_that_gives_up_by_itself() -> None:

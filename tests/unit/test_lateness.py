@@ -12,7 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apscheduler_tasklock.lateness import LONGEST_PASS, SchedulerPasses, WorkerQueue, is_late
+from apscheduler_tasklock._scheduler.lateness import (
+    LONGEST_PASS,
+    SchedulerPasses,
+    WorkerQueue,
+    is_late,
+)
 
 HOUR = 3600.0
 
@@ -184,8 +189,10 @@ class Clocks:
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     clocks = Clocks()
-    monkeypatch.setattr("apscheduler_tasklock.lateness.time.time", lambda: clocks.wall)
-    monkeypatch.setattr("apscheduler_tasklock.lateness.time.monotonic", lambda: clocks.monotonic)
+    monkeypatch.setattr("apscheduler_tasklock._scheduler.lateness.time.time", lambda: clocks.wall)
+    monkeypatch.setattr(
+        "apscheduler_tasklock._scheduler.lateness.time.monotonic", lambda: clocks.monotonic
+    )
     return clocks
 
 

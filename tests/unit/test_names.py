@@ -28,16 +28,15 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock.errors import TaskLockOptionError
-from apscheduler_tasklock.names import (
-    LONGEST_NAME,
+from apscheduler_tasklock._scheduler.names import (
     UnnamedTask,
-    check_name,
     function_reference,
     is_unnamed,
-    make_replica_id,
     reject_duplicate_unnamed,
 )
+from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.locks import make_replica_id
+from apscheduler_tasklock.options import LONGEST_NAME, check_name
 
 try:
     from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from apscheduler_tasklock import TaskLockDatabaseError
-from apscheduler_tasklock.outage import DOUBT_INTERVAL, RECOVERY_GRACE, Outage
+from apscheduler_tasklock._database.outage import DOUBT_INTERVAL, RECOVERY_GRACE, Outage
 
 AWAY = TaskLockDatabaseError("no route")
 ATTEMPT = 4.0
@@ -47,7 +47,7 @@ class Seen:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     clock = [1000.0]
-    monkeypatch.setattr("apscheduler_tasklock.outage.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("apscheduler_tasklock._database.outage.time.monotonic", lambda: clock[0])
     return Seen(clock)
 
 

@@ -17,7 +17,12 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock.period import has_next_run, is_shared, nominal_time, period_after
+from apscheduler_tasklock._scheduler.triggers import (
+    has_next_run,
+    is_shared,
+    nominal_time,
+    period_after,
+)
 
 try:
     import pytz

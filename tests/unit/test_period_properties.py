@@ -20,7 +20,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from apscheduler_tasklock.period import nominal_time, period_after
+from apscheduler_tasklock._scheduler.triggers import nominal_time, period_after
 
 try:
     from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger

@@ -17,14 +17,14 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock import workers
-from apscheduler_tasklock.settings import LockSettings
-from apscheduler_tasklock.workers import LostWorkers, deferred_signals
+from apscheduler_tasklock._scheduler import workers
+from apscheduler_tasklock._scheduler.workers import LostWorkers, deferred_signals
+from apscheduler_tasklock.locks import LockSettings
 from tests.polling import eventually
 
 WORKER = """
 import os, signal, sys, threading, time
-from apscheduler_tasklock import workers
+from apscheduler_tasklock._scheduler import workers
 
 def say(word):
     print(word, flush=True)

@@ -1,0 +1,1 @@
+"""Connections, their time limits and their errors. Knows nothing of locks."""

@@ -1,0 +1,229 @@
+"""psycopg connections, and the limits of all that they wait for."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from typing import Any
+
+import psycopg
+from psycopg.abc import Buffer
+from psycopg.rows import tuple_row
+from psycopg.types.datetime import TimestamptzBinaryLoader
+from sqlalchemy.engine import URL
+
+from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, Closing, Deadline
+
+# The cheapest there is to look at one socket.
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
+# How often it is read from a connection at most, to see whether it has ended.
+_MOST_READS = 10
+
+# What PostgreSQL sends for the time "infinity": the largest number of microseconds.
+_INFINITY = (2**63 - 1).to_bytes(8, "big")
+
+
+class BoundedWait:
+    """What a psycopg connection does in place of its ``wait`` while it is used here.
+
+    TCP's own limits notice a dead path, but not a server that is stopped, waits for a lock, or
+    a middleman that swallows the answer. A ``statement_timeout`` would be session state, which
+    pgbouncer in transaction mode gives to somebody else.
+
+    :param connection: the connection
+    :param seconds: how long it waits for an answer at most
+    :param deadline: ends the wait sooner
+    :ivar seconds: how long it waits for the next answer at most
+    """
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], seconds: float, deadline: Deadline
+    ) -> None:
+        self._connection = connection
+        self._wait = connection.wait
+        self._deadline = deadline
+        self.seconds = seconds
+
+    def __call__(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
+        """Wait as psycopg does, within the limits."""
+        try:
+            return self._wait(_until(gen, self.seconds, self._deadline), *args, **kwargs)
+        except _NoAnswerError:
+            # The statement should not be carried out later, when nobody waits for it. Where libpq
+            # is too old to do this within a time limit, closing the connection has to do.
+            if psycopg.capabilities.has_cancel_safe():
+                with suppress(psycopg.Error):
+                    self._connection.cancel_safe(timeout=CANCEL_LIMIT)
+            raise
+
+
+@contextmanager
+def bounded_waits(
+    connection: psycopg.Connection[Any], seconds: float, deadline: Deadline
+) -> Iterator[None]:
+    """Let a connection, which may be an application's, wait for each answer within limits.
+
+    :param seconds: how long it waits for an answer at most
+    :param deadline: ends the wait sooner
+    """
+    attributes = vars(connection)
+    before = attributes.get("wait")
+    attributes["wait"] = BoundedWait(connection, seconds, deadline)
+    try:
+        yield
+    finally:
+        del attributes["wait"]
+        if before is not None:
+            attributes["wait"] = before
+
+
+def plain_cursor(connection: psycopg.Connection[Any], *, guest: bool) -> psycopg.Cursor[Any]:
+    """Return a cursor for our statements, whatever the connection makes of an application's.
+
+    Its rows are tuples. Times come in binary form, which is the same under each ``DateStyle``.
+
+    :param guest: whether the connection is an application's, and must stay as it is
+    """
+    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    cursor.format = psycopg.pq.Format.BINARY
+    if guest:
+        cursor.adapters.register_loader("timestamptz", _TimeOrEndLoader)
+    return cursor
+
+
+class _TimeOrEndLoader(TimestamptzBinaryLoader):
+    """Gives the last moment that Python knows for ``infinity``, which an operator may have set."""
+
+    def load(self, data: Buffer) -> datetime:
+        if bytes(data) == _INFINITY:
+            return datetime.max.replace(tzinfo=timezone.utc)
+        return super().load(data)
+
+
+def ended_by(connection: psycopg.Connection[Any]) -> str | None:
+    """Tell whether the other side has ended an idle connection. Asks nobody.
+
+    As ``idle_session_timeout`` does, a proxy, or a server that was restarted.
+
+    :return: the SQLSTATE of PostgreSQL's last words, or ``""`` if there are none; ``None`` for a
+        connection that goes on
+    """
+    last_words: list[str] = []
+
+    def note(said: psycopg.errors.Diagnostic) -> None:
+        if said.severity_nonlocalized in ("FATAL", "PANIC"):
+            last_words.append(said.sqlstate or "")
+
+    # For libpq whatever comes while nothing is asked is a notice.
+    connection.add_notice_handler(note)
+    try:
+        for _ in range(_MOST_READS):  # there may be notices and notifications as well
+            with _Selector() as selector:
+                selector.register(connection, selectors.EVENT_READ)
+                if not selector.select(0):
+                    return None
+            connection.pgconn.consume_input()
+            connection.pgconn.is_busy()
+            if last_words:  # the end itself may come a moment later
+                return last_words[0]
+    except (psycopg.Error, OSError, ValueError):
+        return ""
+    finally:
+        connection.remove_notice_handler(note)
+    return None
+
+
+def wait_at_most(connection: psycopg.Connection[Any], seconds: float) -> None:
+    """Let a connection in use wait no longer for its next answers, so that there is time again."""
+    if isinstance(connection.wait, BoundedWait):
+        connection.wait.seconds = min(connection.wait.seconds, seconds)
+
+
+class _NoAnswerError(psycopg.OperationalError):
+    """The server did not answer in time."""
+
+
+def _until(
+    gen: Generator[Any, Any, Any], seconds: float, deadline: Deadline
+) -> Generator[Any, Any, Any]:
+    """Pass a psycopg wait on, and end it after so many seconds. psycopg wakes it every 0.1 s."""
+    begun = time.monotonic()
+    ready = None
+    while True:
+        try:
+            wanted = next(gen) if ready is None else gen.send(ready)
+        except StopIteration as finished:
+            return finished.value
+        ready = yield wanted
+        waited = time.monotonic() - begun
+        if waited > seconds or deadline.seconds_left < 0:
+            raise _NoAnswerError(f"no answer from the server within {waited:.1f} sec")
+
+
+def attempt_limit(timeout: float) -> float:
+    """Return how many seconds of such a timeout a single attempt gets."""
+    return max(1.0, timeout / 3)
+
+
+def connector(
+    url: URL, attempt: float, application_name: str, closing: Closing | None
+) -> Callable[[], psycopg.Connection[Any]]:
+    """Return what opens a connection in autocommit mode, whose waits end.
+
+    :param attempt: seconds within which each of them does
+    :param closing: when it says that claiming is stopped, they are as short as libpq can
+    """
+    parameters = {
+        "application_name": application_name,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": int(attempt * 1000),
+        **connect_parameters(url),
+    }
+
+    def connect() -> psycopg.Connection[Any]:
+        hurried = closing is not None and closing.stopped
+        # libpq takes whole seconds, and at least 2.
+        timeout = 2 if hurried else max(2, int(attempt))
+        connection = psycopg.connect(**{"connect_timeout": timeout, **parameters}, autocommit=True)
+        try:
+            connection.adapters.register_loader("timestamptz", _TimeOrEndLoader)
+            with bounded_waits(connection, attempt, Deadline(closing)):
+                if not _is_direct(connection):
+                    connection.prepare_threshold = None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    return connect
+
+
+def connect_parameters(url: URL) -> dict[str, Any]:
+    """Return a URL's parameters for psycopg, with what each connection of ours needs besides."""
+    parameters = dict(url.get_dialect()().create_connect_args(url)[1])
+    # A database in SQL_ASCII does not tell what its text is written in.
+    parameters.setdefault("client_encoding", "UTF8")
+    hosts = parameters.get("host") or parameters.get("hostaddr") or os.environ.get("PGHOST", "")
+    if "," in hosts and "PGTARGETSESSIONATTRS" not in os.environ:
+        # Not a standby that happens to be named first.
+        parameters.setdefault("target_session_attrs", "read-write")
+    return parameters
+
+
+def _is_direct(connection: psycopg.Connection[Any]) -> bool:
+    """Tell whether the server process is the one that was named at the login.
+
+    A pooler answers the login by itself, and so with a process id of its own making. One that knows
+    nothing of prepared statements lends the same server connection to one client after the other;
+    and as every psycopg gives its statements the same names, a release of ours could there run what
+    the application has prepared, or the other way round, without an error.
+    """
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    return row is not None and row[0] == connection.info.backend_pid

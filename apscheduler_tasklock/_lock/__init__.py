@@ -1,0 +1,1 @@
+"""Who runs a window: claims, releases, renewals and the clock. Knows nothing of APScheduler."""

@@ -1,0 +1,1 @@
+"""The APScheduler side: what a run time goes through on one replica."""

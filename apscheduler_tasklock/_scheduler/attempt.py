@@ -1,0 +1,299 @@
+"""A fire: one run time of a job on this replica, from the claim to the release."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from apscheduler.events import EVENT_JOB_ERROR
+
+from apscheduler_tasklock._database.deadline import RELEASE_LIMIT
+from apscheduler_tasklock._database.errors import is_row_locked
+from apscheduler_tasklock._lock.claim import WantedClaim, WantedTakeover
+from apscheduler_tasklock._lock.protocol import Refusal
+from apscheduler_tasklock._lock.releases import Ending
+from apscheduler_tasklock._scheduler.lateness import is_late
+from apscheduler_tasklock._scheduler.notify import Notifier, Reports
+from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED, Blocked, JobView, Submission
+from apscheduler_tasklock._scheduler.triggers import nominal_time
+from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.lock import HeldLock, holding
+from apscheduler_tasklock.locks import TaskLocks
+
+logger = logging.getLogger(__name__)
+
+
+class Fire:
+    """One run time of a submission, on this replica.
+
+    ``begin`` and ``end`` wait for the database. Between them the job runs, in a thread or on an
+    event loop; this class does not care.
+
+    :param claim_id: the claim's id, which a worker process's parent has to know
+    :param notifier: gets the lock events as they happen
+    :ivar run_time: the run time of the window that is run
+    :ivar running: whether the job runs, under its lock
+    :ivar blocked: what stood against it, if that may turn out to be dead
+    """
+
+    def __init__(
+        self,
+        submission: Submission,
+        run_time: datetime,
+        claim_id: UUID,
+        locks: TaskLocks,
+        notifier: Notifier,
+    ) -> None:
+        self.run_time = run_time
+        self.running = False
+        self.blocked: Blocked | None = None
+        self._submission = submission
+        self._claim_id = claim_id
+        self._locks = locks
+        self._reports = Reports(submission, run_time, locks, notifier)
+        self._wanted_at = time.monotonic()
+        self._missed = False
+        self._held: HeldLock | None = None
+        # Who ends the claim: the worker, or a shutdown that cuts the run.
+        self._ending = threading.Lock()
+        self._ended = False
+        self._released = threading.Event()
+        self._job_ended = False
+        self._cut = False
+
+    def check_lateness(self, began_at: float) -> None:
+        """Decide whether this is a misfire.
+
+        :param began_at: when it began, or would have begun, on the monotonic clock
+        """
+        if not self._submission.exempt_from_misfire:
+            grace = self._submission.job.misfire_grace_time
+            self._missed = is_late(self.run_time, grace, began_at)
+
+    @property
+    def must_claim(self) -> bool:
+        """Whether ``begin`` will ask the database."""
+        return not self._missed and self._submission.options is not None
+
+    def begin(self) -> JobView | None:
+        """Return what APScheduler is to run, or ``None`` if nothing is to run here.
+
+        A misfire claims nothing. It is returned for APScheduler to say in its own words.
+        """
+        if self.must_claim and not self._may_run():
+            return None
+        return JobView(self._submission.job, ALWAYS_MISSED if self._missed else None)
+
+    @property
+    def lost(self) -> bool:
+        """Whether its lock was lost on the way to the job's start: it may be running elsewhere."""
+        return self._held is not None and not self._held.inherited and self._held.lost
+
+    def give_up_lost(self) -> None:
+        """Give up a lock that was lost before its job began. Waits for the database."""
+        assert self._held is not None
+        if not self._cut:
+            self._reports.lost(self._held)
+        self.give_back()
+
+    def runs_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Note that its job is a coroutine on this event loop."""
+        if self._held is not None:
+            self._held.runs_on(loop)
+
+    @contextmanager
+    def holding(self, cancel: Callable[[], object] | None = None) -> Iterator[None]:
+        """Make the held lock the current one while the job runs.
+
+        :param cancel: called in another thread if the lock is lost and the job wants that
+        """
+        if self._held is None:
+            yield
+            return
+        self.running = True
+        self._held.when_lost(partial(self._lose, self._held, cancel))
+        try:
+            with holding(self._held):
+                yield
+        finally:
+            self.running = False
+            self._job_ended = True
+
+    def end(self, events: Sequence[Any] | None, *, cut: bool = False) -> None:
+        """Release what was claimed.
+
+        :param events: what ``run_job`` returned; ``None`` if the job was not run to its end
+        :param cut: whether somebody else than the job has ended it
+        """
+        if cut:
+            self.cut(begun=True)
+            return
+        failed = events is None or any(event.code == EVENT_JOB_ERROR for event in events)
+        options = self._submission.options
+        opens = failed and options is not None and options.on_failure == "release"
+        self._end(Ending.OPEN if opens else Ending.KEEP)
+
+    def give_back(self) -> None:
+        """Hand over what was claimed for a job that will not run here."""
+        self.cut(begun=False)
+
+    def cut(self, *, begun: bool) -> None:
+        """End the claim of a run that is cut short. Waits for the database.
+
+        What was begun is run again only with failover: without, a window is started once.
+        """
+        if self._held is not None:
+            self._cut = True
+            self._held.cut()
+        again = self._submission.failover or not begun
+        self._end(Ending.HAND_OVER if again else Ending.KEEP)
+
+    def cut_by_shutdown(self) -> None:
+        """End the claim of a coroutine that a shutdown cancels. Waits for the database."""
+        if self._job_ended:
+            self._released.wait(RELEASE_LIMIT)  # its release is on the way
+        else:
+            self.cut(begun=self.running)
+
+    def _may_run(self) -> bool:
+        """Claim the run time, and tell what became of it."""
+        task_name = self._submission.task_name
+        if self._locks.closed:
+            logger.debug("Task %r: not claimed, since the scheduler is shut down", task_name)
+            return False
+        with self._locks.claiming:
+            try:
+                claimed = self._take_over() if self._submission.dead_run else self._claim()
+            except TaskLockError as error:
+                return self._failed(error)
+            if isinstance(claimed, HeldLock):
+                self._held = claimed
+                if self._locks.closed:
+                    # Whoever waits for this may not be there any more.
+                    self._reports.not_begun()
+                    self.give_back()
+                    return False
+        if self._held is not None:
+            self._reports.granted(self._held)
+            return True
+        if isinstance(claimed, Refusal):
+            self._refused(claimed)
+        return False
+
+    def _failed(self, error: TaskLockError) -> bool:
+        if self._locks.closed:
+            self._reports.not_begun()
+            return False
+        # A dead window is run again under a lock, or by another replica. A row that somebody has
+        # locked is no outage: who locked it may be running the task.
+        unlocked = (
+            self._submission.run_unlocked
+            and self._submission.dead_run is None
+            and not is_row_locked(error.__cause__)
+        )
+        if self._submission.dead_run is not None:
+            self._reports.not_taken_over(error)
+        else:
+            self._reports.failed(error, runs=unlocked)
+        return unlocked
+
+    def _refused(self, refusal: Refusal) -> None:
+        if self._submission.dead_run is not None:
+            logger.debug(
+                "Task %r: the window of %s is not run again here: %r has it",
+                self._submission.task_name,
+                self.run_time,
+                refusal.holder,
+            )
+            return
+        self._reports.refused(refusal)
+        if refusal.unfinished:
+            submission = replace(self._submission, run_times=(self.run_time,), claim_ids=())
+            self.blocked = Blocked(submission, refusal.token, refusal.blocked, refusal.waits)
+
+    def _claim(self) -> HeldLock | Refusal:
+        submission = self._submission
+        assert submission.options is not None
+        nominal = nominal_time(submission.trigger, self.run_time)
+        min_lock, max_lock = submission.lock_times(nominal)
+        wanted = WantedClaim(
+            submission.task_name,
+            min_lock,
+            max_lock,
+            run_time=nominal,
+            lease=submission.options.lease_within(max_lock),
+            failover=submission.failover,
+            exact=submission.run_time_is_shared(nominal),
+            runs=submission.runs,
+            one_off=submission.one_off,
+            claim_id=self._claim_id,
+            keep_window_if_in_doubt=submission.run_unlocked,
+        )
+        claimed = self._locks.claim(wanted, self._wanted_at)
+        if isinstance(claimed, HeldLock):
+            claimed.run_time = self.run_time
+        return claimed
+
+    def _take_over(self) -> HeldLock | Refusal | None:
+        submission, dead_run = self._submission, self._submission.dead_run
+        assert submission.options is not None
+        assert dead_run is not None
+        _, max_lock = submission.lock_times(self.run_time)
+        wanted = WantedTakeover(
+            submission.task_name,
+            dead_run.claim_id,
+            dead_run.holder,
+            lease=submission.options.lease_within(max_lock),
+            failover=submission.failover,
+            claim_id=self._claim_id,
+        )
+        claimed = self._locks.take_over(wanted, self._wanted_at)
+        if isinstance(claimed, HeldLock):
+            assert claimed.run_time is not None
+            if submission.run_time_is_shared(claimed.window_start):
+                claimed.run_time = claimed.window_start
+            claimed.run_time = claimed.run_time.astimezone(self.run_time.tzinfo)
+            self.run_time = self._reports.run_time = claimed.run_time
+        return claimed
+
+    def _lose(self, held: HeldLock, cancel: Callable[[], object] | None) -> None:
+        """Tell that the lock was lost while the job runs, and cancel the job if it wants that."""
+        self._reports.lost(held)
+        options = self._submission.options
+        if cancel is not None and options is not None and options.cancel_on_lost:
+            cancel()
+
+    def _end(self, ending: Ending) -> None:
+        with self._ending:
+            if self._ended or self._held is None or self._held.inherited:
+                return
+            self._ended = True
+        try:
+            released = self._locks.release(self._held, ending)
+        except TaskLockError as error:
+            self._reports.not_released(self._held, error)
+            return
+        finally:
+            self._released.set()
+        if released is not None:
+            self._reports.released(self._held, released.locked_until, ending)
+        elif not self._cut:
+            self._reports.lost(self._held)
+
+
+def is_being_cancelled(*, if_unknown: bool) -> bool:
+    """Tell whether somebody has cancelled the current asyncio task, rather than its own code.
+
+    :param if_unknown: what to say where Python does not tell, before 3.11
+    """
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return if_unknown if cancelling is None else cancelling() > 0

@@ -1,0 +1,179 @@
+"""How late a fire is, but for the time that the lock itself has taken.
+
+APScheduler calls a run time a misfire if it reaches its worker too late. A worker that waits for
+a claim or a release is not free for the next fire; so while the database stalls, or when hundreds
+of jobs are due at once, fires would be misfires on account of the lock. Hence a fire is as
+late as it would be if claims and releases took no time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from apscheduler_tasklock._database.forking import begins_anew_in_a_fork
+
+# Seconds that one pass of the scheduler over its jobs takes at most, when hundreds are due.
+LONGEST_PASS = 30.0
+
+
+@dataclass
+class SchedulerPass:
+    """One pass of the scheduler over its jobs, in which it submits all that are due.
+
+    The last of hundreds is submitted, and begun, while others claim already.
+
+    :ivar wall: when it began, on the wall clock
+    :ivar began_at: the same on the monotonic clock
+    :ivar submitted_at: when the last job was submitted in it so far
+    :ivar begun_at: when the first coroutine of it began; ``None``: not yet
+    """
+
+    wall: float
+    began_at: float
+    submitted_at: float
+    begun_at: float | None = None
+
+    def begin_coroutine(self) -> float:
+        """Let a coroutine begin; return when it would have if the lock took no time.
+
+        Those of one pass begin together, after it. What lies between is the event loop's doing.
+        """
+        if self.begun_at is None:
+            self.begun_at = time.monotonic()
+        return self.began_at + max(0.0, self.begun_at - self.submitted_at)
+
+
+class SchedulerPasses:
+    """Knows in which pass of the scheduler a job is submitted."""
+
+    @staticmethod
+    def alone() -> SchedulerPass:
+        """Return a pass for what is submitted now, by itself."""
+        now = time.monotonic()
+        return SchedulerPass(time.time(), now, now)
+
+    def __init__(self) -> None:
+        self._latest = SchedulerPass(0.0, 0.0, 0.0)
+
+    def submitting(self, run_time: datetime) -> SchedulerPass:
+        """Return the pass in which this run time is submitted now."""
+        now = time.monotonic()
+        was_due = run_time.timestamp() <= self._latest.wall
+        if not was_due or now > self._latest.began_at + LONGEST_PASS:
+            self._latest = self.alone()
+        self._latest.submitted_at = now
+        return self._latest
+
+
+class _Worker:
+    """A worker as it would be if claims and releases took no time.
+
+    :ivar free_at: since when it is free, or when it would be
+    :ivar turns: how many fires it has that are not over
+    :ivar jobs: how many of their jobs run
+    """
+
+    def __init__(self, free_at: float) -> None:
+        self.free_at = free_at
+        self.turns = 0
+        self.jobs = 0
+
+
+class WorkerQueue:
+    """Reckons when each fire would have begun if claims and releases took no time.
+
+    Fires are begun in the order of their submissions, each by the worker that is free first. A
+    worker that waits for a claim or a release would be free, so another one's fire may be
+    reckoned as its own.
+
+    :param clock: the monotonic clock
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.begin_anew()
+        begins_anew_in_a_fork(self)
+
+    def begin_anew(self) -> None:
+        """Know of no worker. Those of the parent are not in a forked child."""
+        self._changing = threading.Lock()
+        self._workers: list[_Worker] = []
+        self._turns = 0
+
+    def begin(self, submitted_at: float, new_worker_since: float | None = None) -> Turn:
+        """Let a worker begin a fire.
+
+        :param submitted_at: when the fire was submitted, on the monotonic clock
+        :param new_worker_since: since when a worker is there that has not worked before, if that is
+            not for long
+        """
+        with self._changing:
+            if self._turns >= len(self._workers):
+                self._workers.append(_Worker(new_worker_since or submitted_at))
+            free = [worker for worker in self._workers if not worker.jobs]
+            worker = min(free, key=lambda worker: (max(submitted_at, worker.free_at), worker.turns))
+            worker.turns += 1
+            self._turns += 1
+            began_at = min(max(submitted_at, worker.free_at), self._clock())
+        return Turn(self, worker, began_at)
+
+    @contextmanager
+    def _job(self, worker: _Worker, began_at: float) -> Iterator[None]:
+        with self._changing:
+            worker.jobs += 1
+        started = self._clock()
+        try:
+            yield
+        finally:
+            with self._changing:
+                worker.jobs -= 1
+                took = self._clock() - started
+                worker.free_at = max(worker.free_at, began_at) + took
+
+    def _end(self, worker: _Worker) -> None:
+        with self._changing:
+            worker.turns -= 1
+            self._turns -= 1
+
+
+class Turn:
+    """A fire's turn on a worker, from before its claim until after its release.
+
+    :ivar at: when its next job would begin if the lock took no time, on the monotonic clock
+    """
+
+    def __init__(self, queue: WorkerQueue, worker: _Worker, began_at: float) -> None:
+        self._queue = queue
+        self._worker = worker
+        self.at = began_at
+
+    @contextmanager
+    def job(self) -> Iterator[None]:
+        """Count the time within as the job's own."""
+        started = self._queue._clock()
+        try:
+            with self._queue._job(self._worker, self.at):
+                yield
+        finally:
+            self.at += self._queue._clock() - started
+
+    def end(self) -> None:
+        """Let the worker be free again."""
+        self._queue._end(self._worker)
+
+
+def is_late(run_time: datetime, grace: float | None, at: float) -> bool:
+    """Tell whether APScheduler would call a run time missed.
+
+    :param grace: seconds for which it may be late, or ``None``
+    :param at: when it began, or would have begun, on the monotonic clock
+    """
+    if grace is None:
+        return False
+    ago = time.monotonic() - at
+    return time.time() - ago - run_time.timestamp() > grace

@@ -1,0 +1,298 @@
+"""What is told of a run time's lock: log lines and events, each outcome in its own words.
+
+The log line comes first: listeners are code of the application, which may take long.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Table
+
+from apscheduler_tasklock._database.errors import is_row_locked
+from apscheduler_tasklock._lock.protocol import Refusal
+from apscheduler_tasklock._lock.releases import Ending
+from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock._scheduler.triggers import nominal_time
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.events import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+    TaskLockEvent,
+)
+from apscheduler_tasklock.lock import HeldLock
+from apscheduler_tasklock.schema.table import quoted_name
+
+if TYPE_CHECKING:
+    from apscheduler_tasklock.locks import TaskLocks
+
+logger = logging.getLogger(__name__)
+
+Dispatch = Callable[[Any], None]
+
+LOCKED_ROW = (
+    ". Some session has locked the task's row and has not ended its transaction by then; "
+    "pg_stat_activity and pg_blocking_pids() tell which"
+)
+
+
+@dataclass(frozen=True)
+class Notifier:
+    """Where the events of an executor's jobs go, and what its log lines have told already.
+
+    :ivar dispatch: gets the events
+    :ivar blocked: what was told of blocked tasks
+    """
+
+    dispatch: Dispatch
+    blocked: BlockedTasks
+
+
+class Reports:
+    """Tells what becomes of one run time's lock.
+
+    :param notifier: gets the events
+    :ivar run_time: the run time that is told of
+    """
+
+    def __init__(
+        self, submission: Submission, run_time: datetime, locks: TaskLocks, notifier: Notifier
+    ) -> None:
+        self.run_time = run_time
+        self._submission = submission
+        self._locks = locks
+        self._notifier = notifier
+        self._told_lost = False
+        self._telling = threading.Lock()
+
+    def granted(self, held: HeldLock) -> None:
+        """Tell of a claim that was granted, and if so, whose run it takes over."""
+        dead_run = self._submission.dead_run
+        if dead_run is not None:
+            why = (
+                "handed it over"
+                if dead_run.handed_over
+                else "neither renewed nor released its lock"
+            )
+            logger.info(
+                "Task %r: runs the window of %s again (token %s), since its holder %r (token %s) "
+                "%s",
+                held.name,
+                self.run_time,
+                held.token,
+                held.dead_holder,
+                dead_run.token,
+                why,
+            )
+        reason = "takeover" if held.is_takeover else None
+        self._tell_of(held, EVENT_TASK_LOCK_GRANTED, locked_until=held.locked_until, reason=reason)
+
+    def refused(self, refusal: Refusal) -> None:
+        """Tell of a claim that was refused, and warn if an earlier run blocks the task."""
+        logger.debug(
+            "Task %r: refused for the run time %s (%s, held by %r until %s)",
+            self._submission.task_name,
+            self.run_time,
+            refusal.reason,
+            refusal.holder,
+            refusal.locked_until,
+        )
+        self._warn_if_nobody_runs_it(refusal)
+        self._warn_if_blocked(refusal)
+        self._tell(
+            EVENT_TASK_LOCK_REFUSED,
+            holder=refusal.holder,
+            token=refusal.token,
+            locked_until=refusal.locked_until,
+            reason=refusal.reason,
+        )
+
+    def _warn_if_blocked(self, refusal: Refusal) -> None:
+        """Warn if an earlier run blocks the task, and tell how to free it."""
+        task_name = self._submission.task_name
+        if not refusal.blocked or (self._submission.failover and refusal.waits):
+            return  # nothing blocks it, or what does is run again
+        if self._notifier.blocked.is_news(task_name, refusal.token, renewed=refusal.renewed):
+            logger.warning(
+                "Task %r: the run time %s is not run, because %r %s the task (token %s), locked "
+                "until %s unless that is renewed. If that run hangs or is dead, free the task: %s",
+                task_name,
+                self.run_time,
+                refusal.holder,
+                "has not released" if refusal.waits else "still runs",
+                refusal.token,
+                refusal.locked_until,
+                statement_to_free(self._locks.table, task_name, refusal.token),
+            )
+
+    def _warn_if_nobody_runs_it(self, refusal: Refusal) -> None:
+        """Warn if a run time falls into the window of an earlier one."""
+        if refusal.reason != "window":
+            return
+        nominal = nominal_time(self._submission.trigger, self.run_time)
+        # Run times that each replica has of its own fall into each other's windows all the time.
+        shared = self._submission.run_time_is_shared(nominal)
+        if not shared or refusal.window_start >= nominal:
+            return
+        if self._submission.one_off and refusal.holder != self._locks.replica_id:
+            return  # another replica has added the same one, a moment before
+        if self._notifier.blocked.is_first("window", self._submission.task_name):
+            logger.warning(
+                "Task %r: the run time %s is not run, because the window of the one of %s lasts "
+                "until %s. Give a one-off job another id, or a shorter period; a job that was "
+                "modified or rescheduled, a shorter minimum lock",
+                self._submission.task_name,
+                self.run_time,
+                refusal.window_start,
+                refusal.locked_until,
+            )
+
+    def failed(self, error: TaskLockError, *, runs: bool) -> None:
+        """Tell of a claim that was not decided.
+
+        :param runs: whether the job runs all the same
+        """
+        # A run that an outage costs is a warning; a wrong set-up is an error.
+        away = isinstance(error, TaskLockDatabaseError) and not is_row_locked(error.__cause__)
+        logger.log(
+            logging.WARNING if away else logging.ERROR,
+            "Task %r: %s for the run time %s: %s%s",
+            self._submission.task_name,
+            "run without its lock" if runs else "not run",
+            self.run_time,
+            error,
+            LOCKED_ROW if is_row_locked(error.__cause__) else "",
+        )
+        self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
+
+    def not_begun(self) -> None:
+        """Tell of a run time that a shutdown came before."""
+        logger.info(
+            "Task %r: the run time %s is not run here, since the scheduler is shut down",
+            self._submission.task_name,
+            self.run_time,
+        )
+
+    def not_taken_over(self, error: TaskLockError) -> None:
+        """Tell, once for a dead run, that its window could not be run again yet."""
+        dead_run = self._submission.dead_run
+        assert dead_run is not None
+        if self._notifier.blocked.is_first(f"takeover of {dead_run.token}", dead_run.task_name):
+            logger.warning(
+                "Task %r: the window of %s, whose holder died, could not be run again; trying "
+                "again: %s",
+                self._submission.task_name,
+                self.run_time,
+                error,
+            )
+        self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
+
+    def released(self, held: HeldLock, locked_until: datetime, ending: Ending) -> None:
+        """Tell of a release that arrived."""
+        handed_over = ending is Ending.HAND_OVER
+        if handed_over:
+            logger.info(
+                "Task %r: the window of %s is handed over to another replica (token %s)",
+                held.name,
+                self.run_time,
+                held.token,
+            )
+        reason = "handed over" if handed_over else None
+        self._tell_of(held, EVENT_TASK_LOCK_RELEASED, locked_until=locked_until, reason=reason)
+
+    def not_released(self, held: HeldLock, error: TaskLockError) -> None:
+        """Tell of a release that failed."""
+        if not isinstance(error, TaskLockDatabaseError):
+            logger.error(
+                "Task %r: its lock could not be released, and is tried again until it ends by "
+                "itself: %s",
+                held.name,
+                error,
+            )
+        self._tell_of(held, EVENT_TASK_LOCK_ERROR, exception=error)
+
+    def lost(self, held: HeldLock) -> None:
+        """Tell, once, that the claim ended before the run did."""
+        with self._telling:  # the renewing thread and the worker may notice at the same time
+            if self._told_lost:
+                return
+            self._told_lost = True
+        logger.warning(
+            "Task %r: the lock of the run scheduled at %s is lost (token %s), and another replica "
+            "may run the task. It was not renewed for longer than its lease, or somebody freed the "
+            "task, or the run outlived its maximum lock; if so, raise max_factor or max_lock above "
+            "what it takes",
+            held.name,
+            self.run_time,
+            held.token,
+        )
+        self._tell_of(held, EVENT_TASK_LOCK_LOST)
+
+    def _tell_of(self, held: HeldLock, code: int, **details: Any) -> None:
+        self._tell(code, holder=self._locks.replica_id, token=held.token, **details)
+
+    def _tell(self, code: int, **details: Any) -> None:
+        submission = self._submission
+        self._notifier.dispatch(
+            TaskLockEvent(
+                code,
+                submission.job.id,
+                submission.jobstore,
+                submission.task_name,
+                self.run_time,
+                **details,
+            )
+        )
+
+
+# How many run times a run may cost that is renewed, until it is told of: it may merely take long.
+PATIENCE = 3
+
+
+class BlockedTasks:
+    """What a replica has told of the runs and windows that cost run times of its tasks."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, tuple[int, int, bool]] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def is_news(self, task_name: str, token: int, *, renewed: bool) -> bool:
+        """Count a run time that a run costs, and tell whether it is time to warn of that run."""
+        known, count, told = self._runs.get(task_name, (token, 0, False))
+        if known != token:
+            count, told = 0, False
+        news = not told and count + 1 >= (PATIENCE if renewed else 1)
+        self._runs[task_name] = (token, count + 1, told or news)
+        return news
+
+    def is_first(self, what: str, task_name: str) -> bool:
+        """Tell whether this is met here for the first time of this task."""
+        news = (what, task_name) not in self._told
+        self._told.add((what, task_name))
+        return news
+
+
+def statement_to_free(table: Table, task_name: str, token: int) -> str:
+    """Return the SQL by which an operator frees a task whose run hangs, as in the README.
+
+    :param token: of that run, so that no newer one is freed
+    """
+    frees = "finished_at = now(), locked_until = now(), claim_id = gen_random_uuid()"
+    run = f"task_name = {_literal(task_name)} AND token = {token}"
+    return f"UPDATE {quoted_name(table)} SET {frees} WHERE {run}"  # noqa: S608  # all is quoted
+
+
+def _literal(text: str) -> str:
+    """Return a text as SQL in one line, whatever is in it."""
+    if text.isprintable():
+        return "'" + text.replace("'", "''") + "'"
+    plain = (c if c.isprintable() and c not in "'\\" else f"\\U{ord(c):08X}" for c in text)
+    return f"E'{''.join(plain)}'"

@@ -1,0 +1,134 @@
+"""What APScheduler submitted, and the job as its ``run_job`` is to see it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from apscheduler.util import iscoroutinefunction_partial
+
+from apscheduler_tasklock._lock.protocol import RunState
+from apscheduler_tasklock._scheduler.lateness import SchedulerPass
+from apscheduler_tasklock._scheduler.triggers import has_next_run, is_shared, period_after
+from apscheduler_tasklock.options import RESERVED_KEY, LockOptions
+
+logger = logging.getLogger(__name__)
+
+# A grace time that every run time exceeds.
+ALWAYS_MISSED = -timedelta(days=36500).total_seconds()
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job and the run times that are due, as APScheduler submitted them.
+
+    :ivar trigger: the job's trigger at that moment; ``reschedule()`` gives the job another
+    :ivar options: the job's lock options, or ``None`` if it runs on every replica
+    :ivar run_unlocked: whether it runs all the same if the database stays away
+    :ivar logger_name: logger of the executor
+    :ivar runs: what is run, as of ``ClaimRequest``
+    :ivar one_off: whether the job has one run time only
+    :ivar exempt_from_misfire: whether the run times are not late, however late they are: they
+        had to wait for another replica's run
+    :ivar dead_run: the run that died, if its window is to be run again; there is one run time then
+    :ivar claim_ids: the claims' ids, one per run time
+    :ivar scheduler_pass: the pass of the scheduler in which it was submitted; ``None`` if it was
+        not the scheduler that did
+    """
+
+    job: Any
+    jobstore: str
+    trigger: Any
+    run_times: Sequence[datetime]
+    task_name: str
+    options: LockOptions | None
+    run_unlocked: bool
+    logger_name: str
+    runs: str = ""
+    one_off: bool = False
+    exempt_from_misfire: bool = False
+    dead_run: RunState | None = None
+    claim_ids: Sequence[UUID] = ()
+    scheduler_pass: SchedulerPass | None = None
+
+    @property
+    def failover(self) -> bool:
+        """Whether a dead holder's window is run again."""
+        return self.options is not None and bool(self.options.failover)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the job is a coroutine, for an event loop to await."""
+        return bool(iscoroutinefunction_partial(self.job.func))
+
+    @property
+    def submitted_at(self) -> float:
+        """When the scheduler began to submit it, on the monotonic clock."""
+        return self.scheduler_pass.began_at if self.scheduler_pass else 0.0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no run time follows, so that the scheduler has dropped the job."""
+        return self.one_off or not has_next_run(self.trigger, self.run_times[-1])
+
+    def lock_times(self, nominal: datetime) -> tuple[float, float]:
+        """Return the minimum and maximum lock for a nominal run time, in seconds."""
+        assert self.options is not None
+        try:
+            period = period_after(self.trigger, nominal)
+        except Exception:  # a custom trigger's own code may raise anything
+            logger.warning(
+                "Task %r: the trigger %s cannot tell its next run time; the lock times come from "
+                "the option 'period'",
+                self.task_name,
+                self.trigger,
+                exc_info=True,
+            )
+            period = None
+        return self.options.lock_times(period or self.options.period or 0)
+
+    def run_time_is_shared(self, nominal: datetime) -> bool:
+        """Tell whether every replica computes this very run time."""
+        try:
+            return is_shared(self.trigger, nominal)
+        except Exception:  # noqa: BLE001  # a custom trigger's own code; lock_times() tells of it
+            return False
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A run time that was refused because of a run that had not ended.
+
+    :ivar submission: with this run time only
+    :ivar token: of the run that stood against it
+    :ivar is_new: whether its window is new, so that it is to be run if that run died
+    :ivar waits: whether the lease of that run has ended, so that its holder may be dead
+    """
+
+    submission: Submission
+    token: int
+    is_new: bool
+    waits: bool
+
+
+class JobView:
+    """The job as APScheduler's ``run_job`` gets it from here.
+
+    It has another grace time, since whether the job is late was decided before the claim, and its
+    kwargs lack the reserved key.
+    """
+
+    def __init__(self, job: Any, misfire_grace_time: float | None) -> None:
+        self._job = job
+        self.id = job.id
+        self.func = job.func
+        self.args = job.args
+        self.kwargs = {key: value for key, value in job.kwargs.items() if key != RESERVED_KEY}
+        self.misfire_grace_time = misfire_grace_time
+
+    def __str__(self) -> str:
+        return str(self._job)

@@ -1,0 +1,214 @@
+"""Which task a job is, and under what options: what its kwargs, its function and others say."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from apscheduler.util import iscoroutinefunction_partial
+
+from apscheduler_tasklock._scheduler.names import UnnamedTask, is_unnamed, reject_duplicate_unnamed
+from apscheduler_tasklock.decorator import function_options
+from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.options import (
+    RESERVED_KEY,
+    LockOptions,
+    check_name,
+    parse_job_options,
+    resolve,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ResolvedTask:
+    """The task that a job is.
+
+    :ivar name: the task's name; of a job without a lock, its id
+    :ivar options: its lock options, or ``None`` if it has no lock
+    """
+
+    name: str
+    options: LockOptions | None
+
+
+class Tasks:
+    """Finds the task name and the lock options of a scheduler's jobs.
+
+    :param defaults: options of the executor, the weakest
+    :param jobs: options by job id
+    :param namespace: put before every name
+    :param where: whose options these are, for messages
+    :raises TaskLockOptionError: options of ``jobs`` are unknown or impossible
+    """
+
+    def __init__(
+        self, defaults: LockOptions, jobs: Mapping[str, Any], namespace: str, where: str
+    ) -> None:
+        self._defaults = defaults
+        self._jobs = {
+            job_id: parse_job_options(options, f"{where}, jobs[{job_id!r}]")
+            for job_id, options in jobs.items()
+        }
+        self._namespace = namespace
+        self._unnamed = _UnnamedJobs()
+
+    @property
+    def job_ids(self) -> set[str]:
+        """The ids of the jobs that have options here."""
+        return set(self._jobs)
+
+    def resolve(self, job: Any, jobstore: str, jobstores: Mapping[str, Any]) -> ResolvedTask:
+        """Return a job's task: its name and its lock options.
+
+        :param jobstore: alias of the job's store
+        :param jobstores: the scheduler's stores, by alias
+        :raises TaskLockOptionError: its options or its name are impossible
+        """
+        options = self._options(job)
+        if options is False:
+            return ResolvedTask(job.id, None)
+        if options.cancel_on_lost and not iscoroutinefunction_partial(job.func):
+            raise TaskLockOptionError(
+                f"job {job.id!r}: cancel_on_lost is for coroutines, and its function is none; let "
+                "it look at current_lock().lost instead"
+            )
+        where = f"job {job.id!r}"
+        if options.name:
+            return ResolvedTask(check_name(self._namespace + options.name, where), options)
+        # Two job stores may have jobs of one id.
+        prefix = self._namespace if jobstore == "default" else f"{self._namespace}{jobstore}:"
+        store = jobstores.get(jobstore)
+        if not is_unnamed(job, store):
+            return ResolvedTask(check_name(f"{prefix}{job.id}", where), options)
+        unnamed = self._unnamed.named(job, store)
+        name = check_name(f"{prefix}{unnamed.task.name}", where)
+        unnamed.warn_once(job, name)
+        return ResolvedTask(name, options)
+
+    def _options(self, job: Any) -> LockOptions | Literal[False]:
+        return resolve(
+            job.kwargs.get(RESERVED_KEY),
+            self._jobs.get(job.id),
+            function_options(job.func),
+            self._defaults,
+            where=f"job {job.id!r}",
+        )
+
+
+class _UnnamedJob:
+    """A job without an id, as it was when its task was named.
+
+    :ivar task: the task's name, and what it is made of
+    :ivar rejection: why it never runs; only of a one-off job
+    """
+
+    def __init__(self, job: Any, on_dropped: Callable[[_UnnamedJob], None]) -> None:
+        self._parts = _parts(job)
+
+        def drop(_: Any) -> None:
+            self._parts = ()
+            on_dropped(self)
+
+        # A job that its store has dropped, and its arguments, are not kept alive here.
+        self._job = weakref.ref(job, drop)
+        self._is_warned = False
+        self.identity = id(job)
+        self.task = UnnamedTask.of(job)
+        self.rejection: str | None = None
+
+    def is_current(self, job: Any) -> bool:
+        """Tell whether the job has not changed since. APScheduler replaces what it changes."""
+        return all(part is now for part, now in zip(self._parts, _parts(job), strict=True))
+
+    def job_in(self, store: Any) -> Any:
+        """Return the job, or ``None`` if it has changed since or left the store."""
+        job = self._job()
+        if job is None or not self.is_current(job) or store.lookup_job(job.id) is not job:
+            return None
+        return job
+
+    def warn_once(self, job: Any, name: str) -> None:
+        """Warn of a recurring job's name, which is another one after a change of its parts."""
+        if self._is_warned or self.task.is_one_off:
+            return
+        self._is_warned = True
+        made_of = ", trigger and arguments" if self.task.has_arguments else " and trigger"
+        logger.warning(
+            "Job %s was added without an id (32 hexadecimal digits count as none), so its task is "
+            "named after its function%s: %s. Give it an id in add_job(..., id=...), or the option "
+            "'name', to keep the name when these change",
+            job.id,
+            made_of,
+            name,
+        )
+
+
+class _UnnamedJobs:
+    """The jobs whose tasks are named after function, trigger and arguments.
+
+    A job comes here when it is added or modified, and at each of its run times. So those that
+    share a name are known without a search of the job stores.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[int, _UnnamedJob] = {}  # by the job's identity
+        self._sharing: dict[str, set[_UnnamedJob]] = {}  # by name
+        # A job may be dropped by any thread, also by one that holds the lock.
+        self._dropped: deque[_UnnamedJob] = deque()
+
+    def named(self, job: Any, store: Any) -> _UnnamedJob:
+        """Return the job with its task's name. It is computed once, and anew after a change.
+
+        :param store: the job's store; names are compared within a store
+        :raises TaskLockOptionError: another job has this name, and they may not share it
+        """
+        with self._lock:
+            while self._dropped:
+                self._remove(self._dropped.popleft())
+            unnamed = self._jobs.get(id(job))
+            if unnamed is None or not unnamed.is_current(job):
+                if unnamed is not None:
+                    self._remove(unnamed)
+                unnamed = _UnnamedJob(job, self._dropped.append)
+                self._jobs[unnamed.identity] = unnamed
+                self._sharing.setdefault(unnamed.task.name, set()).add(unnamed)
+            self._reject_duplicate(job, unnamed, store)
+        return unnamed
+
+    def _remove(self, unnamed: _UnnamedJob) -> None:
+        if self._jobs.get(unnamed.identity) is unnamed:
+            del self._jobs[unnamed.identity]
+        sharing = self._sharing.get(unnamed.task.name, set())
+        sharing.discard(unnamed)
+        if not sharing:
+            self._sharing.pop(unnamed.task.name, None)
+
+    def _reject_duplicate(self, job: Any, unnamed: _UnnamedJob, store: Any) -> None:
+        if unnamed.rejection is not None:
+            raise TaskLockOptionError(unnamed.rejection)
+        sharing = self._sharing[unnamed.task.name]
+        others = (other.job_in(store) for other in sharing if other is not unnamed)
+        other_job = next((other for other in others if other is not None), None)
+        if other_job is None:
+            return
+        try:
+            reject_duplicate_unnamed(job, other_job, unnamed.task)
+        except TaskLockOptionError as error:
+            if unnamed.task.is_one_off:
+                # The store drops each of them when it is due. The last one does not run either.
+                for each in sharing:
+                    each.rejection = str(error)
+            raise
+
+
+def _parts(job: Any) -> tuple[Any, ...]:
+    """Return what a job's name is made of, and who runs it."""
+    return job.func, job.trigger, job.args, job.kwargs, job.executor

@@ -1,0 +1,140 @@
+"""The check at start, that the task lock table is there, new enough, and permitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from sqlalchemy import Table
+
+from apscheduler_tasklock._database.errors import one_line
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE, quoted, quoted_name
+
+# From the catalogue, which every role may read: the run-time role has rights on the task lock
+# table only, and so cannot read the version that Alembic notes in a table of its own.
+_CHECK = """
+    SELECT now(), found.oid IS NOT NULL,
+           ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
+                 WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped),
+           has_table_privilege(found.oid, 'SELECT') AND has_table_privilege(found.oid, 'INSERT')
+           AND has_table_privilege(found.oid, 'UPDATE'),
+           current_setting('transaction_read_only') = 'on',
+           CASE WHEN row_security_active(found.oid) THEN ARRAY(
+               SELECT command
+               FROM (VALUES ('SELECT', 'r'), ('INSERT', 'a'), ('UPDATE', 'w')) AS _ (command, code)
+               WHERE NOT EXISTS (
+                   SELECT FROM pg_catalog.pg_policy
+                   WHERE polrelid = found.oid AND polpermissive AND polcmd IN ('*', code::"char")
+                         AND EXISTS (SELECT FROM unnest(polroles) AS role
+                                     WHERE role = 0 OR pg_has_role(role, 'USAGE'))))
+           ELSE '{}' END
+    FROM (SELECT to_regclass(%s) AS oid) AS found
+"""
+
+
+def check_table(cursor: Any, table: Table, user: str | None) -> datetime:
+    """Make sure that the table can be used as it is.
+
+    Columns that this library does not know are left alone: during a rolling deployment the table
+    may be newer than some of the replicas.
+
+    :param cursor: a psycopg cursor
+    :param table: the task lock table as this library declares it
+    :param user: the role that asks, for the message
+    :return: the database's time
+    :raises TaskLockSchemaError: the table is missing, old, or not permitted
+    :raises TaskLockDatabaseError: the database can only be read, as during a failover
+    """
+    row = cursor.execute(_CHECK, [quoted_name(table)]).fetchone()
+    database_time, exists, columns, permitted, read_only, without_policy = row
+    if not exists:
+        raise missing_table(table)
+    missing = [column.name for column in table.columns if column.name not in columns]
+    if missing:
+        raise old_table(table, missing[0])
+    if not permitted:
+        raise missing_grant(table, user)
+    if without_policy:  # else the rows would not be there for it, and each claim would be refused
+        raise missing_policy(table, user, without_policy)
+    if read_only:
+        raise TaskLockDatabaseError(
+            "it is read-only: a standby, or default_transaction_read_only is on"
+        )
+    return database_time  # type: ignore[no-any-return]  # the cursor's rows are untyped
+
+
+UPGRADE_COMMAND = "apscheduler-tasklock upgrade"
+
+
+def explain_refusal(
+    error: psycopg.Error, table: Table, user: str | None, where: str
+) -> TaskLockError:
+    """Return the error to raise for a failure that another attempt would not overcome.
+
+    :param error: what PostgreSQL said
+    :param table: the task lock table
+    :param user: the role that asked, if known
+    :param where: the database, for people
+    """
+    if isinstance(error, (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)):
+        return missing_table(table)
+    if isinstance(error, psycopg.errors.UndefinedColumn):
+        return old_table(table)
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return missing_grant(table, user, one_line(error))
+    return TaskLockError(f"the task lock database ({where}) refuses: {one_line(error)}")
+
+
+def missing_table(table: Table) -> TaskLockSchemaError:
+    """Return the error for a database that was never upgraded."""
+    return TaskLockSchemaError(
+        f"the table {table.fullname} does not exist in this database; "
+        f"create it with: {_upgrade_command(table)}"
+    )
+
+
+def old_table(table: Table, missing: str = "") -> TaskLockSchemaError:
+    """Return the error for a table that an older version of this library made."""
+    what = f" (it has no column {missing})" if missing else ""
+    return TaskLockSchemaError(
+        f"the table {table.fullname} is older than this library{what}; "
+        f"bring it up to date with: {_upgrade_command(table)}"
+    )
+
+
+def missing_grant(table: Table, user: str | None, said: str = "") -> TaskLockSchemaError:
+    """Return the error for a role that may not use the table.
+
+    :param said: PostgreSQL's own words, as it may be a policy that stands against it
+    """
+    role = quoted(user) if user else "<the application's role>"
+    schema = f"GRANT USAGE ON SCHEMA {quoted(table.schema)} TO {role}; " if table.schema else ""
+    why = f" (PostgreSQL: {said})" if said else ""
+    return TaskLockSchemaError(
+        f"role {role} may not use the table {table.fullname}{why}; let its owner run: "
+        f"{schema}GRANT SELECT, INSERT, UPDATE ON {quoted_name(table)} TO {role}"
+    )
+
+
+def missing_policy(table: Table, user: str | None, commands: Sequence[str]) -> TaskLockSchemaError:
+    """Return the error for a role from which row-level security hides the rows.
+
+    :param commands: for which it has no policy
+    """
+    role = quoted(user) if user else "<the application's role>"
+    # Each role has one of its own.
+    policy = quoted(f"task_lock_of_{user or 'the_application'}"[:60])
+    return TaskLockSchemaError(
+        f"row-level security is on for the table {table.fullname}, and role {role} has no policy "
+        f"for {', '.join(commands)}; let its owner run: CREATE POLICY {policy} ON "
+        f"{quoted_name(table)} TO {role} USING (true) WITH CHECK (true)"
+    )
+
+
+def _upgrade_command(table: Table) -> str:
+    schema = f" --schema {table.schema}" if table.schema else ""
+    name = f" --table {table.name}" if table.name != DEFAULT_TABLE else ""
+    return f"{UPGRADE_COMMAND}{schema}{name}"

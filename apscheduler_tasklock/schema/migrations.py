@@ -1,0 +1,231 @@
+"""Creating and upgrading the task lock table, with Alembic."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+from alembic import command, op
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, func, select, text
+from sqlalchemy.engine import URL
+from sqlalchemy.pool import NullPool
+from sqlalchemy.schema import CreateSchema
+
+from apscheduler_tasklock._database.connection import connect_parameters
+from apscheduler_tasklock._database.database import parse_url
+from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
+
+# Any number will do as long as it is the same everywhere: replicas that upgrade at the same
+# moment wait for each other on it.
+_UPGRADE_LOCK = 0x7461736B6C6F636B
+
+_LOCK_TIMEOUT = "60s"
+_CONNECT_TIMEOUT = 10
+
+
+def upgrade(
+    database: str | URL,
+    *,
+    schema: str | None = None,
+    table: str = DEFAULT_TABLE,
+    revision: str = "head",
+) -> bool:
+    """Create the task lock table, or bring it up to date.
+
+    Replicas may call this at the same moment; one of them does the work. The schema is created if
+    it is missing.
+
+    :param database: a PostgreSQL URL of a role that may create tables
+    :param schema: schema of the table; ``None`` leaves it to the ``search_path``
+    :param table: name of the table
+    :param revision: an Alembic revision of this library
+    :return: whether there was anything to do
+    :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL, or ``schema`` or ``table`` is
+        no name that PostgreSQL can have
+    :raises sqlalchemy.exc.SQLAlchemyError: the database is away or refuses
+    """
+    return _run(database, schema, table, lambda config: command.upgrade(config, revision))
+
+
+def downgrade(
+    database: str | URL,
+    *,
+    schema: str | None = None,
+    table: str = DEFAULT_TABLE,
+    revision: str = "base",
+) -> bool:
+    """Take the task lock table back to a revision; ``"base"`` drops it. See :func:`upgrade`.
+
+    :return: whether there was anything to take back; if not, nothing is created either
+    """
+    return _run(database, schema, table, lambda config: command.downgrade(config, revision))
+
+
+def print_upgrade_sql(*, schema: str | None = None, table: str = DEFAULT_TABLE) -> None:
+    """Print the statements of a first upgrade to standard output, for a DBA. Needs no database."""
+    command.upgrade(_config(schema, table), "head", sql=True)
+
+
+def migrate(
+    connection: Connection | None,
+    *,
+    schema: str | None = None,
+    table: str = DEFAULT_TABLE,
+    revision: str = "head",
+) -> None:
+    """Take the task lock table to a revision within an application's own migration.
+
+    In the application's Alembic script: ``migrate(op.get_bind())`` in ``upgrade()``, and
+    ``migrate(op.get_bind(), revision="base")`` in ``downgrade()``. It takes part in the
+    connection's transaction, which the caller commits, and keeps a history of its own in
+    ``task_lock_alembic_version``. Under ``alembic upgrade --sql`` the statements go where the
+    application's own go, as for a database that has none of our tables, or all of them.
+
+    :param connection: an SQLAlchemy connection; ``None`` in Alembic's offline mode, where
+        ``op.get_bind()`` has none
+    :param schema: schema of the table; ``None`` leaves it to the ``search_path``
+    :param table: name of the table
+    :param revision: an Alembic revision of this library; ``"base"`` drops the table
+    :raises TaskLockError: there is no connection, and no migration is being run offline
+    """
+    scripts = ScriptDirectory(str(_scripts_folder()))
+
+    def steps(heads: Any, _context: MigrationContext) -> Any:
+        # What Alembic's own commands call; it has no public name.
+        if revision == "base":
+            return scripts._downgrade_revs(revision, heads)
+        return scripts._upgrade_revs(revision, heads)
+
+    options = {
+        "fn": steps,
+        "script": scripts,
+        "destination_rev": revision,
+        **version_table(schema, table),
+    }
+    if not isinstance(connection, Connection):  # offline, where there is none, or a mock of one
+        connection = None
+        options.update(_offline_options(starts_at="head" if revision == "base" else None))
+    context = MigrationContext.configure(
+        connection,
+        dialect_name="postgresql",
+        dialect_opts={"paramstyle": "named"},  # which leaves a percent sign in a name alone
+        opts=options,
+    )
+    run_migrations(context, schema, table)
+
+
+def _offline_options(starts_at: str | None) -> dict[str, Any]:
+    """Return the options with which the statements go where a running migration prints its own.
+
+    :param starts_at: the revision that the database has, which nobody can ask
+    """
+    try:
+        outer = op.get_context()
+    except NameError:  # Alembic's, outside a migration
+        outer = None
+    if outer is None or not outer.as_sql:
+        raise TaskLockError("migrate() needs a connection, except in Alembic's --sql mode")
+    return {
+        "as_sql": True,
+        "output_buffer": outer.output_buffer,
+        "literal_binds": True,
+        "starting_rev": starts_at,
+    }
+
+
+def include_name(
+    name: str | None,
+    type_: str,
+    parent_names: MutableMapping[Any, str | None],
+    *,
+    schema: str | None = None,
+    table: str = DEFAULT_TABLE,
+) -> bool:
+    """Keep an application's ``alembic revision --autogenerate`` from dropping our tables.
+
+    In the application's ``env.py``: ``context.configure(..., include_name=include_name)``. With
+    another table or schema name, ``functools.partial(include_name, schema="jobs")``.
+
+    :return: ``False`` for the task lock table and its version table, else ``True``
+    """
+    ours = (table, version_table(schema, table)["version_table"])
+    return not (type_ == "table" and name in ours and parent_names.get("schema_name") == schema)
+
+
+def version_table(schema: str | None, table: str) -> dict[str, Any]:
+    """Return Alembic's options for where the task lock table's history is kept."""
+    return {"version_table": f"{table}_alembic_version", "version_table_schema": schema}
+
+
+def run_migrations(context: MigrationContext, schema: str | None, table: str) -> bool:
+    """Run the migrations that an Alembic context was configured for, one process at a time.
+
+    :return: whether there were any to run
+    """
+    operations = Operations(context)
+    to_base = context.opts.get("destination_rev") == "base"
+    before: tuple[str, ...] = ()
+    if not context.as_sql:
+        assert context.connection is not None
+        _wait_for_others(context.connection)
+        before = context.get_current_heads()
+        if to_base and not before:
+            return False  # Alembic would create its own table, and so need the schema
+    creates = not to_base and not context.opts.get("dont_mutate")  # as `alembic current` has it
+    if schema is not None and creates and (context.as_sql or not _schema_exists(context, schema)):
+        operations.execute(CreateSchema(schema, if_not_exists=True))
+    context.run_migrations(op=operations, table=table, schema=schema)
+    return context.as_sql or context.get_current_heads() != before
+
+
+def _wait_for_others(connection: Connection) -> None:
+    """Let one process at a time migrate, until the end of the transaction."""
+    before = connection.scalar(select(func.current_setting("lock_timeout")))
+    connection.execute(select(func.set_config("lock_timeout", _LOCK_TIMEOUT, True)))
+    connection.execute(select(func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
+    # The transaction may be an application's, with a limit of its own.
+    connection.execute(select(func.set_config("lock_timeout", before, True)))
+
+
+def _schema_exists(context: MigrationContext, schema: str) -> bool:
+    # Asked first, because CREATE SCHEMA IF NOT EXISTS needs the right to create even if it does.
+    assert context.connection is not None
+    found = text("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :schema")
+    return context.connection.scalar(found, {"schema": schema}) is not None
+
+
+def migration_engine(database: str | URL) -> Engine:
+    """Return an engine for migrations, which keeps no connection.
+
+    :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL
+    """
+    url = parse_url(database)
+    parameters = {"connect_timeout": _CONNECT_TIMEOUT, **connect_parameters(url)}
+    return create_engine(url, poolclass=NullPool, connect_args=parameters)
+
+
+def _run(database: str | URL, schema: str | None, table: str, run: Any) -> bool:
+    with migration_engine(database).connect() as connection:
+        config = _config(schema, table, connection)
+        run(config)
+    return bool(config.attributes["migrated"])  # env.py notes it
+
+
+def _config(schema: str | None, table: str, connection: Connection | None = None) -> Config:
+    task_lock_table(table, schema)  # which knows what PostgreSQL can have
+    config = Config(attributes={"connection": connection, "schema": schema, "table": table})
+    config.set_main_option("script_location", str(_scripts_folder()).replace("%", "%%"))
+    return config
+
+
+def _scripts_folder() -> Path:
+    """Return the migrations: inside an installed package, or beside the one of a checkout."""
+    package = Path(__file__).parent.parent
+    installed = package / "migrations"
+    return installed if installed.is_dir() else package.parent / "alembic"
