@@ -45,13 +45,14 @@ test-postgres: $(VENV)/.dev ## Run the tests on PostgreSQL $(VERSION)
 # PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built.
 test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an installed pgbouncer
 	$(BIN)/pytest -n $(WORKERS) --pgbouncer off tests/contract tests/integration $(PYTEST_ARGS)
-	PGBOUNCER=$${PGBOUNCER:-$$(tests/build-pgbouncer)} && export PGBOUNCER \
+	PGBOUNCER=$${PGBOUNCER:-$$(tests/support/build-pgbouncer)} && export PGBOUNCER \
 		&& $(BIN)/pytest -n $(WORKERS) --pgbouncer on tests/contract tests/integration \
 		tests/acceptance/test_pgbouncer.py $(PYTEST_ARGS)
 
-lint: $(VENV)/.dev ## Check the code's style
+lint: $(VENV)/.dev ## Check the code's style, and which module may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(VENV)/.dev ## Check the types
 	$(BIN)/mypy

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import settings
 
 from apscheduler_tasklock import upgrade
-from tests.pgbouncer import PgBouncer, UnavailableError
-from tests.polling import eventually
-from tests.postgres import Server, given_url, start_server
+from tests.support.pgbouncer import PgBouncer, UnavailableError
+from tests.support.polling import eventually
+from tests.support.postgres import Server, given_url, start_server
 
 # What `--pgbouncer` sets `max_prepared_statements` to.
 PREPARED_STATEMENTS = {"on": 200, "off": 0}

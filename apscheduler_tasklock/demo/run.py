@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -22,8 +23,8 @@ from apscheduler_tasklock.demo.ledger import Ledger, new_schema_name
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.demo.verdict import verdict
 from apscheduler_tasklock.demo.views import (
+    PlainView,
     View,
-    choose_view,
     compare_with_no_lock,
     describe_tasks,
     explain_summary,
@@ -113,7 +114,7 @@ class _Demo:
         self._replicas = replicas
         self._seconds = seconds
         self._interrupts = interrupts
-        self._view = choose_view(replicas, seconds)
+        self._view = _choose_view(replicas, seconds)
         self._fires = Fires()
         self._faults: list[str] = []
 
@@ -215,3 +216,16 @@ class _Demo:
         print(summary(verdicts))
         faulty = self._faults or any(found.doubled or found.missed for found in verdicts)
         return FAULTS if faulty else OK
+
+
+def _choose_view(replicas: int, seconds: float) -> View:
+    """Return the live timeline if standard output can show it, else plain lines."""
+    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+        from rich.console import Console
+
+        from apscheduler_tasklock.demo.timeline import LiveView
+
+        console = Console(highlight=False)
+        if not (console.is_dumb_terminal or console.options.ascii_only):
+            return LiveView(console, replicas, seconds)
+    return PlainView()

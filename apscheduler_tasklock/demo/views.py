@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -49,19 +47,6 @@ class View(Protocol):
 
     def show_verdicts(self, verdicts: Sequence[Verdict], replicas: int) -> None:
         """Show the table."""
-
-
-def choose_view(replicas: int, seconds: float) -> View:
-    """Return the live timeline if standard output can show it, else plain lines."""
-    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
-        from rich.console import Console
-
-        from apscheduler_tasklock.demo.timeline import LiveView
-
-        console = Console(highlight=False)
-        if not (console.is_dumb_terminal or console.options.ascii_only):
-            return LiveView(console, replicas, seconds)
-    return PlainView()
 
 
 class PlainView:

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from tests.proxy import Proxy
+from tests.support.proxy import Proxy
 
 STATEMENT = re.compile(r"LOG:  (?:statement|execute [^:]+): ")
 CONNECTED = re.compile(r"LOG:  connection authorized")

@@ -21,7 +21,7 @@ from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.peers import installed_peers
 from benchmarks.speed.report import Goal, Section, table
 from benchmarks.speed.rounds import OPERATIONS
-from tests.proxy import proxy_to
+from tests.support.proxy import proxy_to
 
 LOGGED = {"log_statement": "all", "log_connections": "on", "max_connections": "100"}
 # Of a claim, further refusals: the first one may prune the page, as any read of it may, and that is

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 
 class Run(NamedTuple):

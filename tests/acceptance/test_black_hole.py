@@ -18,9 +18,9 @@ import pytest
 from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._database.pool import MOST_CONNECTIONS
 from apscheduler_tasklock._lock.releases import SHORTEST_CLOSING, Ending, OwedRelease
-from tests.faults import READ
-from tests.polling import eventually
-from tests.proxy import Proxy, proxy_to
+from tests.support.faults import READ
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy, proxy_to
 
 # What is promised of ``scheduler.shutdown()``, and until when Docker waits for the process.
 SHUTDOWN = 5.0

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.acceptance.conftest import ReplicaProcess, Rows
-from tests.polling import eventually
-from tests.proxy import proxy_to
+from tests.support.polling import eventually
+from tests.support.proxy import proxy_to
 
 pytestmark = pytest.mark.slow
 

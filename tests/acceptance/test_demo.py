@@ -25,7 +25,7 @@ import pytest
 from psycopg import sql
 
 from tests.conftest import eventually
-from tests.postgres import Server
+from tests.support.postgres import Server
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 PERIOD = 2  # seconds, in the examples
 RUNS = 5

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from tests.acceptance.conftest import ReplicaProcess
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 pytestmark = pytest.mark.slow
 

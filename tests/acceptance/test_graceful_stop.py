@@ -12,9 +12,9 @@ import pytest
 
 from tests.acceptance.conftest import ReplicaProcess, Rows
 from tests.acceptance.test_examples import free_port
-from tests.faults import FIRST_CLAIM, Fault
-from tests.polling import eventually
-from tests.proxy import Gate, Proxy, proxy_to
+from tests.support.faults import FIRST_CLAIM, Fault
+from tests.support.polling import eventually
+from tests.support.proxy import Gate, Proxy, proxy_to
 
 StartReplica = Callable[..., ReplicaProcess]
 

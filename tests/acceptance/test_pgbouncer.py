@@ -16,8 +16,8 @@ from apscheduler_tasklock import TaskLocks
 from apscheduler_tasklock._lock.claim import WantedClaim
 from apscheduler_tasklock._lock.protocol import Refusal
 from apscheduler_tasklock.lock import HeldLock
-from tests.pgbouncer import PgBouncer, UnavailableError
-from tests.postgres import Server
+from tests.support.pgbouncer import PgBouncer, UnavailableError
+from tests.support.postgres import Server
 
 Start = Callable[..., PgBouncer]
 

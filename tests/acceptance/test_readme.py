@@ -14,7 +14,7 @@ from apscheduler_tasklock._lock.claim import WantedClaim
 from apscheduler_tasklock._lock.protocol import Refusal
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 
 def blocks(checkout: Path, language: str) -> list[str]:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from tests.acceptance.conftest import ReplicaProcess
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,9 @@ from apscheduler.events import EVENT_JOB_EXECUTED
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks, downgrade, upgrade
 from apscheduler_tasklock._lock.claim import WantedClaim
 from apscheduler_tasklock.lock import HeldLock
-from tests.polling import eventually
-from tests.schedulers import Replica
-from tests.standby import Pair
+from tests.support.polling import eventually
+from tests.support.schedulers import Replica
+from tests.support.standby import Pair
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.acceptance.conftest import ReplicaProcess, Rows
-from tests.polling import eventually
-from tests.proxy import Proxy, proxy_to
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy, proxy_to
 
 StartReplica = Callable[..., ReplicaProcess]
 

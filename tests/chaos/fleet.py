@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.chaos.history import Event
 from tests.chaos.plan import NEAR_SKEW, Newcomer
 from tests.chaos.settings import ONE_OFFS, Settings
-from tests.proxy import Proxy, Rule, pass_on, proxy_to
+from tests.support.proxy import Proxy, Rule, pass_on, proxy_to
 
 CHECKOUT = Path(__file__).parent.parent.parent
 

@@ -22,7 +22,7 @@ from apscheduler_tasklock._lock.protocol import (
     TaskLockProtocol,
 )
 from apscheduler_tasklock.schema.table import task_lock_table
-from tests.pgbouncer import PgBouncer
+from tests.support.pgbouncer import PgBouncer
 
 
 class Replica:

@@ -13,7 +13,7 @@ import pytest
 
 from apscheduler_tasklock._lock.protocol import ClaimAnswer
 from tests.contract.conftest import Replica, row
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.contract.conftest import Replica, row
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.executors import jobs
-from tests.executors.hosts import HOSTS, Host
-from tests.schedulers import Replica
+from tests.support.hosts import HOSTS, Host
+from tests.support.schedulers import Replica
 
 Jobs = Callable[[str], Callable[..., Any]]
 

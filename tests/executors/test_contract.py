@@ -27,9 +27,9 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
-from tests.executors.hosts import Host
-from tests.polling import eventually
-from tests.schedulers import Replica
+from tests.support.hosts import Host
+from tests.support.polling import eventually
+from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
 Jobs = Callable[[str], Callable[..., Any]]

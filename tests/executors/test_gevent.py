@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.executors.conftest import gevent_patched
-from tests.postgres import Server
+from tests.support.postgres import Server
 
 
 @pytest.mark.skipif(gevent_patched(), reason="this is the process that gevent has patched")

@@ -14,8 +14,8 @@ from sqlalchemy import Engine, create_engine
 from apscheduler_tasklock._database.database import parse_url
 from apscheduler_tasklock._database.deadline import Closing
 from apscheduler_tasklock.locks import TaskLocks
-from tests.proxy import Gate, Proxy, proxy_to
-from tests.schedulers import Replica
+from tests.support.proxy import Gate, Proxy, proxy_to
+from tests.support.schedulers import Replica
 
 
 @pytest.fixture

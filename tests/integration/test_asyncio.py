@@ -36,8 +36,8 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
-from tests.polling import eventually
-from tests.proxy import Gate, Proxy
+from tests.support.polling import eventually
+from tests.support.proxy import Gate, Proxy
 
 RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
 RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_ERROR]

@@ -28,9 +28,9 @@ from apscheduler_tasklock import (
     TaskLockSchemaError,
     upgrade,
 )
-from tests.polling import eventually
-from tests.postgres import Server
-from tests.schedulers import Replica
+from tests.support.polling import eventually
+from tests.support.postgres import Server
+from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]

@@ -17,10 +17,10 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_REFUSED
-from tests.executors.hosts import AsyncIO, Host
-from tests.polling import eventually
-from tests.proxy import Proxy, pass_on
-from tests.schedulers import Replica
+from tests.support.hosts import AsyncIO, Host
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy, pass_on
+from tests.support.schedulers import Replica
 
 pytestmark = pytest.mark.slow
 

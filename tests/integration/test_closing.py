@@ -17,8 +17,8 @@ from apscheduler_tasklock._database.database import Database, parse_url
 from apscheduler_tasklock._database.deadline import Closing, Deadline
 from apscheduler_tasklock._database.pool import MOST_CONNECTIONS
 from apscheduler_tasklock._lock.claim import WantedClaim
-from tests.polling import eventually
-from tests.proxy import Gate, Proxy
+from tests.support.polling import eventually
+from tests.support.proxy import Gate, Proxy
 
 MakeLocks = Callable[..., TaskLocks]
 

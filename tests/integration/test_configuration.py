@@ -16,8 +16,8 @@ from sqlalchemy import Engine
 
 from apscheduler_tasklock import TaskLockExecutor, TaskLockOptionError
 from apscheduler_tasklock._scheduler.adapter import report_jobs
-from tests.executors.hosts import ThreadPerJobExecutor
-from tests.polling import eventually
+from tests.support.hosts import ThreadPerJobExecutor
+from tests.support.polling import eventually
 
 Connection = psycopg.Connection[Any]
 Started = Callable[[Any], Any]

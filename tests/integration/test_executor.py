@@ -39,9 +39,9 @@ from apscheduler_tasklock import (
     task_lock,
 )
 from apscheduler_tasklock._scheduler.names import UnnamedTask
-from tests.polling import eventually
-from tests.proxy import Gate, Proxy, pass_on
-from tests.schedulers import Replica
+from tests.support.polling import eventually
+from tests.support.proxy import Gate, Proxy, pass_on
+from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
 

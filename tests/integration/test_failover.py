@@ -28,14 +28,14 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._lock.claim import WantedTakeover
 from apscheduler_tasklock._scheduler import failover
-from tests.faults import CLAIM
-from tests.integration import claims
-from tests.integration.claims import row
 from tests.integration.test_bad_input import role
 from tests.integration.test_faults_outages import count_looks
-from tests.polling import eventually
-from tests.proxy import Proxy
-from tests.schedulers import Replica
+from tests.support import claims
+from tests.support.claims import row
+from tests.support.faults import CLAIM
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
 MakeLocks = Callable[..., TaskLocks]

@@ -18,11 +18,21 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._database import outage
 from apscheduler_tasklock._lock import heartbeat as leases
-from tests.faults import CLAIM, FIRST_CLAIM, READ, RELEASE, RENEWAL, TAKEOVER, Fault, Kind, Point
-from tests.integration.claims import die, held, row
-from tests.polling import eventually
-from tests.proxy import Proxy
-from tests.schedulers import Replica
+from tests.support.claims import die, held, row
+from tests.support.faults import (
+    CLAIM,
+    FIRST_CLAIM,
+    READ,
+    RELEASE,
+    RENEWAL,
+    TAKEOVER,
+    Fault,
+    Kind,
+    Point,
+)
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.schedulers import Replica
 
 pytestmark = pytest.mark.direct("it terminates the backends behind the proxy")
 

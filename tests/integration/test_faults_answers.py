@@ -18,9 +18,6 @@ from apscheduler_tasklock import (
     HeldLock,
     TaskLocks,
 )
-from tests.faults import TAKEOVER
-from tests.integration import claims
-from tests.integration.claims import die, held, row
 from tests.integration.test_faults_outages import (
     AWAY,
     BACK,
@@ -31,9 +28,12 @@ from tests.integration.test_faults_outages import (
     said,
     said_by_its_end,
 )
-from tests.polling import eventually
-from tests.proxy import Proxy
-from tests.schedulers import Replica
+from tests.support import claims
+from tests.support.claims import die, held, row
+from tests.support.faults import TAKEOVER
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.schedulers import Replica
 
 pytestmark = pytest.mark.direct("the pooler would answer in the server's place")
 

@@ -24,10 +24,10 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._database import outage
 from apscheduler_tasklock._lock import heartbeat as leases
-from tests.integration.claims import die, held, row
-from tests.polling import eventually
-from tests.proxy import Proxy, pass_on, proxy_to
-from tests.schedulers import Replica
+from tests.support.claims import die, held, row
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy, pass_on, proxy_to
+from tests.support.schedulers import Replica
 
 pytestmark = pytest.mark.direct("the pooler would answer in the server's place")
 

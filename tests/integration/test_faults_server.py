@@ -27,8 +27,6 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._database import outage
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from tests.faults import READ
-from tests.integration.claims import die, held, row
 from tests.integration.test_faults_outages import (
     AWAY,
     BACK,
@@ -40,9 +38,11 @@ from tests.integration.test_faults_outages import (
     said,
     said_by_its_end,
 )
-from tests.polling import eventually
-from tests.proxy import proxy_to
-from tests.schedulers import Replica
+from tests.support.claims import die, held, row
+from tests.support.faults import READ
+from tests.support.polling import eventually
+from tests.support.proxy import proxy_to
+from tests.support.schedulers import Replica
 
 pytestmark = pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
 

@@ -19,9 +19,9 @@ from apscheduler.events import EVENT_JOB_EXECUTED
 from apscheduler_tasklock import EVENT_TASK_LOCK_RELEASED, HeldLock, TaskLocks, current_lock
 from apscheduler_tasklock._database.connection import _is_direct
 from apscheduler_tasklock._lock.releases import Ending
-from tests.integration.claims import row
-from tests.polling import eventually
-from tests.schedulers import Replica
+from tests.support.claims import row
+from tests.support.polling import eventually
+from tests.support.schedulers import Replica
 
 MakeLocks = Callable[..., TaskLocks]
 Connection = psycopg.Connection[Any]

@@ -29,8 +29,8 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock._lock.claim import WantedClaim
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from tests.integration.test_bad_input import role
-from tests.polling import eventually
-from tests.proxy import Proxy
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
 
 MakeLocks = Callable[..., TaskLocks]
 TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": timedelta(minutes=1)}

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import HeldLock, TaskLockRefusedError, TaskLocks, current_lock
-from tests.integration.claims import claim
-from tests.polling import eventually
-from tests.proxy import Gate, Proxy
+from tests.support.claims import claim
+from tests.support.polling import eventually
+from tests.support.proxy import Gate, Proxy
 
 MakeLocks = Callable[..., TaskLocks]
 TIMES: dict[str, Any] = {"min_lock": 60, "max_lock": 600}

@@ -12,8 +12,8 @@ from apscheduler.events import EVENT_JOB_EXECUTED
 from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
 
 from apscheduler_tasklock import task_lock
-from tests.polling import eventually
-from tests.schedulers import Replica
+from tests.support.polling import eventually
+from tests.support.schedulers import Replica
 
 pytestmark = pytest.mark.direct("APScheduler's job store prepares statements of its own")
 

@@ -31,14 +31,13 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._database.database import parse_url
 from apscheduler_tasklock._lock import heartbeat as leases
-from tests import pool_jobs
-from tests.executors.hosts import AsyncIO, Host
-from tests.integration import claims
-from tests.integration.claims import row
 from tests.integration.test_bad_input import PASSWORD, role
-from tests.polling import eventually
-from tests.proxy import Proxy
-from tests.schedulers import Replica
+from tests.support import claims, pool_jobs
+from tests.support.claims import row
+from tests.support.hosts import AsyncIO, Host
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
 MakeLocks = Callable[..., TaskLocks]

@@ -17,8 +17,8 @@ from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks
 from apscheduler_tasklock._database.database import Database
 from apscheduler_tasklock._database.deadline import Closing
 from apscheduler_tasklock._database.pool import MOST_CONNECTIONS
-from tests.integration.claims import held
-from tests.polling import eventually
+from tests.support.claims import held
+from tests.support.polling import eventually
 
 pytestmark = pytest.mark.direct("it counts the library's connections in the server")
 

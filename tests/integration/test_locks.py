@@ -27,9 +27,9 @@ from apscheduler_tasklock.errors import (
 )
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
-from tests.integration.claims import claim, held, row
-from tests.polling import eventually
-from tests.proxy import Proxy, pass_on
+from tests.support.claims import claim, held, row
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy, pass_on
 
 MakeLocks = Callable[..., TaskLocks]
 KnownTask = Callable[[str], None]

@@ -21,10 +21,10 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_RELEASED,
     TaskLockExecutor,
 )
-from tests import pool_jobs
-from tests.integration.claims import row
-from tests.polling import eventually
-from tests.schedulers import Replica
+from tests.support import pool_jobs
+from tests.support.claims import row
+from tests.support.polling import eventually
+from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
 

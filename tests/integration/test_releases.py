@@ -18,10 +18,10 @@ from apscheduler_tasklock._lock.releases import Ending
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
-from tests.integration.claims import held
 from tests.integration.test_bad_input import role
-from tests.polling import eventually
-from tests.proxy import Proxy
+from tests.support.claims import held
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
 
 MakeLocks = Callable[..., TaskLocks]
 

@@ -24,9 +24,9 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._lock.protocol import Refusal
 from apscheduler_tasklock._lock.releases import Ending
-from tests.integration.claims import claim, held
 from tests.integration.test_bad_input import PASSWORD, role
-from tests.polling import eventually
+from tests.support.claims import claim, held
+from tests.support.polling import eventually
 
 pytestmark = pytest.mark.direct("it creates roles and databases, which the pooler does not know")
 

@@ -18,10 +18,10 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
-from tests.integration.claims import held, row
-from tests.polling import eventually
-from tests.proxy import Proxy
-from tests.schedulers import Replica
+from tests.support.claims import held, row
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]

@@ -21,7 +21,7 @@ from apscheduler_tasklock import TaskLockError, downgrade, include_name, migrate
 from apscheduler_tasklock._database.database import parse_url
 from apscheduler_tasklock.schema.table import STORAGE_PARAMETERS, task_lock_table
 from tests.migration.conftest import Run, described, tables
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 OURS = {"public.task_lock", "public.task_lock_alembic_version"}
 CLI = "apscheduler_tasklock.cli"

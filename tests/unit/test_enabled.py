@@ -11,7 +11,7 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
 from apscheduler_tasklock import current_lock, task_lock
-from tests.schedulers import Replica
+from tests.support.schedulers import Replica
 
 # Nothing listens there, and the name has no address.
 NO_DATABASE = "postgresql://app@nowhere.invalid:1/app"

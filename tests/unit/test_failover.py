@@ -31,8 +31,8 @@ from apscheduler_tasklock._scheduler.submission import Blocked, Submission
 from apscheduler_tasklock.executor import what_runs
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
 from apscheduler_tasklock.schema.table import task_lock_table
-from tests.polling import eventually
-from tests.schedulers import Replica
+from tests.support.polling import eventually
+from tests.support.schedulers import Replica
 
 Connection = psycopg.Connection[Any]
 

@@ -20,7 +20,7 @@ from sqlalchemy.engine import make_url
 from apscheduler_tasklock._scheduler import workers
 from apscheduler_tasklock._scheduler.workers import LostWorkers, deferred_signals
 from apscheduler_tasklock.locks import LockSettings
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 WORKER = """
 import os, signal, sys, threading, time

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 # A commit is answered when the standby shows it, so that a killed primary takes nothing with it.
 SETTINGS = {"wal_level": "replica", "synchronous_commit": "remote_apply", "fsync": "off"}

@@ -16,11 +16,11 @@ import psycopg
 from psycopg import sql
 
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from tests.npm_postgres import installation
+from tests.support.npm_postgres import installation
 
 IMAGE = "postgres:17-alpine"
 
-CACHE = Path(__file__).parent.parent / ".cache"
+CACHE = Path(__file__).parent.parent.parent / ".cache"
 
 
 @dataclass

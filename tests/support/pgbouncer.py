@@ -16,7 +16,7 @@ import psycopg
 from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock.demo.server import _die_with_parent, _free_port
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 # The first version that keeps track of prepared statements in transaction mode.
 PREPARES_SINCE = (1, 21)

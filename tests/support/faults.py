@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
-from tests.proxy import Last, Proxy
+from tests.support.proxy import Last, Proxy
 
 # What a statement of the library has that no other has. The text of a statement goes over the wire
 # for as long as psycopg does not prepare it, which is the first five times on a connection.

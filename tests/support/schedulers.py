@@ -12,8 +12,8 @@ from apscheduler.events import EVENT_ALL, JobExecutionEvent
 from apscheduler.executors.base import BaseExecutor
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_ALL, TaskLockEvent, TaskLockExecutor
-from tests.executors.hosts import Host
-from tests.polling import eventually
+from tests.support.hosts import Host
+from tests.support.polling import eventually
 
 
 class _ReportsUnderWay:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from apscheduler.executors.base import BaseExecutor, run_job
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from tests.polling import eventually
+from tests.support.polling import eventually
 
 
 class Host:
