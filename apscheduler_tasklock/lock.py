@@ -1,4 +1,4 @@
-"""What a claim came to, and ``current_lock()``: what a job may know of the lock it runs under."""
+"""The held lock, and ``current_lock()``: what a job may know of the lock it runs under."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class HeldLock:
         self._ended = False
         self._pid = os.getpid()
         self._lost = False
-        self._when_lost: Callable[[], None] | None = None
+        self._on_lost: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def runs_on(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -119,21 +119,21 @@ class HeldLock:
             self._lost = True
         return self._ended or self._lost
 
-    def when_lost(self, tell: Callable[[], None]) -> None:
+    def on_lost(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` in a thread when a lock with a lease is lost while it is held."""
-        self._when_lost = tell
+        self._on_lost = tell
         if self._lost:
             self.lose()
 
     @property
-    def untold(self) -> bool:
-        """Whether somebody waits to be told that it is lost."""
-        return self._when_lost is not None
+    def has_lost_callback(self) -> bool:
+        """Whether somebody is to be called when it is lost."""
+        return self._on_lost is not None
 
     def lose(self) -> None:
         """Note that the claim does not stand any more, and tell who wants to know."""
         self._lost = True
-        tell, self._when_lost = self._when_lost, None
+        tell, self._on_lost = self._on_lost, None
         if tell is not None and not self._ended:
             # Whoever is told may take long, and other claims have to be renewed meanwhile.
             threading.Thread(target=tell, name="tasklock-lost", daemon=True).start()
@@ -141,19 +141,19 @@ class HeldLock:
     def cut(self) -> None:
         """Note that the run is cut short and its claim is ended; tell nobody."""
         self._lost = True
-        self._when_lost = None
+        self._on_lost = None
 
-    def renewed(self, locked_until: datetime, run_until: datetime, ends_at: float) -> None:
+    def note_renewal(self, locked_until: datetime, run_until: datetime, ends_at: float) -> None:
         """Note until when the claim stands; ``ends_at`` is ``run_until`` on the monotonic clock."""
         self._locked_until = locked_until
         self._run_until = run_until
         self._ends_at = ends_at
 
     def end(self) -> bool:
-        """Note that the claim is released, and return whether that is news."""
-        news, self._ended = not self._ended, True
-        self._when_lost = None  # which refers to this
-        return news
+        """Note that the claim is released, and return whether it had not been."""
+        is_first, self._ended = not self._ended, True
+        self._on_lost = None  # which refers to this
+        return is_first
 
     def extend(self, by: float | timedelta) -> None:
         """Move the end of the maximum lock further away.
@@ -164,7 +164,7 @@ class HeldLock:
 
         :param by: seconds or a ``timedelta``, above 0
         :raises TaskLockError: the claim has ended already; nothing was changed
-        :raises TaskLockDatabaseError: the database is away; ask again
+        :raises TaskLockDatabaseError: the database is unavailable; ask again
         """
         seconds = parse_positive_seconds(by, "by", f"extend() of task {self.name!r}")
         if self.lost or not self._extender(self, seconds):

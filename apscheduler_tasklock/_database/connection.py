@@ -113,6 +113,8 @@ def ended_by(connection: psycopg.Connection[Any]) -> str | None:
     :return: the SQLSTATE of PostgreSQL's last words, or ``""`` if there are none; ``None`` for a
         connection that goes on
     """
+    if not _has_input(connection):
+        return None
     last_words: list[str] = []
 
     def note(said: psycopg.errors.Diagnostic) -> None:
@@ -123,19 +125,27 @@ def ended_by(connection: psycopg.Connection[Any]) -> str | None:
     connection.add_notice_handler(note)
     try:
         for _ in range(_MOST_READS):  # there may be notices and notifications as well
-            with _Selector() as selector:
-                selector.register(connection, selectors.EVENT_READ)
-                if not selector.select(0):
-                    return None
             connection.pgconn.consume_input()
             connection.pgconn.is_busy()
             if last_words:  # the end itself may come a moment later
                 return last_words[0]
+            if not _has_input(connection):
+                return None
     except (psycopg.Error, OSError, ValueError):
         return ""
     finally:
         connection.remove_notice_handler(note)
     return None
+
+
+def _has_input(connection: psycopg.Connection[Any]) -> bool:
+    """Tell whether there is something to be read, or the connection is broken."""
+    try:
+        with _Selector() as selector:
+            selector.register(connection, selectors.EVENT_READ)
+            return bool(selector.select(0))
+    except (psycopg.Error, OSError, ValueError):
+        return True
 
 
 def wait_at_most(connection: psycopg.Connection[Any], seconds: float) -> None:

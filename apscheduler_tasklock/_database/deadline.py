@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from apscheduler_tasklock._database.forking import begins_anew_in_a_fork
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 Result = TypeVar("Result")
@@ -34,14 +33,7 @@ class Closing:
 
     def __init__(self) -> None:
         self._stopped_at: float | None = None
-        self.begin_anew()
-        begins_anew_in_a_fork(self)
-
-    def begin_anew(self) -> None:
-        """Take an event that nobody waits for. What is stopped is stopped in a fork, too."""
         self._event = threading.Event()
-        if self._stopped_at is not None:
-            self._event.set()
 
     @property
     def stopped(self) -> bool:
@@ -62,11 +54,6 @@ class Closing:
         """Stop claiming, without a lock that the interrupted code may hold. Pauses go on."""
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
-
-    def reopen(self) -> None:
-        """Allow claims again."""
-        self._stopped_at = None
-        self._event.clear()
 
     def wait(self, seconds: float) -> bool:
         """Pause, until claiming is stopped at the latest, and return whether it is."""
@@ -106,6 +93,11 @@ class Deadline:
             over_at = min(over_at, self._closing.over_at(self._since, self._limit))
         return over_at - CANCEL_LIMIT - time.monotonic()
 
+    @classmethod
+    def latest(cls, deadlines: Sequence[Deadline]) -> Deadline:
+        """Return a deadline that has passed when all of these have."""
+        return deadlines[0] if len(deadlines) == 1 else _Latest(deadlines)
+
     def check(self) -> None:
         """Raise an error if there is no time left.
 
@@ -113,16 +105,6 @@ class Deadline:
         """
         if self.seconds_left <= 0:
             raise _out_of_time()
-
-    def wait_for(self, changed: threading.Condition, true: Callable[[], bool], most: float) -> bool:
-        """Wait on a condition, at most so many seconds, and return whether it came true."""
-        end = time.monotonic() + most
-        while not true():
-            left = min(end - time.monotonic(), self.seconds_left)
-            if left <= 0:
-                return False
-            changed.wait(min(left, WAKE_INTERVAL))
-        return True
 
     def call(self, function: Callable[[], Result], discard: Callable[[Result], Any]) -> Result:
         """Call a function that opens a connection, and give it up at the deadline.
@@ -133,9 +115,7 @@ class Deadline:
         :param discard: is given what the function returns if nobody waits for it any more
         :raises TaskLockDatabaseError: the deadline has passed
         """
-        if self._closing is None and self._until() == inf:
-            return function()
-        call = _Call(function, discard)
+        call = AbandonableCall(function, discard)
         try:
             threading.Thread(target=call.run, name="tasklock-connect", daemon=True).start()
         except RuntimeError:  # threads are limited, or the interpreter ends and starts none
@@ -152,7 +132,17 @@ class Deadline:
         return call.result()
 
 
-class _Call(Generic[Result]):
+class _Latest(Deadline):
+    def __init__(self, deadlines: Sequence[Deadline]) -> None:
+        super().__init__(None)
+        self._deadlines = deadlines
+
+    @property
+    def seconds_left(self) -> float:
+        return max(deadline.seconds_left for deadline in self._deadlines)
+
+
+class AbandonableCall(Generic[Result]):
     """A call in a thread, which may be given up."""
 
     def __init__(self, function: Callable[[], Result], discard: Callable[[Result], Any]) -> None:

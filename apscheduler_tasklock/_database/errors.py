@@ -1,17 +1,18 @@
-"""What a database error means: away for now, or wrong for good and by which remedy."""
+"""What a database error means: unavailable for now, or wrong for good."""
 
 from __future__ import annotations
 
 import psycopg
 import sqlalchemy.exc
 
-from apscheduler_tasklock.errors import (
-    TaskLockDatabaseError,
-)
+from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 # A prepared statement is unknown, or known already: pgbouncer has lent another connection than
 # the one that it was prepared on.
 LOST_STATEMENT_STATES = ("26000", "42P05")
+
+# The server is there, and has undone the statement because of another one.
+_CONFLICT_STATES = ("40", "55P03")
 
 # PostgreSQL's error classes and codes that another attempt can overcome.
 _TRANSIENT_STATES = (
@@ -29,10 +30,10 @@ _TRANSIENT_STATES = (
 
 # Of these, and of errors that are not transient, it is certain that nothing was committed. A
 # connection that is shut down, or lost, may have been so after the commit.
-_UNDONE_STATES = ("25006", "40", "53", "55P03", "57014", *LOST_STATEMENT_STATES)
+_ROLLED_BACK_STATES = ("25006", "40", "53", "55P03", "57014", *LOST_STATEMENT_STATES)
 
-# libpq has no error codes for refused logins.
-_REFUSALS = (
+# libpq has no error codes for rejected logins.
+_REJECTIONS = (
     "authentication failed",
     "does not exist",
     "no pg_hba.conf entry",
@@ -44,57 +45,74 @@ _REFUSALS = (
 _FULL = ("too many connections", "too many clients", "remaining connection slots")
 
 
-def explain_away(error: BaseException) -> TaskLockDatabaseError | None:
-    """Return the error to raise if ``error`` says that the database is away, else ``None``."""
+class ConflictError(TaskLockDatabaseError):
+    """The server is there, and undid the statement because of another one: no outage.
+
+    Where transactions are serializable by default, that is what one gets that waited for another.
+    """
+
+
+class RowLockedError(ConflictError):
+    """The server is there, and some session has the task's row locked."""
+
+
+class ServerFullError(TaskLockDatabaseError):
+    """The server is there, and has no connection left."""
+
+
+class NotSentError(TaskLockDatabaseError):
+    """A request whose turn did not come in time. The database knows nothing of it."""
+
+
+def as_unavailable(error: BaseException) -> TaskLockDatabaseError | None:
+    """Return the error to raise if another attempt may succeed, else ``None``."""
+    if isinstance(error, TaskLockDatabaseError):
+        return error
     if isinstance(error, sqlalchemy.exc.TimeoutError):
         return TaskLockDatabaseError("no connection became free in time: all are in use")
     cause = getattr(error, "orig", None) or error
     if not isinstance(cause, psycopg.Error):
         return None
-    if cause.sqlstate is not None:
-        away = cause.sqlstate.startswith(_TRANSIENT_STATES)
-    else:
-        away = isinstance(cause, (psycopg.OperationalError, psycopg.InterfaceError))
-        away = away and not _refused_login(str(cause))
-    return TaskLockDatabaseError(one_line(cause)) if away else None
+    state = cause.sqlstate
+    if state is not None:
+        if not state.startswith(_TRANSIENT_STATES):
+            return None
+    elif not isinstance(
+        cause, (psycopg.OperationalError, psycopg.InterfaceError)
+    ) or _is_rejected_login(str(cause)):
+        return None
+    return _kind(cause)(one_line(cause))
 
 
-def is_conflict(error: BaseException | None) -> bool:
-    """Tell whether the server is there, and undid the statement because of another one.
+def _kind(error: psycopg.Error) -> type[TaskLockDatabaseError]:
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return RowLockedError
+    if (error.sqlstate or "").startswith(_CONFLICT_STATES):
+        return ConflictError
+    if _is_full(error):
+        return ServerFullError
+    return TaskLockDatabaseError
 
-    Where transactions are serializable by default, that is what one gets that waited for another.
-    """
-    state = error.sqlstate if isinstance(error, psycopg.Error) else None
-    return (state or "").startswith(("40", "55P03"))
 
-
-def is_full(error: BaseException | None) -> bool:
-    """Tell whether the server is there, and has no connection left."""
-    if not isinstance(error, psycopg.Error):
-        return False
+def _is_full(error: psycopg.Error) -> bool:
     if error.sqlstate is not None:
         return isinstance(error, psycopg.errors.TooManyConnections)
-    # Of several hosts, another one may be away.
+    # Of several hosts, another one may be unavailable.
     said = str(error)
     return "Multiple connection attempts" not in said and any(sign in said for sign in _FULL)
 
 
-def is_row_locked(error: BaseException | None) -> bool:
-    """Tell whether the server is there, and somebody has locked the task's row."""
-    return isinstance(error, psycopg.errors.LockNotAvailable)
-
-
-def surely_undone(error: psycopg.Error) -> bool:
+def is_rolled_back(error: BaseException) -> bool:
     """Tell whether the statement that failed with this error has certainly changed nothing."""
-    state = error.sqlstate
+    state = error.sqlstate if isinstance(error, psycopg.Error) else None
     if state is None:
         return False
-    return state.startswith(_UNDONE_STATES) or not state.startswith(_TRANSIENT_STATES)
+    return state.startswith(_ROLLED_BACK_STATES) or not state.startswith(_TRANSIENT_STATES)
 
 
-def _refused_login(message: str) -> bool:
-    """Tell a login that will be refused again from a server that is away."""
-    return any(sign in message for sign in _REFUSALS)
+def _is_rejected_login(message: str) -> bool:
+    """Tell a login that will be rejected again from a server that is unavailable."""
+    return any(sign in message for sign in _REJECTIONS)
 
 
 def one_line(error: BaseException) -> str:

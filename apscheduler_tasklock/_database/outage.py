@@ -1,4 +1,4 @@
-"""One log line when the database goes away, and one when it is back."""
+"""Outages: one log line when the database becomes unavailable, and one when it is back."""
 
 from __future__ import annotations
 
@@ -7,32 +7,30 @@ import threading
 import time
 from math import inf
 
-from apscheduler_tasklock._database.forking import begins_anew_in_a_fork
+from apscheduler_tasklock._database.errors import ServerFullError
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock.errors import TaskLockDatabaseError
-
-# Seconds for which the database has to be there, after an outage or a start, until a holder that it
-# did not hear of counts as dead, and one attempt more: enough for pending releases, which are sent
-# every second, even if one that got lost on its way is still being waited for.
-RECOVERY_GRACE = 2.5
-# Seconds from a doubt for the silent end of an idle connection to the next such doubt, at least.
-DOUBT_INTERVAL = 120.0
 
 logger = logging.getLogger(__name__)
 
 
 class Outage:
-    """Tells of a database that is away once when it goes, and once when it is back.
+    """Logs that a database is unavailable once, and once that it is back.
 
-    :param where: the database, for people
+    It also knows whether the rows can be believed: not right after a start or an outage, in which
+    nobody could renew a lease.
+
+    :param where: the database, shown in logs
     :param attempt: seconds that a single attempt may take
-    :ivar reason: why it is away, or ``None`` while it is there
+    :param timings: has the recovery grace
+    :ivar reason: why it is unavailable, or ``None`` while it is there
     """
 
-    def __init__(self, where: str, attempt: float = 0.0) -> None:
+    def __init__(self, where: str, attempt: float = 0.0, timings: Timings | None = None) -> None:
         self._where = where
         self._attempt = attempt
-        self.begin_anew()
-        begins_anew_in_a_fork(self)
+        self._timings = timings or Timings()
+        self._lock = threading.Lock()
         self._since: float | None = None
         self.reason: str | None = None
         self._over_at: float | None = None
@@ -41,28 +39,24 @@ class Outage:
         # Nothing is known of the time before the start: an outage may just have ended.
         self._stable_from: float | None = None
 
-    def begin_anew(self) -> None:
-        """Take a lock that nobody holds. What is known of the database holds in a fork, too."""
-        self._lock = threading.Lock()
-
-    def begin(self, error: TaskLockDatabaseError, opened_at: float, *, full: bool = False) -> None:
+    def begin(self, error: TaskLockDatabaseError, opened_at: float) -> None:
         """Note that the database did not answer.
 
         :param opened_at: when the connection was opened, or tried to, on the monotonic clock. One
             that is older than the end of the last outage may have broken in it: it tells nothing
             new, and the next attempt has a connection of its own.
-        :param full: whether the server is there, and has no connection left
         """
         with self._lock:
             if self._over_at is not None and opened_at < self._over_at:
                 return
             self.reason = str(error)
+            full = isinstance(error, ServerFullError)
             self._only_full = full and (self._since is None or self._only_full)
             if self._since is not None:
                 return
             self._since = time.monotonic()
         logger.warning(
-            "The task lock database is away (%s): %s (each run that it costs is logged)",
+            "The task lock database is unavailable (%s): %s (each run that it costs is logged)",
             self._where,
             error,
         )
@@ -76,7 +70,7 @@ class Outage:
     @property
     def grace(self) -> float:
         """Seconds from the first answer, after a start or an outage, until rows are believed."""
-        return self._attempt + RECOVERY_GRACE
+        return self._attempt + self._timings.recovery_grace
 
     def believe(self) -> None:
         """Believe the rows from now on, unless an outage is known: somebody else does already."""
@@ -95,7 +89,7 @@ class Outage:
         """
         with self._lock:
             now = time.monotonic()
-            silent_until = self._doubted_at + max(DOUBT_INTERVAL, 3 * self.grace)
+            silent_until = self._doubted_at + max(self._timings.doubt_interval, 3 * self.grace)
             if (not by_server and now < silent_until) or not self._doubt(now):
                 return
             self._doubted_at = now

@@ -1,26 +1,32 @@
-"""Lending connections: those of an application's engine, or few that are kept here."""
+"""Connections to the database: one that is kept, or those of an application's engine."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import psycopg
 from sqlalchemy import Engine
+from sqlalchemy.engine import URL
 from sqlalchemy.pool import PoolProxiedConnection
 
-from apscheduler_tasklock._database.connection import ended_by
-from apscheduler_tasklock._database.deadline import Deadline
-from apscheduler_tasklock._database.forking import begins_anew_in_a_fork
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock._database.connection import (
+    attempt_limit,
+    bounded_waits,
+    connector,
+    ended_by,
+    plain_cursor,
+)
+from apscheduler_tasklock._database.deadline import Closing, Deadline
+from apscheduler_tasklock._database.errors import LOST_STATEMENT_STATES, as_unavailable
+from apscheduler_tasklock._database.url import as_url, check_engine
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 
-# How many are open at most, and while nothing is asked (see README, "What it costs").
-MOST_CONNECTIONS = 5
-IDLE_CONNECTIONS = 1
-# How many that have ended an application's pool may lend one after the other.
+# How many that have ended an application's pool may give out one after the other.
 MOST_REPLACED = 100
 
 IDLE_TOO_LONG = psycopg.errors.IdleSessionTimeout.sqlstate
@@ -31,13 +37,16 @@ SERVER_ENDS = (
     psycopg.errors.CannotConnectNow.sqlstate,
 )
 
+# Gets whether the server has said that it ends an idle connection.
+Ended = Callable[[bool], None]
+
 
 @dataclass(eq=False)
-class Lent:
+class PooledConnection:
     """A connection in use.
 
     :ivar connection: psycopg's
-    :ivar opened_at: when it was opened, or lent for the first time, on the monotonic clock
+    :ivar opened_at: when it was opened, or given out for the first time, on the monotonic clock
     :ivar proxy: by which an application's pool takes it back
     """
 
@@ -46,145 +55,88 @@ class Lent:
     proxy: PoolProxiedConnection | None = None
 
 
-class Lender(Protocol):
-    """Lends connections, each for a short statement."""
+class Source(Protocol):
+    """Where connections come from, each for a short statement."""
 
-    def borrow(self, deadline: Deadline) -> Lent:
+    def acquire(self, deadline: Deadline) -> PooledConnection:
         """Return a connection. Raises what psycopg, SQLAlchemy, and an engine's hooks raise.
 
         :param deadline: when it is too late for one
         :raises TaskLockDatabaseError: none came in time
         """
 
-    def give_back(self, lent: Lent, *, whole: bool) -> None:
-        """Take a connection back. One that is not whole is never lent again."""
+    def release(self, pooled: PooledConnection, *, reusable: bool) -> None:
+        """Take a connection back. One that is not reusable is closed."""
 
-    def open(self) -> None:
-        """Keep a connection for the next statement again."""
+    def close_idle(self) -> None:
+        """Close what is idle."""
 
     def close(self) -> None:
         """Keep none from now on: each is closed after its use."""
 
-    def rest(self) -> None:
-        """Close what is idle."""
 
+class OwnConnection:
+    """One connection that nobody else uses, kept while nothing is asked.
 
-class KeptConnections:
-    """Connections that nobody else uses: few, and only one while nothing is asked.
-
-    Those that a burst has opened are kept until none is in use any more: to open one costs a
-    server as much as to decide dozens of claims.
-
-    :param connect: opens one
-    :param patience: seconds that a borrower waits while all are in use
-    :param ended: called when an idle one turns out to have been ended by the other side, and not
-        since it was idle for too long
+    :param connect: opens it
+    :param ended: called when it turns out to have been ended by the other side while it was idle,
+        and not since it was idle for too long
     """
 
-    def __init__(
-        self,
-        connect: Callable[[], psycopg.Connection[Any]],
-        patience: float,
-        ended: Callable[[bool], None],
-    ) -> None:
+    def __init__(self, connect: Callable[[], psycopg.Connection[Any]], ended: Ended) -> None:
         self._connect = connect
         self._ended = ended
-        self._patience = patience
+        self._lock = threading.Lock()
+        self._idle: PooledConnection | None = None
         self._closed = False
-        self._idle: list[Lent] = []
-        self._parents: list[Lent] = []
-        self.begin_anew()
-        begins_anew_in_a_fork(self)
 
-    def begin_anew(self) -> None:
-        """Leave the parent's connections alone in a forked child: closed here, they end there."""
-        # Not collected either, of which psycopg would warn.
-        self._parents += self._idle
-        self._idle = []
-        self._in_use = 0
-        self._changed = threading.Condition()
-
-    def borrow(self, deadline: Deadline) -> Lent:
-        """Return an idle connection, or a new one."""
-        with self._changed:
-            if not deadline.wait_for(
-                self._changed, lambda: self._in_use < MOST_CONNECTIONS, self._patience
-            ):
-                raise TaskLockDatabaseError("no connection became free in time: all are in use")
-            self._in_use += 1
-        try:
-            return self._take_idle() or Lent(
-                deadline.call(self._connect, lambda late: late.close())
-            )
-        except BaseException:
-            with self._changed:
-                self._in_use -= 1
-                self._changed.notify()
-            raise
-
-    def _take_idle(self) -> Lent | None:
-        while True:
-            with self._changed:
-                if not self._idle:
-                    return None
-                lent = self._idle.pop()
-            ended = ended_by(lent.connection)
+    def acquire(self, deadline: Deadline) -> PooledConnection:
+        """Return the idle connection, or a new one."""
+        with self._lock:
+            idle, self._idle = self._idle, None
+        if idle is not None:
+            ended = ended_by(idle.connection)
             if ended is None:
-                return lent
-            lent.connection.close()
+                return idle
+            idle.connection.close()
             if ended != IDLE_TOO_LONG:
                 self._ended(ended in SERVER_ENDS)
+        return PooledConnection(deadline.call(self._connect, lambda late: late.close()))
 
-    def give_back(self, lent: Lent, *, whole: bool) -> None:
-        """Take a connection back, and close those that were only opened for a burst."""
-        broken = lent.connection.broken
-        if not whole:
-            lent.connection.close()
-        with self._changed:
-            self._in_use -= 1
-            self._changed.notify()
-            if whole:
-                self._idle.append(lent)
-            surplus = [] if self._in_use else self._idle[:-IDLE_CONNECTIONS]
-            if self._closed or broken:  # what broke one may have broken those that are idle, too
-                surplus = self._idle
-            self._idle = [idle for idle in self._idle if idle not in surplus]
-        _close(surplus)
+    def release(self, pooled: PooledConnection, *, reusable: bool) -> None:
+        """Keep the connection, unless there is one already."""
+        with self._lock:
+            if reusable and not self._closed and self._idle is None:
+                self._idle = pooled
+                return
+        pooled.connection.close()
 
-    def open(self) -> None:
-        """Keep a connection for the next statement again."""
-        self._closed = False
+    def close_idle(self) -> None:
+        """Close the connection, if it is not in use."""
+        with self._lock:
+            idle, self._idle = self._idle, None
+        if idle is not None:
+            idle.connection.close()
 
     def close(self) -> None:
         """Keep none from now on."""
         self._closed = True
-        self.rest()
-
-    def rest(self) -> None:
-        """Close what is idle."""
-        with self._changed:
-            surplus, self._idle = self._idle, []
-        _close(surplus)
+        self.close_idle()
 
 
-class GuestConnections:
+class EngineConnections:
     """The connections of an application's engine, which keeps them as it likes.
 
     :param ended: called when an idle one turns out to have been ended by the other side, and not
         since it was idle for too long
     """
 
-    def __init__(self, engine: Engine, ended: Callable[[bool], None]) -> None:
+    def __init__(self, engine: Engine, ended: Ended) -> None:
         self._engine = engine
         self._ended = ended
         self._closed = False
-        begins_anew_in_a_fork(self)
 
-    def begin_anew(self) -> None:
-        """Leave the parent's connections alone in a forked child."""
-        self._engine.dispose(close=False)
-
-    def borrow(self, deadline: Deadline) -> Lent:
+    def acquire(self, deadline: Deadline) -> PooledConnection:
         """Check a connection out."""
         proxy = deadline.call(self._engine.raw_connection, _close_for_good)
         for _ in range(MOST_REPLACED):
@@ -196,19 +148,18 @@ class GuestConnections:
                 self._ended(ended in SERVER_ENDS)
             proxy = deadline.call(self._engine.raw_connection, _close_for_good)
         opened_at = proxy.info.setdefault("tasklock_opened_at", time.monotonic())
-        return Lent(_driver_connection(proxy), opened_at, proxy)
+        return PooledConnection(_driver_connection(proxy), opened_at, proxy)
 
-    def give_back(self, lent: Lent, *, whole: bool) -> None:
+    def release(self, pooled: PooledConnection, *, reusable: bool) -> None:
         """Check a connection in."""
-        assert lent.proxy is not None
-        if whole and not self._closed:
-            lent.proxy.close()
+        assert pooled.proxy is not None
+        if reusable and not self._closed:
+            pooled.proxy.close()
         else:
-            _close_for_good(lent.proxy)
+            _close_for_good(pooled.proxy)
 
-    def open(self) -> None:
-        """Check connections in after their use again."""
-        self._closed = False
+    def close_idle(self) -> None:
+        """Do nothing: what is idle is the application's."""
 
     def close(self) -> None:
         """Close what is in use once it is used no more. What is idle is the application's.
@@ -218,11 +169,131 @@ class GuestConnections:
         """
         self._closed = True
 
-    def rest(self) -> None:
-        """Do nothing: what is idle is the application's."""
+
+class Pool:
+    """Gives out connections in autocommit mode, whose waits end.
+
+    :param source: where they come from
+    :param attempt: seconds within which each answer has to come
+    :param own: whether nobody else uses them
+    """
+
+    def __init__(self, source: Source, attempt: float, *, own: bool) -> None:
+        self._source = source
+        self.attempt = attempt
+        self._own = own
+        self._prepares = own
+
+    def acquire(self, deadline: Deadline) -> PooledConnection:
+        """Return a connection, whatever keeps it from coming may be over at the next attempt.
+
+        :param deadline: when nothing is waited for any more
+        :raises TaskLockDatabaseError: the database is unavailable; another attempt may succeed
+        :raises psycopg.Error: the connection failed, and would fail again
+        """
+        try:
+            pooled = self._source.acquire(deadline)
+        except TaskLockDatabaseError:
+            raise
+        except Exception as error:
+            original = getattr(error, "orig", error)
+            unavailable = as_unavailable(error)
+            if unavailable is None and isinstance(original, psycopg.Error):
+                raise original from None
+            # Else it is as from an application's own hook that fetches a password.
+            raise unavailable or TaskLockDatabaseError(f"no connection: {error!r}") from error
+        idle = psycopg.pq.TransactionStatus.IDLE
+        if not self._own and pooled.connection.info.transaction_status != idle:
+            self._source.release(pooled, reusable=True)
+            raise TaskLockOptionError(
+                "the engine lends a connection whose transaction is open (by a listener that runs "
+                "SQL and does not end it); give the URL instead of the engine"
+            )
+        return pooled
+
+    @contextmanager
+    def cursor(self, pooled: PooledConnection, deadline: Deadline) -> Iterator[Any]:
+        """Give a cursor on a connection, and take the connection back.
+
+        One that fails is never used again: whatever interrupted it may have left an answer unread.
+
+        :raises TaskLockDatabaseError: the database is unavailable; another attempt may succeed
+        :raises psycopg.Error: the statement failed, and would fail again
+        """
+        reusable = False
+        try:
+            deadline.check()  # rather than send what there is no time to have answered
+            with (
+                bounded_waits(pooled.connection, self.attempt, deadline),
+                self._as_it_was(pooled.connection),
+            ):
+                yield plain_cursor(pooled.connection, guest=not self._own)
+            reusable = True
+        except psycopg.Error as error:
+            if error.sqlstate in LOST_STATEMENT_STATES:
+                self._prepares = False  # it is a pooler that was not recognized as one
+            unavailable = as_unavailable(error)
+            if unavailable is None:
+                raise
+            raise unavailable from error
+        finally:
+            self._source.release(pooled, reusable=reusable)
+
+    def _as_it_was(self, connection: psycopg.Connection[Any]) -> AbstractContextManager[None]:
+        """Prepare nothing where others use the connection, and where a pooler loses statements.
+
+        Our own connections prepare only where they lead to the server itself (see
+        ``connector``); of an application's it is not known where they lead.
+        """
+        return nullcontext() if self._prepares else _as_a_guest(connection)
+
+    def close_idle(self) -> None:
+        """Close the idle connection, unless it is an application's own."""
+        self._source.close_idle()
+
+    def close(self) -> None:
+        """Keep no connection of our own from now on: each is closed after its use."""
+        self._source.close()
 
 
-def open_apart(engine: Engine) -> psycopg.Connection[Any]:
+def make_pool(
+    database: str | URL | Engine,
+    *,
+    timeout: float,
+    application_name: str,
+    closing: Closing | None,
+    ended: Ended,
+) -> Pool:
+    """Return the connections of a URL, or those of an application's engine.
+
+    :param timeout: seconds within which a claim must have been decided. A single connection
+        attempt or statement gets a third of it, so that there is time for another.
+    :param application_name: shown by ``pg_stat_activity``, unless an engine is given
+    :param closing: says when claiming is stopped, from when on connecting is short
+    :param ended: called when an idle connection turns out to have been ended by the other side
+    :raises TaskLockOptionError: the task lock cannot use this database
+    """
+    attempt = attempt_limit(timeout)
+    if isinstance(database, Engine):
+        check_engine(database)
+        return Pool(EngineConnections(database, ended), attempt, own=False)
+    connect = connector(as_url(database), attempt, application_name, closing)
+    return Pool(OwnConnection(connect, ended), attempt, own=True)
+
+
+def make_second_pool(
+    database: str | URL | Engine, *, timeout: float, application_name: str, ended: Ended
+) -> Pool:
+    """Return the same database by a connection that nobody else can use up."""
+    attempt = attempt_limit(timeout)
+    if isinstance(database, Engine):
+        engine = database
+        return Pool(OwnConnection(lambda: _open_apart(engine), ended), attempt, own=False)
+    connect = connector(as_url(database), attempt, application_name, None)
+    return Pool(OwnConnection(connect, ended), attempt, own=True)
+
+
+def _open_apart(engine: Engine) -> psycopg.Connection[Any]:
     """Open a connection as an application's engine does, of which its pool knows nothing."""
     # By a pool for this one: the engine's may be used up, or locked for ever in a forked child.
     proxy = engine.pool.recreate().connect()
@@ -242,6 +313,14 @@ def _driver_connection(proxy: PoolProxiedConnection) -> psycopg.Connection[Any]:
     return connection  # type: ignore[no-any-return]  # psycopg's, as the engine was checked for
 
 
-def _close(surplus: Sequence[Lent]) -> None:
-    for lent in surplus:
-        lent.connection.close()
+@contextmanager
+def _as_a_guest(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Make each statement a transaction of its own, and leave no trace on the connection."""
+    threshold, connection.prepare_threshold = connection.prepare_threshold, None
+    autocommit = connection.autocommit
+    if not autocommit:
+        connection.autocommit = True
+    yield
+    if not autocommit:
+        connection.autocommit = False
+    connection.prepare_threshold = threshold

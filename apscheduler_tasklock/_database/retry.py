@@ -1,122 +1,94 @@
-"""Statements on a database that may be away: once, or again until a time limit."""
+"""Requests on a database that may be unavailable: tried again until a time limit."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable
-from math import inf
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import psycopg
-from sqlalchemy import Table
-
-from apscheduler_tasklock._database.database import Database
-from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, Closing, Until
-from apscheduler_tasklock._database.errors import is_conflict, is_full
+from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, Closing, Deadline
+from apscheduler_tasklock._database.errors import RowLockedError
+from apscheduler_tasklock._database.exchange import Exchange, Outcome, Request
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.schema.check import explain_refusal
+from apscheduler_tasklock.errors import TaskLockDatabaseError
 
-Result = TypeVar("Result")
+Answer = TypeVar("Answer")
 
-# Pauses between attempts while the database is away, in seconds; the last one repeats.
+# Pauses between attempts, in seconds; the last one repeats: while the database is unavailable, and
+# while a row is locked, as a rule by another replica's claim that is being committed.
 BACKOFF = (0.05, 0.1, 0.25, 0.5, 1.0)
+LOCKED_BACKOFF = (0.01, 0.02, 0.04, 0.1, 0.25)
 
 
-class Attempts:
-    """Runs statements, notes when the database goes away and is back, and explains refusals.
+def jittered(seconds: float) -> float:
+    """Return a pause near this one: replicas must not all come back at the same moment."""
+    return seconds * random.uniform(0.8, 1.2)  # noqa: S311  # no secret
 
-    :param database: where to
-    :param table: the task lock table, for messages
-    :param outage: told when the database is away and back
+
+class Retrier:
+    """Sends requests again while the database is unavailable.
+
+    :param exchange: sends them
+    :param outage: knows whether the database is unavailable
+    :param closing: ends the attempts when claiming is stopped
+    :param where: the database, for messages
     """
 
-    def __init__(self, database: Database, table: Table, outage: Outage) -> None:
-        self._database = database
-        self._table = table
+    def __init__(self, exchange: Exchange, outage: Outage, closing: Closing, where: str) -> None:
+        self._exchange = exchange
         self._outage = outage
-        database.ended = outage.idle_connection_ended
+        self._closing = closing
+        self._where = where
 
-    @property
-    def outage(self) -> Outage:
-        """What is known of the database's outages."""
-        return self._outage
-
-    def rest(self) -> None:
-        """Keep no connection until the next statement."""
-        self._database.rest()
-
-    def once(
-        self,
-        statement: Callable[[Any], Result],
-        until: Until = inf,
-        limit: float = ATTEMPT_LIMIT,
-    ) -> Result:
-        """Run a statement on a cursor, and return what it returns.
-
-        :param until: when nothing is waited for any more, as of
-            :class:`~apscheduler_tasklock._database.deadline.Deadline`
-        :param limit: the seconds that it may take once claiming is stopped
-        :raises TaskLockDatabaseError: the database is away
-        :raises TaskLockError: the database refuses; the message names the remedy
-        """
-        begun = time.monotonic()
-        try:
-            with self._database.cursor(until, limit) as cursor:
-                result = statement(cursor)
-        except TaskLockDatabaseError as error:
-            if not is_conflict(error.__cause__):
-                opened_at = begun if error._opened_at is None else error._opened_at
-                self._outage.begin(error, opened_at, full=is_full(error.__cause__))
-            raise
-        except psycopg.Error as error:
-            # The message has what PostgreSQL said; its own traceback would only hide it.
-            user, where = self._database.url.username, self._database.where
-            raise explain_refusal(error, self._table, user, where) from None
-        except TaskLockError:
-            raise
-        except Exception as error:
-            raise TaskLockError(f"the task lock database failed: {error!r}") from error
-        self._outage.end(begun)
-        return result
-
-    def until(
+    def run_until(
         self,
         seconds: float,
-        statement: Callable[[Any], Result],
-        stop: Closing | None = None,
-        since: float | None = None,
+        request: Request[Answer],
+        *,
         limit: float = ATTEMPT_LIMIT,
-    ) -> Result:
-        """Run a statement; while the database is away, again until so many seconds are over.
+        since: float | None = None,
+        wait: Callable[[float], bool] | None = None,
+        first: Outcome[Answer] | None = None,
+    ) -> Answer:
+        """Send a request; if it fails, again until so many seconds are over.
 
-        :param stop: ends the attempts when claiming is stopped
+        :param limit: the seconds that an attempt may take once claiming is stopped
         :param since: when the seconds began, from :func:`time.monotonic`, if that was not now. If
             they are over already, there is one attempt all the same, unless the database is known
-            to be away.
-        :param limit: the seconds that an attempt may take once claiming is stopped
-        :raises TaskLockDatabaseError: it stayed away
-        :raises TaskLockError: the database refuses; the message names the remedy
+            to be unavailable.
+        :param wait: pauses between attempts, and returns whether to give up; by default
+            :func:`time.sleep`
+        :param first: what became of the first attempt, if that was made before
+        :raises TaskLockDatabaseError: the database stayed unavailable, or the row locked
+        :raises TaskLockError: the database rejects the request; the message names the remedy
         """
         begun = time.monotonic() if since is None else since
-        if self._outage.reason is not None and time.monotonic() > begun + seconds:
-            raise self._gave_up(begun, self._outage.reason)
-        stop = stop or Closing()
+        reason = self._outage.reason
+        if first is None and reason is not None and time.monotonic() > begun + seconds:
+            raise TaskLockDatabaseError(self._gave_up(begun, reason))
         attempt = 0
         while True:
             try:
-                return self.once(statement, limit=limit)
+                if first is not None:
+                    return first.result()
+                return self._exchange.ask(request, Deadline(self._closing, limit=limit))
             except TaskLockDatabaseError as error:
-                pause = BACKOFF[min(attempt, len(BACKOFF) - 1)]
-                # Else all replicas would come back at the same moment.
-                pause *= random.uniform(0.8, 1.2)  # noqa: S311  # no secret
-                if time.monotonic() + pause > begun + seconds or stop.wait(pause):
-                    raise self._gave_up(begun, str(error)) from error.__cause__
+                first = None
+                backoff = LOCKED_BACKOFF if isinstance(error, RowLockedError) else BACKOFF
+                pause = jittered(backoff[min(attempt, len(backoff) - 1)])
+                is_over = time.monotonic() + pause > begun + seconds
+                if is_over or (wait or _sleep)(pause):
+                    raise type(error)(self._gave_up(begun, str(error))) from error.__cause__
                 attempt += 1
 
-    def _gave_up(self, begun: float, reason: str) -> TaskLockDatabaseError:
-        return TaskLockDatabaseError(
-            f"the task lock database ({self._database.where}) could not be used for "
+    def _gave_up(self, begun: float, reason: str) -> str:
+        return (
+            f"the task lock database ({self._where}) could not be used for "
             f"{time.monotonic() - begun:.1f} sec: {reason}"
         )
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False

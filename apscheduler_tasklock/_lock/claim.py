@@ -1,232 +1,219 @@
-"""A claim on its way to the database: asked until it is answered, on clocks that can be trusted."""
+"""One claim on its way to the database: decided on clocks that can be trusted, and never lost."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
-import psycopg
-
-from apscheduler_tasklock._database.errors import surely_undone
+from apscheduler_tasklock._database.errors import ConflictError, RowLockedError, is_rolled_back
+from apscheduler_tasklock._database.exchange import Request
+from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._lock.clock import DatabaseClock
 from apscheduler_tasklock._lock.protocol import (
     ClaimAnswer,
     ClaimRequest,
+    Ending,
+    ReadTimes,
     TakeoverRequest,
     TaskLockProtocol,
 )
-from apscheduler_tasklock._lock.releases import Ending, send_ending
+from apscheduler_tasklock._lock.releases import PendingReleases
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 # How often a claim is asked on a clock bound that turns out to be broken. The first answer mends
 # the bound; a clock that jumps each time is beyond help.
 ROUNDS = 3
 
+CLOCK_JUMPS = (
+    "its clock, or this machine's, jumps back and forth, or it answers too late for a lease"
+)
+
 
 @dataclass(frozen=True)
-class WantedClaim:
-    """What is claimed, as a job or ``hold`` wants it.
+class ClaimContext:
+    """What all claims of a replica are made with."""
 
-    :ivar task_name: the task's name
-    :ivar run_time: the nominal run time, with a time zone; ``None`` for now
-    :ivar min_lock: seconds from the run time until which its window lasts
-    :ivar max_lock: seconds after which the run has to have ended
-    :ivar lease: seconds after which a holder that does not renew counts as dead, which a thread
-        does for as long as it is held; ``None``: the maximum lock
-    :ivar failover: whether the window is to be run again if its holder dies
-    :ivar exact: whether every replica computes the same run time
-    :ivar runs: what is run, as of ``ClaimRequest``; ``""`` for ``hold``
-    :ivar one_off: whether no other run time follows
-    :ivar claim_id: the claim's id, if somebody else has to know it before
-    :ivar keep_window_if_in_doubt: whether the window stays taken if the claim was sent and never
-        answered, although the database may have granted it
+    protocol: TaskLockProtocol
+    clock: DatabaseClock
+    outage: Outage
+    pending: PendingReleases
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What became of a claim.
+
+    :ivar answer: the task's row after it; ``None`` if a run that is to be taken over has none
+    :ivar sent: when it was asked for, on the monotonic clock
     """
 
-    task_name: str
-    min_lock: float
-    max_lock: float
-    run_time: datetime | None = None
-    lease: float | None = None
-    failover: bool = False
-    exact: bool = False
-    runs: str = ""
-    one_off: bool = False
-    claim_id: UUID | None = None
-    keep_window_if_in_doubt: bool = False
+    answer: ClaimAnswer | None
+    sent: float
 
 
-class Asking:
-    """One claim: what it asks for, and what is known of it.
+class ClaimAttempt(Request[Decision]):
+    """A claim, asked for until it is answered.
 
-    :ivar wanted: what is claimed
-    :ivar claim_id: what a release of it has to match on
-    :ivar unsure: whether the database may have granted it without an answer having come
+    :ivar request: what is asked for; it gets another id if a grant could not be used
+    :ivar in_doubt: whether the database may have granted it without an answer having come
     """
 
-    def __init__(
-        self, protocol: TaskLockProtocol, clock: DatabaseClock, wanted: WantedClaim, replica_id: str
-    ) -> None:
-        self._protocol = protocol
-        self._clock = clock
-        self.wanted = wanted
-        self._due = _local_time() if wanted.run_time is None else wanted.run_time.timestamp()
-        self._replica_id = replica_id
-        self.claim_id: UUID = wanted.claim_id or uuid4()
-        self.unsure = False
+    def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
+        self.kind = ClaimAttempt
+        self.task_name = request.task_name
+        self.request = request
+        self.in_doubt = False
+        self._context = context
+        run_time = request.run_time
+        self._due = _local_time() if run_time is None else run_time.timestamp()
+        self._is_sent = False
         self._to_take_back: Ending | None = None
 
-    def ask(self, cursor: Any, *, stable: bool) -> tuple[ClaimAnswer, float]:
-        """Ask, and return the answer, and when it was sent, on the monotonic clock.
+    @property
+    def goes_alone(self) -> bool:
+        """Whether something has to be sent for the task first, on the same cursor."""
+        return self._to_take_back is not None or self._context.pending.has(self.task_name)
 
-        :param stable: whether the rows can be believed
+    def send(self, cursor: Any) -> Decision:
+        """Ask, again if the answer cannot be used.
+
         :raises TaskLockDatabaseError: the clocks jump from one answer to the next, or answers take
             longer than the lease that they grant
         """
+        context = self._context
         for _ in range(ROUNDS):
             self._take_back(cursor)
+            # Otherwise the claim could be refused on account of this replica's own last run.
+            context.pending.send_for(self.task_name, cursor)
             # Both clocks are read as late as can be, on a connection that stands.
-            sent, lag = time.monotonic(), max(0.0, _local_time() - self._due)
-            bound = self._clock.latest(sent)
-            answer = self._send(cursor, lag, bound, stable)
-            held = self._clock.learn(
+            sent, lag = time.monotonic(), self._lag()
+            bound = context.clock.latest(sent)
+            self._is_sent = True
+            times = ReadTimes(lag, bound, context.outage.stable)
+            answer = context.protocol.claim(cursor, self.request, times)
+            is_bound = context.clock.learn(
                 sent=sent,
                 answered=time.monotonic(),
                 database_time=answer.database_time,
                 bound=bound,
             )
-            late = answer.granted and is_over(answer, sent)
-            if held and not late:
-                return answer, sent
-            if answer.granted:
-                right_window = held and bool(self.wanted.runs)
-                self._to_take_back = Ending.HAND_OVER if right_window else Ending.OPEN
-                self.unsure = True
-        raise TaskLockDatabaseError(
-            "its clock, or this machine's, jumps back and forth, or it answers too late for a lease"
-        )
+            if self._is_usable(answer, sent, is_bound=is_bound):
+                return Decision(answer, sent)
+        raise TaskLockDatabaseError(CLOCK_JUMPS)
 
-    def _send(self, cursor: Any, lag: float, bound: datetime | None, stable: bool) -> ClaimAnswer:
-        wanted = self.wanted
-        request = ClaimRequest(
-            task_name=wanted.task_name,
-            lag=lag,
-            latest=bound,
-            min_lock=wanted.min_lock,
-            max_lock=wanted.max_lock,
-            replica_id=self._replica_id,
-            claim_id=self.claim_id,
-            lease=wanted.lease,
-            run_time=wanted.run_time if wanted.exact else None,
-            runs=wanted.runs,
-            one_off=wanted.one_off,
-            failover=wanted.failover,
-            stable=stable,
-        )
-        try:
-            return self._protocol.claim(cursor, request)
-        except psycopg.Error as error:
-            self.unsure = self.unsure or not surely_undone(error)
-            raise
-        except BaseException:  # Ctrl-C, while the answer is under way
-            self.unsure = True
-            raise
+    @classmethod
+    def send_together(
+        cls, cursor: Any, requests: Sequence[ClaimAttempt]
+    ) -> list[Decision | TaskLockDatabaseError]:
+        """Ask for several claims in one statement."""
+        context = requests[0]._context
+        sent, lags = time.monotonic(), [attempt._lag() for attempt in requests]
+        bound = context.clock.latest(sent)
+        for attempt in requests:
+            attempt._is_sent = True
+        times = ReadTimes(latest=bound, stable=context.outage.stable)
+        asked = [attempt.request for attempt in requests]
+        answers = context.protocol.claim_many(cursor, asked, lags, times)
+        is_bound = True
+        for answer in list(answers.values())[:1]:  # they have the same time
+            is_bound = context.clock.learn(
+                sent=sent,
+                answered=time.monotonic(),
+                database_time=answer.database_time,
+                bound=bound,
+            )
+        return [
+            attempt._decided(answers.get(attempt.request.claim_id), sent, is_bound=is_bound)
+            for attempt in requests
+        ]
 
-    def _take_back(self, cursor: Any) -> None:
-        """Undo a grant that cannot be used.
+    def note_failure(self, error: BaseException) -> None:
+        """Note whether it may have been granted all the same."""
+        if self._is_sent and not is_rolled_back(error):
+            self.in_doubt = True
+
+    def _lag(self) -> float:
+        return max(0.0, _local_time() - self._due)
+
+    def _decided(
+        self, answer: ClaimAnswer | None, sent: float, *, is_bound: bool
+    ) -> Decision | TaskLockDatabaseError:
+        if answer is None or answer.looks_free:
+            return RowLockedError("another session has the task's row locked")
+        if not self._is_usable(answer, sent, is_bound=is_bound):
+            return ConflictError(CLOCK_JUMPS)
+        return Decision(answer, sent)
+
+    def _is_usable(self, answer: ClaimAnswer, sent: float, *, is_bound: bool) -> bool:
+        """Tell whether an answer can be relied on; if not, what was granted is to be undone.
 
         If its window was reckoned on a broken bound, nobody is to run that window. If its lease was
         over when its answer came, others may have been refused because of it: they are to know
         that it did not run.
         """
+        if is_bound and not (answer.granted and is_over(answer, sent)):
+            return True
+        if answer.granted:
+            right_window = is_bound and bool(self.request.runs)
+            self._to_take_back = Ending.HAND_OVER if right_window else Ending.OPEN
+            self.in_doubt = True
+        return False
+
+    def _take_back(self, cursor: Any) -> None:
+        """Undo a grant that cannot be used."""
         if self._to_take_back is not None:
-            send_ending(
-                self._protocol, cursor, self.wanted.task_name, self.claim_id, self._to_take_back
-            )
-            self.claim_id = uuid4()
+            claim_id = self.request.claim_id
+            self._context.protocol.release(cursor, self.task_name, claim_id, self._to_take_back)
+            self.request = replace(self.request, claim_id=uuid4())
             self._to_take_back = None
 
 
-@dataclass(frozen=True)
-class WantedTakeover:
-    """A dead holder's run that is to be run again.
+class TakeoverAttempt(Request[Decision]):
+    """A takeover, asked for until it is answered. See :class:`ClaimAttempt`.
 
-    :ivar task_name: the task's name
-    :ivar dead_claim_id: the claim of the dead holder
-    :ivar dead_holder: shown in logs
-    :ivar lease: seconds after which a holder that does not renew counts as dead; ``None``: the
-        maximum lock
-    :ivar failover: whether the window is to be run again if this holder dies as well
-    :ivar claim_id: the claim's id, if somebody else has to know it before
+    :ivar request: what is asked for; it gets another id if a grant could not be used
+    :ivar in_doubt: whether the database may have granted it without an answer having come
     """
 
-    task_name: str
-    dead_claim_id: UUID
-    dead_holder: str
-    lease: float | None
-    failover: bool
-    claim_id: UUID | None = None
+    def __init__(self, request: TakeoverRequest, context: ClaimContext) -> None:
+        self.task_name = request.task_name
+        self.request = request
+        self.in_doubt = False
+        self._context = context
+        self._is_sent = False
 
-
-class AskingToTakeOver:
-    """One takeover: what it asks for, and what is known of it. See :class:`Asking`."""
-
-    def __init__(
-        self,
-        protocol: TaskLockProtocol,
-        clock: DatabaseClock,
-        wanted: WantedTakeover,
-        replica_id: str,
-    ) -> None:
-        self._protocol = protocol
-        self._clock = clock
-        self.wanted = wanted
-        self._replica_id = replica_id
-        self._dead_claim_id = wanted.dead_claim_id
-        self.claim_id: UUID = wanted.claim_id or uuid4()
-        self.unsure = False
-
-    def ask(self, cursor: Any, *, stable: bool) -> tuple[ClaimAnswer | None, float]:
-        """Ask, and return the answer, and when it was sent; ``None`` if the row is gone.
+    def send(self, cursor: Any) -> Decision:
+        """Ask; the answer is ``None`` if the row is gone.
 
         :raises TaskLockDatabaseError: answers take longer than the lease that they grant
         """
-        del stable  # that the run is dead was found out before
+        context = self._context
+        context.pending.send_for(self.task_name, cursor)
         for _ in range(ROUNDS):
             sent = time.monotonic()
-            answer = self._send(cursor)
+            self._is_sent = True
+            answer = context.protocol.take_over(cursor, self.request)
             if answer is not None:
-                bound = self._clock.latest(sent)
-                now = time.monotonic()
-                self._clock.learn(
-                    sent=sent, answered=now, database_time=answer.database_time, bound=bound
+                context.clock.learn(
+                    sent=sent,
+                    answered=time.monotonic(),
+                    database_time=answer.database_time,
+                    bound=context.clock.latest(sent),
                 )
             if answer is None or not (answer.granted and is_over(answer, sent)):
-                return answer, sent
+                return Decision(answer, sent)
             # That claim is dead by now, and is taken over in its turn.
-            self._dead_claim_id, self.claim_id = self.claim_id, uuid4()
+            dead = self.request.claim_id
+            self.request = replace(self.request, dead_claim_id=dead, claim_id=uuid4())
         raise TaskLockDatabaseError("it answers too late for a lease")
 
-    def _send(self, cursor: Any) -> ClaimAnswer | None:
-        wanted = self.wanted
-        request = TakeoverRequest(
-            wanted.task_name,
-            self._dead_claim_id,
-            self._replica_id,
-            self.claim_id,
-            wanted.lease,
-            wanted.failover,
-        )
-        try:
-            return self._protocol.take_over(cursor, request)
-        except psycopg.Error as error:
-            self.unsure = self.unsure or not surely_undone(error)
-            raise
-        except BaseException:  # Ctrl-C, while the answer is under way
-            self.unsure = True
-            raise
+    def note_failure(self, error: BaseException) -> None:
+        """Note whether it may have been granted all the same."""
+        if self._is_sent and not is_rolled_back(error):
+            self.in_doubt = True
 
 
 def is_over(answer: ClaimAnswer, sent: float) -> bool:

@@ -1,167 +1,265 @@
-"""Claims on a database that may be unavailable: made, ended, and never left behind."""
+"""The task locks of one replica: claimed, renewed, released, and never left behind."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
-from apscheduler_tasklock._database.connection import wait_at_most
-from apscheduler_tasklock._database.deadline import RELEASE_LIMIT, SHUTDOWN_LIMIT, Closing
-from apscheduler_tasklock._database.errors import is_full
-from apscheduler_tasklock._database.retry import Attempts, Result
-from apscheduler_tasklock._lock.claim import Asking, AskingToTakeOver, WantedClaim, WantedTakeover
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+
+from apscheduler_tasklock._database.connection import attempt_limit
+from apscheduler_tasklock._database.deadline import (
+    RELEASE_LIMIT,
+    SHUTDOWN_LIMIT,
+    Closing,
+    Deadline,
+)
+from apscheduler_tasklock._database.errors import NotSentError, ServerFullError
+from apscheduler_tasklock._database.exchange import Call, Exchange, Outcome
+from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.pool import make_pool, make_second_pool
+from apscheduler_tasklock._database.retry import Retrier
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.url import as_url, describe
+from apscheduler_tasklock._lock.claim import ClaimAttempt, ClaimContext, Decision, TakeoverAttempt
 from apscheduler_tasklock._lock.clock import DatabaseClock
-from apscheduler_tasklock._lock.heartbeat import RENEWALS_PER_LEASE, Leases
+from apscheduler_tasklock._lock.heartbeat import Heartbeat
+from apscheduler_tasklock._lock.lifetime import InProgress, Lifetime, off_the_loop
+from apscheduler_tasklock._lock.offload import ThreadOffload
 from apscheduler_tasklock._lock.protocol import (
-    ClaimAnswer,
+    ClaimRequest,
+    Ending,
     LockTimes,
     Refusal,
     ReleaseAnswer,
     Renewal,
+    RunState,
+    TakeoverRequest,
     TaskLockProtocol,
 )
-from apscheduler_tasklock._lock.releases import Ending, OwedReleases, send_ending
+from apscheduler_tasklock._lock.releases import PendingRelease, PendingReleases, Release
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
+from apscheduler_tasklock.schema.check import check_table, explain_rejection
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 
-# Seconds for which a release is tried by the job's own worker, before it is left to the
-# background.
-RELEASE_PATIENCE = 0.2
-# Seconds for a renewal on the connections of claims and releases, which others may have used up.
-FALLBACK_LIMIT = 1.5
+Answer = TypeVar("Answer")
+
+# The share of a lease in which a renewal must have been sent; else it gets a connection of its own.
+RENEWAL_TURN = 1 / 6
+# Seconds for which extending a lock is tried.
+EXTEND_TIMEOUT = 2.0
 
 
-class Claims:
-    """Makes and ends the claims of one replica.
+@dataclass(frozen=True)
+class LockSettings:
+    """What a replica's task locks are made with.
 
-    :param attempts: runs the statements
-    :param renewing: runs those that renew, which must not wait for the others
-    :param protocol: has them
-    :param clock: the database's clock
-    :param replica_id: who claims, shown in logs
-    :param timeout: seconds for which a claim is tried while the database is unavailable
-    :param stop: ends these attempts when claiming is stopped
-    :ivar owed: the releases that have not arrived yet
+    :ivar database: a URL, which holds the password, or an application's engine
+    :ivar replica_id: who claims, shown in logs
+    :ivar claim_timeout: seconds for which a claim is tried while the database is unavailable
+    :ivar schema: schema of the task lock table; ``None`` leaves it to the ``search_path``
+    :ivar table: name of the task lock table
     """
 
-    def __init__(
-        self,
-        attempts: Attempts,
-        renewing: Attempts,
-        protocol: TaskLockProtocol,
-        clock: DatabaseClock,
-        *,
-        replica_id: str,
-        timeout: float,
-        stop: Closing,
-    ) -> None:
-        self._attempts = attempts
-        self._renewing = renewing
-        self._protocol = protocol
-        self._clock = clock
-        self._replica_id = replica_id
-        self._timeout = timeout
-        self._stop = stop
-        self.owed = OwedReleases(attempts, protocol)
+    database: str | URL | Engine = field(repr=False)
+    replica_id: str
+    claim_timeout: float = 10.0
+    schema: str | None = None
+    table: str = DEFAULT_TABLE
+    timings: Timings = field(default_factory=Timings)
+
+    def for_process(self) -> LockSettings:
+        """Return the settings of a worker process, which can be pickled."""
+        return replace(self, database=as_url(self.database))
+
+
+class LockClient:
+    """The task locks of one database, as one replica uses them. Safe to share between threads.
+
+    It is ready when it is made, and is closed once. A forked child makes one of its own.
+
+    :raises TaskLockOptionError: the task lock cannot use the database
+    :ivar offload: does what coroutines want of the database
+    :ivar clock: what is known of the database's clock
+    :ivar outage: what is known of its outages
+    :ivar claiming: counts the claims that are being made, and given back if nobody wants them
+    :ivar in_use: counts who still needs the threads after :meth:`close`
+    """
+
+    def __init__(self, settings: LockSettings) -> None:
+        self.settings = settings
+        self.replica_id = settings.replica_id
+        self.table = task_lock_table(settings.table, settings.schema)
+        self._url = as_url(settings.database)
+        self.where = describe(self._url)
+        self._pid = os.getpid()
+        self._parent: LockClient | None = None
+        self._timeout = settings.claim_timeout
+        self._timings = settings.timings
+        self._closing = Closing()
         self._released_at = 0.0
-        self._leases = Leases(self._renew, rest=renewing.rest)
+        self.claiming = InProgress()
+        self.offload = ThreadOffload(self._closing, self.claiming)
+        self.outage = Outage(self.where, attempt_limit(settings.claim_timeout), settings.timings)
+        self._pool = make_pool(
+            settings.database,
+            timeout=settings.claim_timeout,
+            application_name=self._application_name,
+            closing=self._closing,
+            ended=self.outage.idle_connection_ended,
+        )
+        self._exchange = self.offload.exchange = Exchange(
+            self._pool, self.outage, self._explain, self.offload.in_background
+        )
+        self._second_pool = make_second_pool(
+            settings.database,
+            timeout=settings.claim_timeout,
+            application_name=self._application_name,
+            ended=self.outage.idle_connection_ended,
+        )
+        self._second = Exchange(
+            self._second_pool, self.outage, self._explain, self.offload.in_background
+        )
+        self._retrier = Retrier(self._exchange, self.outage, self._closing, self.where)
+        self._protocol = TaskLockProtocol(self.table, settings.replica_id)
+        self.clock = DatabaseClock(self.outage.clock_stepped)
+        self._pending = PendingReleases(
+            self._exchange, self._protocol, self._closing, settings.timings
+        )
+        self._context = ClaimContext(self._protocol, self.clock, self.outage, self._pending)
+        self._heartbeat = Heartbeat(self._renew, self._second_pool.close_idle, settings.timings)
+        self.in_use = Lifetime(self.offload.close)
 
-    def claim(self, wanted: WantedClaim, since: float | None = None) -> HeldLock | Refusal:
-        """Claim a task. See :meth:`TaskLocks.claim`."""
-        asking = Asking(self._protocol, self._clock, wanted, self._replica_id)
-        if wanted.keep_window_if_in_doubt:
-            in_doubt = Ending.KEEP
-        else:
-            # Nobody takes a hold over: there is no job to run.
-            in_doubt = Ending.HAND_OVER if wanted.runs else Ending.OPEN
-        answer, sent = self._ask(asking, in_doubt, wanted.max_lock, since)
-        assert answer is not None
-        if not answer.granted:
-            return _refusal(answer)
-        return self._hold(answer, sent, wanted, run_time=wanted.run_time)
+    def for_child(self) -> LockClient:
+        """Return the same task locks in a forked child, with nothing of its parent's.
 
-    def take_over(
-        self, wanted: WantedTakeover, since: float | None = None
-    ) -> HeldLock | Refusal | None:
-        """Take over the run of a dead holder. See :meth:`TaskLocks.take_over`."""
-        asking = AskingToTakeOver(self._protocol, self._clock, wanted, self._replica_id)
-        answer, sent = self._ask(asking, Ending.HAND_OVER, self._timeout * 10, since)
-        if answer is None or not answer.granted:
-            return None if answer is None else _refusal(answer)
-        run_time = datetime.now(timezone.utc) - (answer.database_time - answer.window_start)
-        return self._hold(answer, sent, wanted, run_time=run_time, dead_holder=wanted.dead_holder)
-
-    def release(self, held: HeldLock, ending: Ending) -> ReleaseAnswer | None:
-        """End a claim. See :meth:`TaskLocks.release`."""
-        self._leases.remove(held)
-        self._released_at = time.monotonic()
-        reason = self._attempts.outage.reason
-        if reason is not None and self._stop.is_over(RELEASE_LIMIT):
-            # Many releases one after the other, each with a limit of its own, would keep the
-            # process from ending.
-            self.owed.add(held.name, held.claim_id, ending, seconds=held.seconds_left)
-            raise TaskLockDatabaseError(reason)
-        try:
-            # Twice at least: an idle connection may have died while the job ran.
-            return self._attempts.until(
-                RELEASE_PATIENCE,
-                lambda cursor: send_ending(
-                    self._protocol, cursor, held.name, held.claim_id, ending
-                ),
-                limit=RELEASE_LIMIT,
-            )
-        except TaskLockError:
-            # Also when it is refused, as while a role lacks a right, and beyond the end of a lease:
-            # until somebody takes the run over, it can still be told that it ended.
-            self.owed.add(held.name, held.claim_id, ending, seconds=held.seconds_left)
-            raise
-
-    def close(self) -> None:
-        """Send what is owed, again for a little while if need be."""
-        # From the stop on, or from when the last job ended that was waited for.
-        self.owed.close(self._stop.over_at(self._released_at, SHUTDOWN_LIMIT))
-
-    def _ask(
-        self,
-        asking: Asking | AskingToTakeOver,
-        in_doubt: Ending,
-        seconds: float,
-        since: float | None,
-    ) -> tuple[ClaimAnswer | None, float]:
-        """Ask until there is an answer; see to it that a claim without one is ended.
-
-        :param in_doubt: how a claim is ended that was sent, and never answered
-        :param seconds: for how long that is worth sending
+        They keep these: closed or collected here, the connections would end in the parent.
         """
-        task_name = asking.wanted.task_name
+        child = LockClient(self.settings)
+        child._parent = self
+        if isinstance(self.settings.database, Engine):
+            self.settings.database.dispose(close=False)
+        if self.closed:
+            child.close()
+        return child
 
-        def statement(cursor: Any) -> tuple[ClaimAnswer | None, float]:
-            # Otherwise the claim could be refused on account of this replica's own last run.
-            self.owed.send_for(task_name, cursor)
-            return asking.ask(cursor, stable=self._attempts.outage.stable)
+    @property
+    def _application_name(self) -> str:
+        return f"tasklock {self.replica_id}"[:63]
 
-        try:
-            return self._attempts.until(self._timeout, statement, stop=self._stop, since=since)
-        except BaseException:
-            if asking.unsure:
-                self.owed.add(task_name, asking.claim_id, in_doubt, seconds=seconds)
-            raise
+    @property
+    def closed(self) -> bool:
+        """Whether nothing new is claimed any more."""
+        return self._closing.stopped
 
-    def _hold(
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for their turn on the connection."""
+        return self._exchange.waiting
+
+    @property
+    def stable(self) -> bool:
+        """Whether the database has been there for long enough to believe that a holder died."""
+        return self.outage.stable
+
+    def check(self) -> None:
+        """Make sure that the table is there, new enough, and permitted.
+
+        :raises TaskLockSchemaError: it is not; the message names the remedy
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+
+        def check(cursor: Any) -> None:
+            sent = time.monotonic()
+            self._learn(sent, check_table(cursor, self.table, self._url.username))
+
+        self.ask(check)
+
+    def attempt(self, request: ClaimRequest | TakeoverRequest) -> ClaimAttempt | TakeoverAttempt:
+        """Return a claim that can be sent, and then :meth:`claim` be called with its outcome.
+
+        :raises TaskLockError: these task locks are closed
+        """
+        if self.closed or self._pid != os.getpid():
+            raise TaskLockError(
+                f"task {request.task_name!r} is not claimed: these locks are closed"
+            )
+        if isinstance(request, TakeoverRequest):
+            return TakeoverAttempt(request, self._context)
+        return ClaimAttempt(request, self._context)
+
+    def claim(
         self,
-        answer: ClaimAnswer,
-        sent: float,
-        wanted: WantedClaim | WantedTakeover,
-        *,
-        run_time: datetime | None,
-        dead_holder: str | None = None,
-    ) -> HeldLock:
+        wanted: ClaimRequest | TakeoverRequest | ClaimAttempt | TakeoverAttempt,
+        since: float | None = None,
+        first: Outcome[Decision] | None = None,
+    ) -> HeldLock | Refusal | None:
+        """Claim a task for one run time, or take a dead holder's run over.
+
+        It is tried again while the database is unavailable.
+
+        :param wanted: a request; or the attempt that was made of one, if it was sent already
+        :param since: when the claim was wanted, from :func:`time.monotonic`, if that was not now
+        :param first: what became of the attempt that was sent already
+        :return: the held lock, which must be released; or why it was refused; or ``None`` if the
+            row of what was to be taken over is gone
+        :raises TaskLockDatabaseError: the database stayed unavailable for ``claim_timeout``. A
+            claim that it may have granted all the same is ended in the background.
+        :raises TaskLockError: the database rejects the statement, and the message names the
+            remedy; or these task locks are closed
+        """
+        claimed = None
+        self.in_use.begin_use()
+        try:
+            if isinstance(wanted, (ClaimRequest, TakeoverRequest)):
+                wanted = self.attempt(wanted)
+            try:
+                decision = self._retrier.run_until(
+                    self._timeout, wanted, since=since, wait=self._closing.wait, first=first
+                )
+            except BaseException:
+                self._end_in_doubt(wanted)
+                raise
+            claimed = self._claimed(wanted.request, decision)
+            return claimed
+        finally:
+            if not isinstance(claimed, HeldLock):
+                self.in_use.end_use()
+
+    def _end_in_doubt(self, attempt: ClaimAttempt | TakeoverAttempt) -> None:
+        """See to it that a claim that was sent and not answered is ended."""
+        request = attempt.request
+        if not attempt.in_doubt:
+            return
+        if isinstance(request, TakeoverRequest):
+            ending, seconds = Ending.HAND_OVER, self._timeout * 10
+        else:
+            ending, seconds = request.ending_in_doubt, request.max_lock
+        self._pending.add(request.task_name, request.claim_id, ending, seconds=seconds)
+
+    def _claimed(
+        self, request: ClaimRequest | TakeoverRequest, decision: Decision
+    ) -> HeldLock | Refusal | None:
+        answer, sent = decision.answer, decision.sent
+        if answer is None or not answer.granted:
+            return None if answer is None else Refusal.of(answer)
+        run_time, dead_holder = None, None
+        if isinstance(request, TakeoverRequest):
+            run_time = datetime.now(timezone.utc) - (answer.database_time - answer.window_start)
+            dead_holder = request.dead_holder
+        else:
+            run_time = request.run_time
         held = HeldLock(
-            name=wanted.task_name,
+            name=request.task_name,
             token=answer.token,
             claim_id=answer.claim_id,
             run_time=run_time,
@@ -169,28 +267,204 @@ class Claims:
             locked_until=answer.locked_until,
             run_until=answer.run_until,
             ends_at=sent + (answer.run_until - answer.database_time).total_seconds(),
-            lease=wanted.lease,
+            lease=request.lease,
             dead_holder=dead_holder,
             extender=self._extend,
         )
         if held.lease is not None:
             try:
-                self._leases.add(held)
+                self._heartbeat.add(held)
             except BaseException:  # threads are limited, and the lease could not be renewed
-                is_hold = isinstance(wanted, WantedClaim) and not wanted.runs
+                is_hold = isinstance(request, ClaimRequest) and not request.runs
                 ending = Ending.OPEN if is_hold else Ending.HAND_OVER
-                self.owed.add(held.name, held.claim_id, ending, seconds=held.seconds_left)
+                self._pending.add(held.name, held.claim_id, ending, seconds=held.seconds_left)
                 raise
         return held
 
+    def prepare_release(self, held: HeldLock, ending: Ending) -> Release | None:
+        """Return a release that can be sent, and then :meth:`release` be called with its outcome.
+
+        ``None``: there is no time to send it, and :meth:`release` says so.
+        """
+        if self.outage.reason is not None and self._closing.is_over(RELEASE_LIMIT):
+            return None
+        self._heartbeat.remove(held)
+        self._released_at = time.monotonic()
+        return Release(self._protocol, held.name, held.claim_id, ending)
+
+    def release(
+        self,
+        held: HeldLock,
+        ending: Ending = Ending.KEEP,
+        first: Outcome[ReleaseAnswer | None] | None = None,
+    ) -> ReleaseAnswer | None:
+        """End a claim, now or in the background.
+
+        :param held: the lock to release
+        :param ending: what becomes of its window
+        :param first: what became of a release that was sent already
+        :return: the task's row, or ``None`` if the claim had expired and was somebody else's
+        :raises TaskLockDatabaseError: the database is unavailable. The release is pending: it is
+            sent again in the background until the claim's end.
+        :raises TaskLockError: the database rejects the statement. The release is pending as well.
+        """
+        self._heartbeat.remove(held)
+        self._released_at = time.monotonic()
+        try:
+            reason = self.outage.reason
+            if reason is not None and first is None and self._closing.is_over(RELEASE_LIMIT):
+                # Many releases one after the other, each with a limit of its own, would keep the
+                # process from ending.
+                raise TaskLockDatabaseError(reason)
+            return self._retrier.run_until(
+                self._timings.release_timeout,
+                Release(self._protocol, held.name, held.claim_id, ending),
+                limit=RELEASE_LIMIT,
+                first=first,
+            )
+        except TaskLockError:
+            # Also when it is rejected, as while a role lacks a right, and beyond the end of a
+            # lease: until somebody takes the run over, it can still be told that it ended.
+            self._pending.add(held.name, held.claim_id, ending, seconds=held.seconds_left)
+            raise
+        finally:
+            if held.end():
+                self.in_use.end_use()
+
+    def abandon(self, held: HeldLock) -> None:
+        """Renew a claim no more, and never release it, as if its process were killed."""
+        self._heartbeat.remove(held)
+        if held.end():
+            self.in_use.end_use()
+
+    def believe(self) -> None:
+        """Believe that holders died whose leases have ended, unless an outage is known here.
+
+        A worker process is as sure as its parent, which has seen the database for longer.
+        """
+        self.outage.believe()
+
+    def doubt(self) -> None:
+        """Believe no such thing for a while: the parent process has seen an outage."""
+        self.outage.doubt()
+
+    def read_runs(self, task_names: Sequence[str], always: Sequence[str] = ()) -> list[RunState]:
+        """Return which of these tasks have a run whose holder died.
+
+        :param always: tasks whose last run is returned whatever its state
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that
+        """
+
+        def read(cursor: Any) -> list[RunState]:
+            sent = time.monotonic()
+            states, database_time = self._protocol.read(cursor, task_names, always)
+            self._learn(sent, database_time)
+            return states
+
+        return self.ask(read)
+
+    def give_up(self, dead: RunState) -> bool:
+        """Finish a dead run that is not to be run again; tell whether this replica did.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that
+        """
+        return self.ask(
+            lambda cursor: self._protocol.give_up(cursor, dead.task_name, dead.claim_id)
+        )
+
+    def end_lease(self, task_name: str, claim_id: UUID, holders: Sequence[str]) -> bool:
+        """End the lease of a claim whose holder, one of these, is known to be dead.
+
+        :return: whether there was such a claim
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that
+        """
+        ended = self.ask(
+            lambda cursor: self._protocol.end_lease(
+                cursor, task_name, claim_id, handed_over=False, holders=holders
+            )
+        )
+        return ended is not None
+
+    def prune(self, age: float) -> int:
+        """Delete the rows of one-off jobs that were over so many seconds ago; return how many.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that, as for a role that may not delete
+        """
+        return self.ask(lambda cursor: self._protocol.prune(cursor, age))
+
+    def take_pending(self) -> list[PendingRelease]:
+        """Return the releases that could not be sent, for another process to send them."""
+        return self._pending.take()
+
+    def adopt_pending(self, releases: Sequence[PendingRelease]) -> None:
+        """Send releases that another process could not send."""
+        for release in releases:
+            self._pending.adopt(release)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for so long, or until these task locks are closed; tell whether they are."""
+        return self._closing.wait(seconds)
+
+    def stop_claiming(self) -> None:
+        """End what claims under way wait for. Releases still go through.
+
+        From now on each attempt at a claim ends within 1.5 seconds, and at a release within 3.
+        """
+        self._closing.stop()
+
+    def stop_claiming_in_a_signal_handler(self) -> None:
+        """Do the same where the interrupted code may hold any lock."""
+        self._closing.stop_in_a_signal_handler()
+
+    def close(self, *, blocking: bool = False) -> None:
+        """Claim nothing more, send pending releases, and close idle connections.
+
+        While the database is unavailable, these are tried for 3 seconds. On an event loop a thread
+        does that, which the process waits for when it ends, unless ``blocking``. What is held can
+        still be released, on a connection that is closed after it.
+        """
+        self._closing.stop()
+        if blocking:
+            self._send_pending()
+        else:
+            off_the_loop(self._send_pending)
+        self._pool.close()
+        self._second_pool.close()
+        self.in_use.close()
+
+    def _send_pending(self) -> None:
+        # From the stop on, or from when the last job ended that was waited for.
+        self._pending.close(self._closing.over_at(self._released_at, SHUTDOWN_LIMIT))
+
+    def ask(self, statement: Callable[[Any], Answer]) -> Answer:
+        """Run a short statement on this replica's connection, when it is its turn.
+
+        :param statement: gets a psycopg cursor in autocommit mode
+        :return: what it returns
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects the statement; the message names the remedy
+        """
+        return self._exchange.ask(Call(statement), Deadline(self._closing))
+
+    def _explain(self, error: Any) -> TaskLockError:
+        return explain_rejection(error, self.table, self._url.username, self.where)
+
+    def _learn(self, sent: float, database_time: datetime) -> None:
+        bound = self.clock.latest(sent)
+        now = time.monotonic()
+        self.clock.learn(sent=sent, answered=now, database_time=database_time, bound=bound)
+
     def _extend(self, held: HeldLock, by: float) -> bool:
         sent = time.monotonic()
-        # On the renewals' own connection: the job may have the only one of its application's pool.
-        times = self._once_beside_others(
+        times = self._ask_beside(
             lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by, held.lease),
+            turn_within=EXTEND_TIMEOUT / 2,
             until=sent + 2 * self._timeout,
         )
-        self._leases.rest()
         if times is None:
             return False
         _note(held, times, sent)
@@ -198,51 +472,51 @@ class Claims:
 
     def _renew(self, held: Sequence[HeldLock]) -> dict[UUID, bool]:
         """Renew claims with one statement; return which stand, and whether each was renewed."""
-
-        def statement(cursor: Any) -> dict[UUID, LockTimes]:
-            wait_at_most(cursor.connection, min(c.lease or inf for c in held) / RENEWALS_PER_LEASE)
-            return self._protocol.renew(cursor, [_renewal(c) for c in held])
-
         sent = time.monotonic()
-        lease = min(c.lease or inf for c in held)
-        times = self._once_beside_others(statement, sent + max(1.0, lease / RENEWALS_PER_LEASE))
+        lease = min(claim.lease or inf for claim in held)
+        renewals = [_renewal(claim) for claim in held]
+        times = self._ask_beside(
+            lambda cursor: self._protocol.renew(cursor, renewals),
+            turn_within=lease * RENEWAL_TURN,
+            until=sent + max(1.0, lease / self._timings.renewals_per_lease),
+        )
         for claim in held:
             if claim.claim_id in times:
                 _note(claim, times[claim.claim_id], sent)
         return {claim_id: end.locked_until is not None for claim_id, end in times.items()}
 
-    def _once_beside_others(self, statement: Callable[[Any], Result], until: float) -> Result:
-        """Run a statement on the connection that claims and releases do not wait for."""
+    def _ask_beside(
+        self, statement: Callable[[Any], Answer], turn_within: float, until: float
+    ) -> Answer:
+        """Send what must not wait long for others: on a second connection, if it would.
+
+        :param turn_within: seconds within which it must be its turn on the one connection
+        :param until: when nothing is waited for any more, on the monotonic clock
+        """
+        # What goes on after a shutdown has begun has the time that it always has.
+        deadline = Deadline(None, until)
+        # The running job may have the only connection of its application's pool.
+        if not isinstance(self.settings.database, Engine):
+            with suppress(NotSentError):
+                answer = self._exchange.ask(Call(statement), deadline, turn_within)
+                self._second_pool.close_idle()
+                return answer
         try:
-            return self._renewing.once(statement, until)
-        except TaskLockDatabaseError as error:
-            if not is_full(error.__cause__):
-                raise
-            # The server has no connection left, but this replica may.
-            return self._attempts.once(statement, min(until, time.monotonic() + FALLBACK_LIMIT))
+            return self._second.ask(Call(statement), deadline)
+        except ServerFullError:
+            # The server has no connection left, but this replica may have one.
+            return self._exchange.ask(Call(statement), deadline)
+        finally:
+            if self._heartbeat.is_idle:
+                self._second_pool.close_idle()
 
 
 def _note(held: HeldLock, times: LockTimes, sent: float) -> None:
     """Note until when a claim stands."""
     ends_at = sent + (times.run_until - times.database_time).total_seconds()
-    held.renewed(times.locked_until or held.locked_until, times.run_until, ends_at)
+    held.note_renewal(times.locked_until or held.locked_until, times.run_until, ends_at)
 
 
 def _renewal(held: HeldLock) -> Renewal:
     assert held.lease is not None
     return Renewal(held.name, held.claim_id, held.lease)
-
-
-def _refusal(answer: ClaimAnswer) -> Refusal:
-    standing = answer.running or answer.waits
-    return Refusal(
-        holder=answer.holder,
-        token=answer.token,
-        locked_until=answer.locked_until,
-        reason="running" if standing else "window",
-        renewed=answer.running and answer.locked_until < answer.run_until,
-        blocked=standing and answer.new_window,
-        unfinished=answer.unfinished,
-        waits=answer.waits,
-        window_start=answer.window_start,
-    )

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from apscheduler_tasklock._database.forking import begins_anew_in_a_fork
-
 # Clocks that count the same second differ by less than this share of it.
 DRIFT = 0.001
 
@@ -33,11 +31,6 @@ class DatabaseClock:
         self._stepped = stepped
         self._reading: tuple[float, datetime] | None = None
         self._last: tuple[float, float, datetime] | None = None
-        self.begin_anew()
-        begins_anew_in_a_fork(self)
-
-    def begin_anew(self) -> None:
-        """Take a lock that nobody holds. The reading is as good in a fork."""
         self._lock = threading.Lock()
 
     def latest(self, at: float) -> datetime | None:

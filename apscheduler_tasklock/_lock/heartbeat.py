@@ -1,23 +1,21 @@
-"""Leases: claims that stand for a short time, and are renewed for as long as their holder lives."""
+"""The heartbeat: claims stand for a lease, and are renewed for as long as their holder lives."""
 
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from apscheduler_tasklock._database.forking import begins_anew_in_a_fork
+from apscheduler_tasklock._database.retry import jittered
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 
 logger = logging.getLogger(__name__)
 
-# How often a claim is renewed during one lease, so that a renewal may fail and be tried again.
-RENEWALS_PER_LEASE = 3
 # Seconds after which a renewal that failed is tried again, or sooner if the lease is short.
 RETRY_INTERVAL = 0.5
 
@@ -30,7 +28,7 @@ class _Lease:
     due: float  # when to renew it, on the monotonic clock
 
 
-class Leases:
+class Heartbeat:
     """Renews what a replica holds, all of it with one statement.
 
     One thread, which starts with the first lease and is gone after the last. It has nothing to do
@@ -38,22 +36,19 @@ class Leases:
     like.
 
     :param renew: renews claims, notes their new ends, and returns which stand, by id, and whether
-        each was renewed; raises ``TaskLockDatabaseError`` if the database is away, and
-        ``TaskLockError`` if it refuses
-    :param rest: called when there is nothing to renew any more
+        each was renewed; raises ``TaskLockDatabaseError`` if the database is unavailable,
+        and ``TaskLockError`` if it rejects that
+    :param on_idle: called when there is nothing to renew any more
+    :param timings: has the number of renewals in a lease
     """
 
-    def __init__(self, renew: Renew, rest: Callable[[], None]) -> None:
+    def __init__(self, renew: Renew, on_idle: Callable[[], None], timings: Timings) -> None:
         self._renew = renew
-        self._rest = rest
-        self.begin_anew()
-        begins_anew_in_a_fork(self)
-
-    def begin_anew(self) -> None:
-        """Hold nothing. A forked child leaves its parent's claims alone."""
+        self._on_idle = on_idle
+        self._per_lease = timings.renewals_per_lease
         self._changed = threading.Condition()
         self._leases: list[_Lease] = []
-        self._refused = False
+        self._is_rejected = False
         self._thread: threading.Thread | None = None
 
     def add(self, held: HeldLock) -> None:
@@ -64,7 +59,7 @@ class Leases:
                 # Before all else: where threads are limited, it fails, and nobody gets the lock.
                 thread.start()
                 self._thread = thread
-            self._leases.append(_Lease(held, _first_due(held)))
+            self._leases.append(_Lease(held, self._first_due(held)))
             self._changed.notify_all()
 
     def remove(self, held: HeldLock) -> None:
@@ -73,11 +68,10 @@ class Leases:
             self._leases = [lease for lease in self._leases if lease.held is not held]
             self._changed.notify_all()
 
-    def rest(self) -> None:
-        """Keep no connection, unless there is something to renew."""
-        with self._changed:
-            if not self._leases:
-                self._rest()
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to renew."""
+        return not self._leases
 
     def _work(self) -> None:
         while True:
@@ -86,9 +80,9 @@ class Leases:
                     self._changed.wait(pause)
                 if not self._leases:
                     self._thread = None
-                    self._rest()
+                    self._on_idle()
                     break
-                batch = [lease for lease in self._leases if _is_nearly_due(lease)]
+                batch = [lease for lease in self._leases if self._is_nearly_due(lease)]
             try:
                 self._renew_all(batch)
             except Exception:  # nothing may end this thread unseen
@@ -121,21 +115,21 @@ class Leases:
         try:
             renewed = self._renew([lease.held for lease in standing])
         except TaskLockError as error:
-            self._tell_refusal(error)
+            self._warn_once(error)
             _put_off(standing)
             return
-        self._refused = False
+        self._is_rejected = False
         for lease in standing:
-            lease.due = _due(lease.held, now)
+            lease.due = self._due(lease.held, now)
             if lease.held.claim_id not in renewed:
                 self._lose(lease)
         # Somebody has their rows locked, maybe for a moment only.
         _put_off([lease for lease in standing if renewed.get(lease.held.claim_id) is False])
 
-    def _tell_refusal(self, error: TaskLockError) -> None:
-        """Warn once, until a renewal succeeds. That the database is away is logged as an outage."""
-        if not isinstance(error, TaskLockDatabaseError) and not self._refused:
-            self._refused = True
+    def _warn_once(self, error: TaskLockError) -> None:
+        """Warn, once until a renewal succeeds. An unavailable database is logged as an outage."""
+        if not isinstance(error, TaskLockDatabaseError) and not self._is_rejected:
+            self._is_rejected = True
             logger.warning("Locks could not be renewed; trying again: %s", error)
 
     def _lose(self, lost: _Lease) -> None:
@@ -145,29 +139,24 @@ class Leases:
         if not released:
             lost.held.lose()
 
+    def _is_nearly_due(self, lease: _Lease) -> bool:
+        """Tell whether a lease is renewed together with those that are due, in one statement."""
+        assert lease.held.lease is not None
+        return lease.due <= time.monotonic() + lease.held.lease / self._per_lease / 2
 
-def _is_nearly_due(lease: _Lease) -> bool:
-    """Tell whether a lease is renewed together with those that are due, in one statement."""
-    assert lease.held.lease is not None
-    return lease.due <= time.monotonic() + lease.held.lease / RENEWALS_PER_LEASE / 2
+    def _first_due(self, held: HeldLock) -> float:
+        assert held.lease is not None
+        # The claim's answer may have taken most of the first lease.
+        return time.monotonic() + min(held.lease, held.lease_left) / self._per_lease
 
-
-def _first_due(held: HeldLock) -> float:
-    assert held.lease is not None
-    # The claim's answer may have taken most of the first lease.
-    return time.monotonic() + min(held.lease, held.lease_left) / RENEWALS_PER_LEASE
-
-
-def _due(held: HeldLock, now: float) -> float:
-    assert held.lease is not None
-    # Not after the maximum lock: that it is lost by then is told at once.
-    return now + min(held.lease / RENEWALS_PER_LEASE, held.seconds_left)
+    def _due(self, held: HeldLock, now: float) -> float:
+        assert held.lease is not None
+        # Not after the maximum lock: that it is lost by then is told at once.
+        return now + min(held.lease / self._per_lease, held.seconds_left)
 
 
 def _put_off(leases: Sequence[_Lease]) -> None:
     now = time.monotonic()
     for lease in leases:
         assert lease.held.lease is not None
-        # With jitter: replicas that lost a server must not all come back at the same moment.
-        pause = min(RETRY_INTERVAL, lease.held.lease / 10)
-        lease.due = now + pause * random.uniform(0.8, 1.2)  # noqa: S311  # no secret
+        lease.due = now + jittered(min(RETRY_INTERVAL, lease.held.lease / 10))

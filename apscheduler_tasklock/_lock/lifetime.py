@@ -7,32 +7,20 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from apscheduler_tasklock._database.forking import begins_anew_in_a_fork
-
 
 class Lifetime:
     """Counts the users of something shared. Once it is closed, the last of them gives it up.
 
     A context manager around each use.
 
-    :param give_up: ends what is shared; it can be taken up again by :meth:`open`
+    :param give_up: ends what is shared
     """
 
     def __init__(self, give_up: Callable[[], None]) -> None:
         self._give_up = give_up
         self._closing = False
-        self.begin_anew()
-        begins_anew_in_a_fork(self)
-
-    def begin_anew(self) -> None:
-        """Count from zero. The users are those of the parent."""
         self._lock = threading.Lock()
         self._users = 0
-
-    def open(self) -> None:
-        """Keep what is shared, again if it was closed before."""
-        with self._lock:
-            self._closing = False
 
     def close(self) -> None:
         """Give up what is shared: at once, or when its last user has ended."""
@@ -67,32 +55,32 @@ class Lifetime:
         self.end_use()
 
     def _end(self) -> None:
-        # Under the lock, so that the end of an old use cannot end what a restart has opened.
-        with self._lock:
-            if self._closing and self._users == 0:
-                self._give_up()
+        self._give_up()
 
 
 class InProgress:
     """Counts what is going on, for whoever has to wait until nothing is. A context manager."""
 
     def __init__(self) -> None:
-        self.begin_anew()
-        begins_anew_in_a_fork(self)
-
-    def begin_anew(self) -> None:
-        """Count from zero. What goes on in the parent does not here."""
         self._changed = threading.Condition()
         self._count = 0
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
+        """Count one more."""
         with self._changed:
             self._count += 1
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Count one less."""
         with self._changed:
             self._count -= 1
             self._changed.notify_all()
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def wait(self, seconds: float) -> bool:
         """Wait until nothing goes on, for so long at most; tell whether nothing does."""

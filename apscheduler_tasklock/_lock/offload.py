@@ -1,114 +1,244 @@
-"""Claims and releases for coroutines, made in threads, since no event loop may wait for them."""
+"""Claims and releases of coroutines: their requests queue without a thread each."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from apscheduler_tasklock._database.forking import begins_anew_in_a_fork
-from apscheduler_tasklock._database.pool import MOST_CONNECTIONS
+from apscheduler_tasklock._database.deadline import Closing, Deadline
+from apscheduler_tasklock._database.errors import RowLockedError
+from apscheduler_tasklock._database.exchange import Exchange, Outcome, Request
+from apscheduler_tasklock._database.retry import LOCKED_BACKOFF, jittered
+from apscheduler_tasklock._lock.lifetime import InProgress
+from apscheduler_tasklock._lock.loops import call_on
 
 Result = TypeVar("Result")
 
+# How many claims, and how many releases, are tried again at a time while the database does not
+# answer as it should.
+THREADS = 5
 
-class Offload:
-    """Threads that claim and release for coroutines.
 
-    What was begun here is brought to its end, also when the coroutine that waits for it is
-    cancelled, or left behind on a loop that has ended. As many threads as there are connections;
-    more could only queue for them.
+@dataclass(frozen=True)
+class Operation(Generic[Result]):
+    """What a coroutine wants to be done with the database, and waits for.
+
+    :ivar prepare: returns the request to begin with; ``None`` if there is none. Called in a thread,
+        since a custom trigger may take long.
+    :ivar finish: gets what became of that request, and does the rest in a thread. It may wait for
+        the database if that was no plain answer.
+    :ivar limit: seconds that the request may take once claiming is stopped
     """
 
-    def __init__(self) -> None:
-        self.open()
-        begins_anew_in_a_fork(self)
+    prepare: Callable[[], Request[Any] | None]
+    finish: Callable[[Outcome[Any] | None], Result]
+    limit: float
 
-    def begin_anew(self) -> None:
-        """Take other threads: a forked child has none of its parent's, only the count of them."""
-        self.open()
 
-    def open(self) -> None:
-        """Take up work, again if it was closed before. Threads start when there is some."""
-        self._claims = ThreadPoolExecutor(MOST_CONNECTIONS, "tasklock-claims")
+class ThreadOffload:
+    """Does what coroutines want of the database, without a thread for each of them.
+
+    One thread prepares, and finishes what was plainly answered; a few more try again what was not.
+    What was begun is brought to its end, also when the coroutine that waits for it is cancelled, or
+    left behind on a loop that has ended.
+
+    :param closing: says when claiming is stopped
+    :param claiming: counts the claims that are not decided, or are given back
+    """
+
+    def __init__(self, closing: Closing, claiming: InProgress) -> None:
+        self._closing = closing
+        self._claiming = claiming
+        self._background = ThreadPoolExecutor(1, "tasklock-background")
+        self._claims = ThreadPoolExecutor(THREADS, "tasklock-claims")
         # Of their own, so that they do not queue behind claims.
-        self._releases = ThreadPoolExecutor(MOST_CONNECTIONS, "tasklock-ends")
+        self._releases = ThreadPoolExecutor(THREADS, "tasklock-ends")
+        self._lock = threading.Lock()
+        self._begun: deque[_Running[Any]] = deque()
+        self.exchange: Exchange | None = None
 
     def close(self) -> None:
         """End the threads."""
-        self._claims.shutdown(wait=False)
-        self._releases.shutdown(wait=False)
+        for pool in (self._background, self._claims, self._releases):
+            pool.shutdown(wait=False)
 
-    async def claim(
-        self, claim: Callable[[], Result], give_back: Callable[[Result], Any]
-    ) -> Result:
-        """Wait for ``claim`` to be called in a thread.
+    def in_background(self, function: Callable[[], None]) -> None:
+        """Run a short function in a thread, or here if threads have ended."""
+        try:
+            self._background.submit(function)
+        except RuntimeError:  # it is closed, or the interpreter ends
+            function()
+
+    async def claim(self, claim: Operation[Result], give_back: Callable[[Result], Any]) -> Result:
+        """Wait until a claim is decided.
 
         :param give_back: called in a thread with what ``claim`` returned, if nobody waits for it
             any more by then
         """
-        claiming = _Claiming(claim, give_back)
-        call = self._claims.submit(claiming)
+        running = _Running(claim, self._claims, asyncio.get_running_loop(), give_back)
+        self._claiming.begin()
+        running.future.add_done_callback(lambda _future: self._claiming.end())
+        self._begin(running)
         try:
-            return await _result_of(call)
+            return await result_of(running.future)
         except (asyncio.CancelledError, GeneratorExit):
-            if not call.cancel() and claiming.abandon():
-                self._releases.submit(give_back, call.result())
+            if running.abandon():
+                self._releases.submit(give_back, running.future.result())
             raise
 
+    def release(self, release: Operation[Result]) -> Future[Result]:
+        """Begin a release; return its future. It does not wait for claims."""
+        running: _Running[Result] = _Running(release, self._releases)
+        self._begin(running)
+        return running.future
+
     def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Call a function in a thread, where it does not queue behind claims."""
+        """Call a function that may wait for the database in a thread."""
         return self._releases.submit(function)
 
-    def release(self, release: Callable[[], Any]) -> Callable[[], Any]:
-        """Call ``release`` in a thread.
+    def _begin(self, running: _Running[Any]) -> None:
+        with self._lock:
+            self._begun.append(running)
+            is_first = len(self._begun) == 1
+        if is_first:
+            self.in_background(self._send)
 
-        :return: to be called and awaited by who wants to wait for it
-        """
-        return partial(_result_of, self.call(release))
+    def _send(self) -> None:
+        """Prepare what was begun, and send it together."""
+        with self._lock:
+            batch, self._begun = self._begun, deque()
+        for limit in {running.operation.limit for running in batch}:
+            ready = [
+                (running, request)
+                for running in batch
+                if running.operation.limit == limit
+                and (request := self._prepared(running)) is not None
+            ]
+            if ready:
+                self._submit([request for _, request in ready], [each for each, _ in ready], limit)
+
+    def _submit(
+        self, requests: list[Request[Any]], running: list[_Running[Any]], limit: float
+    ) -> None:
+        assert self.exchange is not None
+        self.exchange.submit(
+            requests,
+            Deadline(self._closing, limit=limit),
+            [partial(self._answered, *each) for each in zip(running, requests, strict=True)],
+        )
+
+    def _prepared(self, running: _Running[Any]) -> Request[Any] | None:
+        """Return the request to begin with; without one, it is finished."""
+        if running.is_abandoned:  # before anything was sent
+            running.fail(asyncio.CancelledError())
+            return None
+        try:
+            request = running.operation.prepare()
+        except BaseException as error:  # noqa: BLE001  # for who waits, whatever it is
+            running.fail(error)
+            return None
+        if request is None:
+            running.finish(None)
+        return request
+
+    def _answered(
+        self, running: _Running[Any], request: Request[Any], outcome: Outcome[Any]
+    ) -> None:
+        """Finish what was answered, here; what was not, in a thread that may wait."""
+        if outcome.error is None:
+            running.finish(outcome)
+        elif not (isinstance(outcome.error, RowLockedError) and self._asks_later(running, request)):
+            try:
+                running.pool.submit(running.finish, outcome)
+            except RuntimeError:  # it is closed, or the interpreter ends
+                running.finish(outcome)
+
+    def _asks_later(self, running: _Running[Any], request: Request[Any]) -> bool:
+        """Ask again after a short pause, in which another replica has committed its claim."""
+        if running.loop is None or running.locked == len(LOCKED_BACKOFF) or self._closing.stopped:
+            return False
+        pause = jittered(LOCKED_BACKOFF[running.locked])
+        running.locked += 1
+        limit = running.operation.limit
+        again = partial(self.in_background, partial(self._submit, [request], [running], limit))
+        try:
+            call_on(running.loop, partial(running.loop.call_later, pause, again))
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
 
 
-class _Claiming(Generic[Result]):
-    """A claim under way in a thread, of which nobody may want to know any more when it is made."""
+class _Running(Generic[Result]):
+    """An operation under way, of which nobody may want to know any more when it is done.
 
-    def __init__(self, claim: Callable[[], Result], give_back: Callable[[Result], Any]) -> None:
-        self._claim = claim
+    :ivar locked: how often it found its row locked
+    """
+
+    def __init__(
+        self,
+        operation: Operation[Result],
+        pool: ThreadPoolExecutor,
+        loop: asyncio.AbstractEventLoop | None = None,
+        give_back: Callable[[Result], Any] | None = None,
+    ) -> None:
+        self.operation = operation
+        self.pool = pool
+        self.loop = loop
+        self.locked = 0
+        self.future: Future[Result] = Future()
         self._give_back = give_back
-        self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._made = False
         self._abandoned = False
 
-    def __call__(self) -> Result:
-        """Claim, and give back what was claimed if it was abandoned meanwhile."""
-        result = self._claim()
+    def finish(self, outcome: Outcome[Any] | None) -> None:
+        """Do the rest; give back what was got if nobody waits for it."""
+        try:
+            result = self.operation.finish(outcome)
+        except BaseException as error:  # noqa: BLE001  # for who waits, whatever it is
+            self.fail(error)
+            return
         with self._lock:
-            self._made = True
-            self._abandoned = self._abandoned or self._loop.is_closed()
-        if self._abandoned:
-            self._give_back(result)
-        return result
+            is_unwanted = self._abandoned or (self.loop is not None and self.loop.is_closed())
+            if not is_unwanted:
+                self.future.set_result(result)
+        if is_unwanted:
+            if self._give_back is not None:
+                self._give_back(result)
+            with suppress(InvalidStateError):
+                self.future.set_result(result)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nobody wants to know what becomes of it."""
+        return self._abandoned
+
+    def fail(self, error: BaseException) -> None:
+        """Raise this where the result is waited for."""
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)
 
     def abandon(self) -> bool:
-        """Let the claim be given back; return whether the caller has to, since it was made."""
+        """Want the result no more; return whether the caller has to give it back: it is there."""
         with self._lock:
-            late = self._made and not self._abandoned
             self._abandoned = True
-            return late
+            return self.future.done() and self.future.exception() is None
 
 
-async def _result_of(call: Future[Result]) -> Result:
-    """Wait for a call in a thread, which goes on if the one who waits is cancelled."""
+async def result_of(future: Future[Result]) -> Result:
+    """Wait for what a thread does, which goes on if the one who waits is cancelled."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-    def wake(_call: Future[Result]) -> None:
+    def wake(_future: Future[Result]) -> None:
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(done.set)
+            call_on(loop, done.set)
 
-    call.add_done_callback(wake)
+    future.add_done_callback(wake)
     await done.wait()
-    return call.result()
+    return future.result()

@@ -2,247 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
-from uuid import UUID
+from enum import Enum
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
 
+from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
 from apscheduler_tasklock._lock import statements
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.schema.table import quoted_name
 
+Row = TypeVar("Row")
+
 # How often a claim looks for its row, which others may insert and delete meanwhile.
 ROUNDS = 10
 
-
-class TaskLockProtocol:
-    """The statements for one task lock table, run on a psycopg cursor in autocommit mode.
-
-    :param lock_timeout: seconds that a claim waits in the server for a row that somebody has locked
-    """
-
-    def __init__(self, table: Table, lock_timeout: float = 10.0) -> None:
-        # Quoted for PostgreSQL by SQLAlchemy. Its Core is not used to send the statements: that
-        # adds about as much time again as a whole refused claim takes.
-        self._table = table
-        name = quoted_name(table).replace("%", "%%")  # psycopg's placeholders begin with it
-        self._lock_timeout = f"{max(1, round(lock_timeout * 1000))}ms"
-        self._claim = statements.claim(name)
-        self._claim_first = statements.first_claim(name)
-        self._look = statements.look(name)
-        self._take_over = statements.take_over(name)
-        self._look_after_takeover = statements.look_after_takeover(name)
-        self._release = statements.release(name)
-        self._end_lease = statements.end_lease(name)
-        self._give_up = statements.give_up(name)
-        self._extend = statements.extend(name)
-        self._renew = statements.renew(name)
-        self._read = statements.read(name)
-        self._prune = statements.prune(name)
-
-    def with_lock_timeout(self, seconds: float) -> TaskLockProtocol:
-        """Return one that waits for so long in the server for a row that somebody has locked."""
-        return TaskLockProtocol(self._table, seconds)
-
-    def claim(self, cursor: Any, request: ClaimRequest) -> ClaimAnswer:
-        """Try to take the task for one run time. A refused claim writes nothing.
-
-        :raises TaskLockError: the task's row can be neither read nor inserted
-        """
-        parameters = {**vars(request), "lock_timeout": self._lock_timeout}
-        for _ in range(ROUNDS):
-            row = cursor.execute(self._claim, parameters).fetchone()
-            if row is None:
-                # There is no row yet; or there is one since, and the claim goes on with that.
-                row = cursor.execute(self._claim_first, parameters).fetchone()
-            elif _looks_free(ClaimAnswer(*row)):
-                # Another claim won while this statement waited for it, and the row in this
-                # statement's snapshot is the one from before. Look at what that claim made of it.
-                row = cursor.execute(self._look, parameters).fetchone()
-            if row is not None:
-                return ClaimAnswer(*row)
-        raise TaskLockError(
-            f"task {request.task_name!r}: its row can be neither read nor inserted, although "
-            "PostgreSQL reports no error; is there a policy or a trigger on the task lock table?"
-        )
-
-    def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:
-        """Try to take over the claim of a dead holder. ``None``: the task has no row any more."""
-        parameters = {**vars(request), "lock_timeout": self._lock_timeout}
-        row = cursor.execute(self._take_over, parameters).fetchone()
-        if row is not None and not row[0]:
-            # Maybe as it was before another replica took it over; see claim().
-            row = cursor.execute(self._look_after_takeover, parameters).fetchone()
-        return None if row is None else ClaimAnswer(*row)
-
-    def release(
-        self, cursor: Any, task_name: str, claim_id: UUID, *, keep_window: bool
-    ) -> ReleaseAnswer | None:
-        """End a claim. ``None`` means that it no longer stood, and that nothing was changed."""
-        row = cursor.execute(
-            self._release,
-            {
-                "task_name": task_name,
-                "claim_id": claim_id,
-                "keep_window": keep_window,
-                "lock_timeout": self._lock_timeout,
-            },
-        ).fetchone()
-        return None if row is None else ReleaseAnswer(*row)
-
-    def end_lease(
-        self,
-        cursor: Any,
-        task_name: str,
-        claim_id: UUID,
-        *,
-        handed_over: bool,
-        holders: Sequence[str] | None = None,
-    ) -> ReleaseAnswer | None:
-        """End the lease of a run that did not end, and will not.
-
-        :param handed_over: whether its holder hands it over; else it counts as dead
-        :param holders: only if one of these holds it
-        :return: the task's row, or ``None`` if the claim no longer stood
-        """
-        row = cursor.execute(
-            self._end_lease,
-            {
-                "task_name": task_name,
-                "claim_id": claim_id,
-                "handed_over": handed_over,
-                "holders": None if holders is None else list(holders),
-                "lock_timeout": self._lock_timeout,
-            },
-        ).fetchone()
-        return None if row is None else ReleaseAnswer(*row)
-
-    def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> bool:
-        """Finish a dead run that is not to be run again; tell whether this replica did."""
-        parameters = {
-            "task_name": task_name,
-            "claim_id": claim_id,
-            "lock_timeout": self._lock_timeout,
-        }
-        return cursor.execute(self._give_up, parameters).fetchone() is not None
-
-    def extend(
-        self, cursor: Any, task_name: str, claim_id: UUID, by: float, lease: float | None
-    ) -> LockTimes | None:
-        """Move the end of a claim's maximum lock by seconds. ``None``: it stands no more."""
-        row = cursor.execute(
-            self._extend,
-            {
-                "task_name": task_name,
-                "claim_id": claim_id,
-                "by": by,
-                "lease": lease,
-                "lock_timeout": self._lock_timeout,
-            },
-        ).fetchone()
-        return None if row is None else LockTimes(*row)
-
-    def renew(self, cursor: Any, renewals: Sequence[Renewal]) -> dict[UUID, LockTimes]:
-        """Let claims stand for another lease each.
-
-        :return: when each of them ends now, by claim id. One that is missing stands no more.
-        """
-        rows = cursor.execute(
-            self._renew,
-            {
-                "task_names": [renewal.task_name for renewal in renewals],
-                "claim_ids": [renewal.claim_id for renewal in renewals],
-                # psycopg refuses a list of integers and floats.
-                "leases": [float(renewal.lease) for renewal in renewals],
-            },
-        ).fetchall()
-        return {claim_id: LockTimes(*times) for claim_id, *times in rows}
-
-    def read(
-        self, cursor: Any, task_names: Sequence[str], always: Sequence[str] = ()
-    ) -> tuple[list[RunState], datetime]:
-        """Return which of these tasks have a dead run, and the database's time.
-
-        :param always: tasks whose last run is returned whatever its state
-        :raises TaskLockDatabaseError: the server is read-only. While nobody can renew or release,
-            a run that looks dead need not be; and what a standby shows may be old.
-        """
-        rows = cursor.execute(
-            self._read, {"task_names": list(task_names), "always": list(always)}
-        ).fetchall()
-        if any(read_only for *_, read_only in rows):
-            raise TaskLockDatabaseError("the server is read-only")
-        database_time = rows[0][-2]
-        return [RunState(*row) for *row, _ in rows if row[0] is not None], database_time
-
-    def prune(self, cursor: Any, age: float) -> int:
-        """Delete rows of one-off jobs that were over so many seconds ago; return how many."""
-        return int(cursor.execute(self._prune, {"age": age}).rowcount)
+# Seconds that a statement waits in the server for a row that somebody has locked. It keeps the
+# replica's connection for so long; the wait of a commit for a disk is shorter as a rule.
+LOCK_TIMEOUT = 0.03
 
 
-def _looks_free(answer: ClaimAnswer) -> bool:
-    return answer.new_window and not (answer.running or answer.granted or answer.waits)
+class Ending(Enum):
+    """How a claim is ended."""
+
+    KEEP = "released, its window taken"
+    OPEN = "released, its window open again"
+    HAND_OVER = "handed over: its window is run again by another replica"
 
 
 @dataclass(frozen=True)
 class ClaimRequest:
-    """What a replica asks for: one run time of one task.
+    """What a job or ``hold`` asks for: one run time of one task.
 
     :ivar task_name: the task's name
-    :ivar lag: seconds since the run time, by the replica's clock; never below 0
-    :ivar latest: the latest time the database's clock can have had when ``lag`` was read
     :ivar min_lock: seconds from the run time until which its window lasts
-    :ivar max_lock: seconds after which a run has to have ended
-    :ivar replica_id: who asks, shown in logs
-    :ivar claim_id: made for this request; asking twice with it claims once
+    :ivar max_lock: seconds after which the run has to have ended
+    :ivar run_time: the nominal run time, with a time zone; ``None`` for now
+    :ivar exact: whether every replica computes the same run time
     :ivar lease: seconds after which a holder that does not renew counts as dead; ``None``: the
         maximum lock
-    :ivar run_time: the run time itself, where every replica computes the same one; else ``None``
+    :ivar failover: whether the window is to be run again if its holder dies
     :ivar runs: what is run, so that nobody runs something else in its place: the function and, of
         a one-off job, its run date; ``""`` for ``hold``
     :ivar one_off: whether no other run time follows, so that the row can be deleted one day
-    :ivar failover: whether the window is to be run again if its holder dies
-    :ivar stable: whether the rows can be believed. If not, as after an outage, a run whose lease
-        has ended may be going on, and stands against the claim.
+    :ivar claim_id: made for this request; asking twice with it claims once
+    :ivar keep_window_if_in_doubt: whether the window stays taken if the claim was sent and never
+        answered, although the database may have granted it
     """
 
     task_name: str
-    lag: float
-    latest: datetime | None
     min_lock: float
     max_lock: float
-    replica_id: str
-    claim_id: UUID
-    lease: float | None = None
     run_time: datetime | None = None
+    exact: bool = False
+    lease: float | None = None
+    failover: bool = False
     runs: str = ""
     one_off: bool = False
-    failover: bool = False
-    stable: bool = True
+    claim_id: UUID = field(default_factory=uuid4)
+    keep_window_if_in_doubt: bool = False
+
+    @property
+    def ending_in_doubt(self) -> Ending:
+        """How the claim is ended if it was sent and never answered."""
+        if self.keep_window_if_in_doubt:
+            return Ending.KEEP
+        # Nobody takes a hold over: there is no job to run.
+        return Ending.HAND_OVER if self.runs else Ending.OPEN
+
+    def parameters(self, lag: float) -> dict[str, object]:
+        """Return the parameters of its statement.
+
+        :param lag: seconds since the run time, by the replica's clock; never below 0
+        """
+        return {
+            "task_name": self.task_name,
+            "claim_id": self.claim_id,
+            "lag": lag,
+            "run_time": self.run_time if self.exact else None,
+            # psycopg cannot send a list of integers and floats.
+            "min_lock": float(self.min_lock),
+            "max_lock": float(self.max_lock),
+            "lease": None if self.lease is None else float(self.lease),
+            "failover": self.failover,
+            "runs": self.runs,
+            "one_off": self.one_off,
+        }
 
 
 @dataclass(frozen=True)
 class TakeoverRequest:
-    """What a replica asks for that runs the window of a dead holder again.
+    """A dead holder's run that is to be run again.
 
     :ivar task_name: the task's name
     :ivar dead_claim_id: the claim of the dead holder; no other is taken over
-    :ivar replica_id: who asks, shown in logs
-    :ivar claim_id: made for this request; asking twice with it claims once
+    :ivar dead_holder: shown in logs
     :ivar lease: seconds after which a holder that does not renew counts as dead; ``None``: the end
         of the maximum lock of the run that died, which a takeover keeps
     :ivar failover: whether the window is to be run again if this holder dies as well
+    :ivar claim_id: made for this request; asking twice with it claims once
     """
 
     task_name: str
     dead_claim_id: UUID
-    replica_id: str
-    claim_id: UUID
+    dead_holder: str
     lease: float | None = None
     failover: bool = True
+    claim_id: UUID = field(default_factory=uuid4)
+
+
+@dataclass(frozen=True)
+class ReadTimes:
+    """What a claim is decided on besides its request, read right before it is sent.
+
+    :ivar lag: seconds since the run time, by the replica's clock; never below 0
+    :ivar latest: the latest time that the database's clock can have had then
+    :ivar stable: whether the rows can be believed. If not, as after an outage, a run whose lease
+        has ended may be going on, and stands against the claim.
+    """
+
+    lag: float = 0.0
+    latest: datetime | None = None
+    stable: bool = True
 
 
 @dataclass(frozen=True)
@@ -276,6 +161,59 @@ class ClaimAnswer:
     run_until: datetime
     database_time: datetime
     claim_id: UUID
+
+    @property
+    def looks_free(self) -> bool:
+        """Whether nothing stands against the claim that was not granted.
+
+        Then another claim has won while the statement was on its way, or has the row locked; and
+        this is the row as it was before.
+        """
+        return self.new_window and not (self.running or self.granted or self.waits)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A claim that another replica's claim, or an earlier run of the window, stood against.
+
+    :ivar holder: replica of the last claim
+    :ivar token: its fencing token
+    :ivar locked_until: database time until which the task is held
+    :ivar reason: ``"running"`` or ``"window"``
+    :ivar renewed: whether its holder renews the claim, and so was alive less than a lease ago
+    :ivar blocked: whether a run that is still going on, or whose holder died, stands against a
+        window that is new
+    :ivar unfinished: whether the last run was not released: it is going on, or its holder died
+    :ivar waits: whether it is a run whose lease has ended: its window is run again first, or it
+        is not yet sure that its holder died
+    :ivar window_start: start of that run's window, in database time
+    """
+
+    holder: str
+    token: int
+    locked_until: datetime
+    reason: str
+    renewed: bool
+    blocked: bool
+    unfinished: bool
+    waits: bool
+    window_start: datetime
+
+    @classmethod
+    def of(cls, answer: ClaimAnswer) -> Refusal:
+        """Return what an answer says that grants nothing."""
+        standing = answer.running or answer.waits
+        return cls(
+            holder=answer.holder,
+            token=answer.token,
+            locked_until=answer.locked_until,
+            reason="running" if standing else "window",
+            renewed=answer.running and answer.locked_until < answer.run_until,
+            blocked=standing and answer.new_window,
+            unfinished=answer.unfinished,
+            waits=answer.waits,
+            window_start=answer.window_start,
+        )
 
 
 @dataclass(frozen=True)
@@ -350,29 +288,219 @@ class RunState:
     database_time: datetime
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A claim that another replica's claim, or an earlier run of the window, stood against.
+class TaskLockProtocol:
+    """The statements for one task lock table, run on a psycopg cursor in autocommit mode.
 
-    :ivar holder: replica of the last claim
-    :ivar token: its fencing token
-    :ivar locked_until: database time until which the task is held
-    :ivar reason: ``"running"`` or ``"window"``
-    :ivar renewed: whether its holder renews the claim, and so was alive less than a lease ago
-    :ivar blocked: whether a run that is still going on, or whose holder died, stands against a
-        window that is new
-    :ivar unfinished: whether the last run was not released: it is going on, or its holder died
-    :ivar waits: whether it is a run whose lease has ended: its window is run again first, or it
-        is not yet sure that its holder died
-    :ivar window_start: start of that run's window, in database time
+    :param replica_id: who asks, shown in logs
+    :param lock_timeout: seconds that a statement waits in the server for a row that somebody has
+        locked
     """
 
-    holder: str
-    token: int
-    locked_until: datetime
-    reason: str
-    renewed: bool
-    blocked: bool
-    unfinished: bool
-    waits: bool
-    window_start: datetime
+    def __init__(
+        self, table: Table, replica_id: str = "", lock_timeout: float = LOCK_TIMEOUT
+    ) -> None:
+        # Quoted for PostgreSQL by SQLAlchemy. Its Core is not used to send the statements: that
+        # adds about as much time again as a whole refused claim takes.
+        name = quoted_name(table).replace("%", "%%")  # psycopg's placeholders begin with it
+        self._own: dict[str, object] = {
+            "replica_id": replica_id,
+            "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
+        }
+        self._claim = statements.claim(name)
+        self._claim_many = statements.claim_many(name)
+        self._first_claim = statements.first_claim(name)
+        self._first_claim_many = statements.first_claim_many(name)
+        self._look = statements.look(name)
+        self._take_over = statements.take_over(name)
+        self._look_after_takeover = statements.look_after_takeover(name)
+        self._release = statements.release(name)
+        self._release_many = statements.release_many(name)
+        self._end_lease = statements.end_lease(name)
+        self._give_up = statements.give_up(name)
+        self._extend = statements.extend(name)
+        self._renew = statements.renew(name)
+        self._read = statements.read(name)
+        self._prune = statements.prune(name)
+
+    def claim(
+        self,
+        cursor: Any,
+        request: ClaimRequest,
+        times: ReadTimes = ReadTimes(),  # frozen
+    ) -> ClaimAnswer:
+        """Try to take the task for one run time. A refused claim writes nothing.
+
+        :raises TaskLockError: the task's row can be neither read nor inserted
+        """
+        parameters = {
+            **self._own,
+            **request.parameters(times.lag),
+            "latest": times.latest,
+            "stable": times.stable,
+        }
+        cursor.row_factory = class_row(ClaimAnswer)
+        for _ in range(ROUNDS):
+            answer: ClaimAnswer | None = cursor.execute(self._claim, parameters).fetchone()
+            if answer is None:
+                # There is no row yet; or there is one since, and the claim goes on with that.
+                answer = cursor.execute(self._first_claim, parameters).fetchone()
+            elif answer.looks_free:
+                # Another claim won while this statement waited for it. Look at what it made of the
+                # row.
+                answer = cursor.execute(self._look, parameters).fetchone()
+            if answer is not None:
+                return answer
+        raise TaskLockError(
+            f"task {request.task_name!r}: its row can be neither read nor inserted, although "
+            "PostgreSQL reports no error; is there a policy or a trigger on the task lock table?"
+        )
+
+    def claim_many(
+        self,
+        cursor: Any,
+        requests: Sequence[ClaimRequest],
+        lags: Sequence[float],
+        times: ReadTimes,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Try to take many tasks, each for one run time and each only once in the batch.
+
+        :param lags: of each request, in place of the one in ``times``
+        :return: the answers by the ids of the requests. One that is missing, or that looks free, is
+            to be asked again: somebody else has its row locked, or is about to insert it.
+        """
+        answers: dict[UUID, ClaimAnswer] = {}
+        asked = [r.parameters(lag) for r, lag in zip(requests, lags, strict=True)]
+        for statement in (self._claim_many, self._first_claim_many):
+            waiting = [parameters for parameters in asked if parameters["claim_id"] not in answers]
+            if waiting:
+                arrays = statements.arrays_of_claims(waiting)
+                more = {"latest": times.latest, "stable": times.stable}
+                rows = self._rows(cursor, statement, {**self._own, **arrays, **more})
+                answers.update((row.pop("asked_claim_id"), ClaimAnswer(**row)) for row in rows)
+        return answers
+
+    def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:
+        """Try to take over the claim of a dead holder. ``None``: the task has no row any more."""
+        parameters = {**self._own, **vars(request)}
+        cursor.row_factory = class_row(ClaimAnswer)
+        answer: ClaimAnswer | None = cursor.execute(self._take_over, parameters).fetchone()
+        if answer is not None and not answer.granted:
+            # Maybe as it was before another replica took it over; see claim().
+            answer = cursor.execute(self._look_after_takeover, parameters).fetchone()
+        return answer
+
+    def release(
+        self, cursor: Any, task_name: str, claim_id: UUID, ending: Ending = Ending.KEEP
+    ) -> ReleaseAnswer | None:
+        """End a claim. ``None`` means that it no longer stood, and that nothing was changed."""
+        if ending is Ending.HAND_OVER:
+            return self.end_lease(cursor, task_name, claim_id, handed_over=True)
+        parameters = _release_parameters(task_name, claim_id, ending)
+        cursor.row_factory = class_row(ReleaseAnswer)
+        answer: ReleaseAnswer | None
+        answer = cursor.execute(self._release, {**self._own, **parameters}).fetchone()
+        return answer
+
+    def release_many(
+        self, cursor: Any, releases: Sequence[tuple[str, UUID, Ending]]
+    ) -> dict[UUID, ReleaseAnswer | None]:
+        """End many claims, each of another task; none is handed over.
+
+        :param releases: task, claim and ending of each
+        :return: the answers of the claims that stood, by claim id. ``None``: somebody else has the
+            row locked; it is to be sent again.
+        """
+        arrays = statements.arrays_of_releases(_release_parameters(*each) for each in releases)
+        rows = self._rows(cursor, self._release_many, {**self._own, **arrays})
+        return {
+            row.pop("asked_claim_id"): ReleaseAnswer(**row) if row["locked_until"] else None
+            for row in rows
+        }
+
+    def end_lease(
+        self,
+        cursor: Any,
+        task_name: str,
+        claim_id: UUID,
+        *,
+        handed_over: bool,
+        holders: Sequence[str] | None = None,
+    ) -> ReleaseAnswer | None:
+        """End the lease of a run that did not end, and will not.
+
+        :param handed_over: whether its holder hands it over; else it counts as dead
+        :param holders: only if one of these holds it
+        :return: the task's row, or ``None`` if the claim no longer stood
+        """
+        parameters = {
+            "task_name": task_name,
+            "claim_id": claim_id,
+            "handed_over": handed_over,
+            "holders": None if holders is None else list(holders),
+        }
+        cursor.row_factory = class_row(ReleaseAnswer)
+        answer: ReleaseAnswer | None
+        answer = cursor.execute(self._end_lease, {**self._own, **parameters}).fetchone()
+        return answer
+
+    def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> bool:
+        """Finish a dead run that is not to be run again; tell whether this replica did."""
+        parameters = {**self._own, "task_name": task_name, "claim_id": claim_id}
+        return bool(cursor.execute(self._give_up, parameters).rowcount)
+
+    def extend(
+        self, cursor: Any, task_name: str, claim_id: UUID, by: float, lease: float | None
+    ) -> LockTimes | None:
+        """Move the end of a claim's maximum lock by seconds. ``None``: it stands no more."""
+        parameters = {"task_name": task_name, "claim_id": claim_id, "by": by, "lease": lease}
+        cursor.row_factory = class_row(LockTimes)
+        times: LockTimes | None
+        times = cursor.execute(self._extend, {**self._own, **parameters}).fetchone()
+        return times
+
+    def renew(self, cursor: Any, renewals: Sequence[Renewal]) -> dict[UUID, LockTimes]:
+        """Let claims stand for another lease each.
+
+        :return: when each of them ends now, by claim id. One that is missing stands no more.
+        """
+        parameters = {
+            "task_names": [renewal.task_name for renewal in renewals],
+            "claim_ids": [renewal.claim_id for renewal in renewals],
+            "leases": [float(renewal.lease) for renewal in renewals],
+        }
+        rows = self._rows(cursor, self._renew, parameters)
+        return {row.pop("claim_id"): LockTimes(**row) for row in rows}
+
+    def read(
+        self, cursor: Any, task_names: Sequence[str], always: Sequence[str] = ()
+    ) -> tuple[list[RunState], datetime]:
+        """Return which of these tasks have a dead run, and the database's time.
+
+        :param always: tasks whose last run is returned whatever its state
+        :raises TaskLockDatabaseError: the server is read-only. While nobody can renew or release,
+            a run that looks dead need not be; and what a standby shows may be old.
+        """
+        parameters = {"task_names": list(task_names), "always": list(always)}
+        rows = self._rows(cursor, self._read, parameters)
+        are_read_only = [row.pop("read_only") for row in rows]
+        if any(are_read_only):
+            raise TaskLockDatabaseError("the server is read-only")
+        states = [RunState(**row) for row in rows if row["task_name"] is not None]
+        return states, rows[0]["database_time"]
+
+    def prune(self, cursor: Any, age: float) -> int:
+        """Delete rows of one-off jobs that were over so many seconds ago; return how many."""
+        return int(cursor.execute(self._prune, {"age": age}).rowcount)
+
+    @staticmethod
+    def _rows(
+        cursor: Any, statement: str, parameters: Mapping[str, object]
+    ) -> list[dict[str, Any]]:
+        cursor.row_factory = dict_row
+        rows: list[dict[str, Any]] = cursor.execute(statement, parameters).fetchall()
+        return rows
+
+
+def _release_parameters(task_name: str, claim_id: UUID, ending: Ending) -> dict[str, object]:
+    keep_window = ending is Ending.KEEP
+    return {"task_name": task_name, "claim_id": claim_id, "keep_window": keep_window}

@@ -1,4 +1,4 @@
-"""Releases that are owed: the database failed when a job ended, or when a claim was given up."""
+"""Releases, and those that are pending: the database failed when a job ended."""
 
 from __future__ import annotations
 
@@ -8,55 +8,67 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from math import inf
 from typing import Any
 from uuid import UUID
 
 import psycopg
 
-from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, RELEASE_LIMIT
-from apscheduler_tasklock._database.errors import is_conflict
-from apscheduler_tasklock._database.forking import begins_anew_in_a_fork
-from apscheduler_tasklock._database.retry import Attempts
-from apscheduler_tasklock._lock.protocol import ReleaseAnswer, TaskLockProtocol
+from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, RELEASE_LIMIT, Closing, Deadline
+from apscheduler_tasklock._database.errors import ConflictError, RowLockedError
+from apscheduler_tasklock._database.exchange import Exchange, Request
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.protocol import Ending, ReleaseAnswer, TaskLockProtocol
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
 logger = logging.getLogger(__name__)
 
-# Seconds after which what could not be sent is sent again; sooner if somebody waits for it.
-RETRY_INTERVAL = 1.0
-# If the database refuses it, as until somebody gives a right back.
-REFUSED_INTERVAL = 10.0
 CLOSING_INTERVAL = 0.2
-# Seconds that an owed release waits for a row that somebody has locked.
-LOCK_TIMEOUT = 0.25
-# Seconds for which :meth:`OwedReleases.close` sends them while the database is away, as when a
-# server restarts under a deployment. All attempts are over by then.
-CLOSING_PATIENCE = 3.0
-# Seconds that it has in any case, whatever else of the shutdown took long.
+# Seconds that pending releases have at a shutdown in any case, whatever else of it took long.
 SHORTEST_CLOSING = 0.7
 
 
-class Ending(Enum):
-    """How a claim is ended."""
+class Release(Request[ReleaseAnswer | None]):
+    """A claim that is to be ended. The answer is ``None`` if it no longer stood.
 
-    KEEP = "released, its window taken"
-    OPEN = "released, its window open again"
-    HAND_OVER = "handed over: its window is run again by another replica"
+    :param ending: what becomes of its window
+    """
 
+    def __init__(
+        self, protocol: TaskLockProtocol, task_name: str, claim_id: UUID, ending: Ending
+    ) -> None:
+        self.kind = Release
+        self.task_name = task_name
+        self._protocol = protocol
+        self._claim_id = claim_id
+        self._ending = ending
 
-def send_ending(
-    protocol: TaskLockProtocol, cursor: Any, task_name: str, claim_id: UUID, ending: Ending
-) -> ReleaseAnswer | None:
-    """End a claim. ``None`` means that it no longer stood, and that nothing was changed."""
-    if ending is Ending.HAND_OVER:
-        return protocol.end_lease(cursor, task_name, claim_id, handed_over=True)
-    return protocol.release(cursor, task_name, claim_id, keep_window=ending is Ending.KEEP)
+    @property
+    def goes_alone(self) -> bool:
+        """Whether it is handed over, which is another statement."""
+        return self._ending is Ending.HAND_OVER
+
+    def send(self, cursor: Any) -> ReleaseAnswer | None:
+        """End the claim."""
+        return self._protocol.release(cursor, self.task_name, self._claim_id, self._ending)
+
+    @classmethod
+    def send_together(
+        cls, cursor: Any, requests: Sequence[Release]
+    ) -> list[ReleaseAnswer | TaskLockDatabaseError | None]:
+        """End several claims in one statement."""
+        answers = requests[0]._protocol.release_many(
+            cursor, [(each.task_name, each._claim_id, each._ending) for each in requests]
+        )
+        locked = RowLockedError("another session has the task's row locked")
+        return [
+            (answers[each._claim_id] or locked) if each._claim_id in answers else None
+            for each in requests
+        ]
 
 
 @dataclass(frozen=True)
-class OwedRelease:
+class PendingRelease:
     """A release that has not arrived yet, or of which no answer came. Can be pickled.
 
     :ivar until: when it need not be sent any more, on the monotonic clock, which the processes of a
@@ -69,54 +81,54 @@ class OwedRelease:
     until: float
 
 
-class OwedReleases:
+class PendingReleases:
     """Sends releases again until they arrive, or until the claim has ended by itself.
 
-    One thread, which starts with the first owed release and is gone after the last.
+    One thread, which starts with the first pending release and is gone after the last.
 
-    :param attempts: runs the statements
-    :param protocol: has them
+    :param exchange: sends them
+    :param protocol: has the statements
+    :param closing: says when claiming is stopped
+    :param timings: has the intervals
     """
 
-    def __init__(self, attempts: Attempts, protocol: TaskLockProtocol) -> None:
-        self._attempts = attempts
-        # What has to wait for a row is sent again anyway, and must not keep the others waiting.
-        self._protocol = protocol.with_lock_timeout(LOCK_TIMEOUT)
+    def __init__(
+        self, exchange: Exchange, protocol: TaskLockProtocol, closing: Closing, timings: Timings
+    ) -> None:
+        self._exchange = exchange
+        self._protocol = protocol
+        self._closing = closing
+        self._timings = timings
         self._give_up_at = 0.0  # on the monotonic clock, once somebody closes
-        self.begin_anew()
-        begins_anew_in_a_fork(self)
-
-    def _until(self) -> float:
-        """Return when all has to be over, on the monotonic clock, once somebody closes."""
-        return self._give_up_at if self._closers else inf
-
-    def begin_anew(self) -> None:
-        """Owe nothing. A forked child leaves it to its parent what that owes."""
         self._changed = threading.Condition()
-        self._owed: list[OwedRelease] = []
+        self._pending: list[PendingRelease] = []
         self._thread: threading.Thread | None = None
         self._closers = 0
-        self._news = False
+        self._has_news = False
+
+    def has(self, task_name: str) -> bool:
+        """Tell whether a release of this task is pending."""
+        return any(pending.task_name == task_name for pending in self._pending)
 
     def add(self, task_name: str, claim_id: UUID, ending: Ending, *, seconds: float) -> None:
-        """Owe a release.
+        """Send a release in the background.
 
         :param seconds: how long it is worth sending: until the claim ends by itself
         """
-        self.adopt(OwedRelease(task_name, claim_id, ending, time.monotonic() + seconds))
+        self.adopt(PendingRelease(task_name, claim_id, ending, time.monotonic() + seconds))
 
-    def take(self) -> list[OwedRelease]:
-        """Return what is owed, and owe it no more: somebody else will send it."""
+    def take(self) -> list[PendingRelease]:
+        """Return what is pending, and send it no more: somebody else will."""
         with self._changed:
-            taken, self._owed = self._owed, []
+            taken, self._pending = self._pending, []
             self._changed.notify_all()
             return taken
 
-    def adopt(self, owed: OwedRelease) -> None:
-        """Owe a release, maybe one that another process could not send."""
+    def adopt(self, pending: PendingRelease) -> None:
+        """Send a release in the background, maybe one that another process could not send."""
         with self._changed:
-            self._owed.append(owed)
-            self._news = True
+            self._pending.append(pending)
+            self._has_news = True
             self._changed.notify_all()
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="tasklock-releases", daemon=True)
@@ -124,116 +136,123 @@ class OwedReleases:
                     thread.start()
                 except RuntimeError:
                     # Threads are limited, or the interpreter ends, which from Python 3.12 on starts
-                    # none. The next release that is owed tries again, or close() sends it.
+                    # none. The next pending release tries again, or close() sends it.
                     return
                 self._thread = thread
 
     def send_for(self, task_name: str, cursor: Any) -> None:
-        """Send what is owed for a task. To release twice does no harm."""
-        if not self._owed:
+        """Send what is pending for a task. To release twice does no harm."""
+        if not self._pending:
             return
         with self._changed:
-            batch = [owed for owed in self._owed if owed.task_name == task_name]
-        for owed in batch:
-            # Refused, it is no reason to refuse the claim as well.
+            batch = [pending for pending in self._pending if pending.task_name == task_name]
+        for pending in batch:
+            # Rejected, it is no reason to reject the claim as well.
             with suppress(psycopg.errors.InsufficientPrivilege):
-                self._send(cursor, owed)
-                self._forget(owed)
+                self._protocol.release(cursor, task_name, pending.claim_id, pending.ending)
+                self._forget(pending)
 
     def close(self, until: float = inf) -> None:
-        """Send what is owed, again for a little while if need be; the thread ends.
+        """Send what is pending, again for a little while if need be; the thread ends.
 
         :param until: when that should be over, on the monotonic clock
         """
         with self._changed:
             if not self._closers:  # a further one does not make the first wait longer
                 now = time.monotonic()
-                self._give_up_at = max(now + SHORTEST_CLOSING, min(now + CLOSING_PATIENCE, until))
+                latest = min(now + self._timings.closing_timeout, until)
+                self._give_up_at = max(now + SHORTEST_CLOSING, latest)
             self._closers += 1
             self._changed.notify_all()
         try:
-            # More than one, if a release comes to be owed while the first is at its end.
+            # More than one, if a release comes to be pending while the first is at its end.
             while (thread := self._thread) is not None and thread.is_alive():
                 thread.join()
-            if self._owed:  # and no thread could be started for it
+            if self._pending:  # and no thread could be started for it
                 self._work()
         finally:
             with self._changed:
                 self._closers -= 1
 
+    def _until(self) -> float:
+        """Return when all has to be over, on the monotonic clock, once somebody closes."""
+        return self._give_up_at if self._closers else inf
+
     def _work(self) -> None:
-        closing = refused = False
+        closing = rejected = False
         while True:
             with self._changed:
                 if closing:
                     self._changed.wait(CLOSING_INTERVAL)
-                elif refused:  # which is no reason to keep others waiting
+                elif rejected:  # which is no reason to keep others waiting
                     self._changed.wait_for(
-                        lambda: self._closers or not self._owed or self._news, REFUSED_INTERVAL
+                        lambda: self._closers or not self._pending or self._has_news,
+                        self._timings.rejected_interval,
                     )
                 else:
-                    self._changed.wait_for(lambda: self._closers or not self._owed, RETRY_INTERVAL)
-                self._news = False
-                closing, batch = self._closers > 0, list(self._owed)
-            arrived, refused = self._send_all(batch)
+                    self._changed.wait_for(
+                        lambda: self._closers or not self._pending, self._timings.release_interval
+                    )
+                self._has_news = False
+                closing, batch = self._closers > 0, list(self._pending)
+            arrived, rejected = self._send_all(batch)
             with self._changed:
-                last = closing and (_is_too_late(self._until()) or refused)
-                # What came to be owed during a last batch that arrived gets a batch of its own.
-                if not self._owed or (last and not arrived):
-                    given_up, self._owed, self._thread = self._owed, [], None
+                last = closing and (_is_too_late(self._until()) or rejected)
+                # What came to be pending during a last batch that arrived gets one of its own.
+                if not self._pending or (last and not arrived):
+                    given_up, self._pending, self._thread = self._pending, [], None
                     break
-        for owed in given_up:
+        for pending in given_up:
             logger.warning(
                 "The lock of task %r was not released: it stands until its lease ends, or its "
                 "maximum lock",
-                owed.task_name,
+                pending.task_name,
             )
 
-    def _send_all(self, batch: Sequence[OwedRelease]) -> tuple[bool, bool]:
-        """Send releases; tell whether none has to be sent again, and whether any was refused."""
-        refused = locked = False
-        for owed in batch:
+    def _send_all(self, batch: Sequence[PendingRelease]) -> tuple[bool, bool]:
+        """Send releases; return whether none has to be sent again, and whether any was rejected."""
+        rejected = locked = False
+        for pending in batch:
             if _is_too_late(self._until()):
-                return False, refused
+                return False, rejected
             try:
-                refused = not self._sent(owed) or refused
-            except TaskLockDatabaseError as error:
-                if not is_conflict(error.__cause__):
-                    return False, False  # the others would fail alike, one by one
+                rejected = not self._sent(pending) or rejected
+            except ConflictError:
                 locked = True
-        return not (refused or locked), refused and not locked
+            except TaskLockDatabaseError:
+                return False, False  # the others would fail alike, one by one
+        return not (rejected or locked), rejected and not locked
 
-    def _sent(self, owed: OwedRelease) -> bool:
-        """Send one release. False if it was refused; else it is owed no longer.
+    def _sent(self, pending: PendingRelease) -> bool:
+        """Send one release. False if it was rejected; else it is pending no longer.
 
-        :raises TaskLockDatabaseError: the database is away
+        :raises TaskLockDatabaseError: the database is unavailable
         """
         try:
-            if time.monotonic() < owed.until:
+            if time.monotonic() < pending.until:
                 # One that is under way when somebody closes must not make that take long.
-                self._attempts.once(
-                    lambda cursor: self._send(cursor, owed), self._until, RELEASE_LIMIT
+                release = Release(
+                    self._protocol, pending.task_name, pending.claim_id, pending.ending
                 )
+                self._exchange.ask(release, Deadline(self._closing, self._until, RELEASE_LIMIT))
             else:
                 logger.warning(
                     "The lock of task %r was not released before its maximum lock ended",
-                    owed.task_name,
+                    pending.task_name,
                 )
         except TaskLockDatabaseError:
             raise
-        except TaskLockError:  # refused, which its worker has told of; the next may not be
+        except TaskLockError:  # rejected, which its worker has logged; the next may not be
             return False
         except Exception:  # nothing may end this thread unseen
-            logger.exception("The lock of task %r could not be released", owed.task_name)
-        self._forget(owed)
+            logger.exception("The lock of task %r could not be released", pending.task_name)
+        self._forget(pending)
         return True
 
-    def _send(self, cursor: Any, owed: OwedRelease) -> None:
-        send_ending(self._protocol, cursor, owed.task_name, owed.claim_id, owed.ending)
-
-    def _forget(self, owed: OwedRelease) -> None:
+    def _forget(self, pending: PendingRelease) -> None:
         with self._changed:
-            self._owed = [other for other in self._owed if other is not owed]
+            self._pending = [other for other in self._pending if other is not pending]
+            self._changed.notify_all()
 
 
 def _is_too_late(until: float) -> bool:

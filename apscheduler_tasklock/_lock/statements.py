@@ -1,130 +1,234 @@
 """The statements of the lock protocol, for psycopg: the decision of who runs a window.
 
-Each is a transaction of its own and one round trip. All times are the database's.
+Each is a transaction of its own and one round trip. All times are the database's. Claims and
+releases have two forms: for one request, and for many that travel together. The decision is written
+once, for both: in the first form what is asked for are parameters, in the second the columns of
+``asked``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+# What a claim asks for: its types, and in which array parameter many of them are sent.
+_CLAIM_ARRAYS = {
+    "task_name": ("task_names", "text"),
+    "claim_id": ("claim_ids", "uuid"),
+    "lag": ("lags", "float8"),
+    "run_time": ("run_times", "timestamptz"),
+    "min_lock": ("min_locks", "float8"),
+    "max_lock": ("max_locks", "float8"),
+    "lease": ("leases", "float8"),
+    "failover": ("failovers", "boolean"),
+    "runs": ("runs", "text"),
+    "one_off": ("one_offs", "boolean"),
+}
+_RELEASE_ARRAYS = {
+    "task_name": ("task_names", "text"),
+    "claim_id": ("claim_ids", "uuid"),
+    "keep_window": ("keep_windows", "boolean"),
+}
+
 # Point 1 of the decision: nobody is running the task. A run that never finished counts until its
 # lease has ended.
-NOT_RUNNING = "(finished_at IS NOT NULL OR locked_until <= now())"
+NOT_RUNNING = "(lock.finished_at IS NOT NULL OR lock.locked_until <= now())"
 
 # A claim that its holder may go on with: also after its lease, as long as nobody has taken it over.
-STANDS = "(finished_at IS NULL AND NOT handed_over AND run_until > now())"
-
-# The run time in database time. The replica says how late it is by its own clock, so that the
-# offset between the clocks cancels out; `latest` caps the database's time at what it can have
-# been when the replica said so (see clock.py). LEAST passes over a null. Where every replica
-# computes the same run time, it is that one: clocks that differ by more than a short gap of the
-# schedule would otherwise take one run time for another. More than 5 minutes away it is not
-# believed, since then the replica's clock is wrong.
-_ASKED = """
-    SELECT GREATEST(reckoned - interval '5 minutes', LEAST(reckoned + interval '5 minutes',
-               COALESCE(%(run_time)s::timestamptz, reckoned))) AS fired
-    FROM (SELECT LEAST(now(), %(latest)s::timestamptz) - %(lag)s::float8 * interval '1 second'
-                 AS reckoned) AS clock
-"""
-
-_MIN_LOCK = "(%(min_lock)s::float8 * interval '1 second')"
-_MAX_LOCK = "(%(max_lock)s::float8 * interval '1 second')"
-# LEAST passes over a null: a claim without a lease.
-_LEASE = "(%(lease)s::float8 * interval '1 second')"
+STANDS = "(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.run_until > now())"
 
 # A release that opens the window again puts its end this far before its start: early enough for
-# every fire of the same window, whose `fired` differ by the clocks' noise, and too late for a
-# fire of the window before. It is half the window, or a second, whichever is shorter, since the
+# every run time of the same window, whose `fired` differ by the clocks' noise, and too late for one
+# of the window before. It is half the window, or a second, whichever is shorter, since the
 # window may have been set to end at 'infinity'.
 _JUST_BEFORE = """GREATEST(interval '1 microsecond',
-    (LEAST(window_until, window_start + interval '2 seconds') - window_start) / 2)"""
-
-# Point 2: the window is new. The claimer's own minimum lock counts if it is the shorter one, so
-# that an interval shortened by a deployment takes effect at once; not where either is a hold, whose
-# minimum lock was promised to it. One run time is run once, also with a minimum lock of 0.
-_NEW_WINDOW = f"""(
-    fired >= LEAST(window_until,
-                   CASE WHEN runs <> '' AND %(runs)s <> '' THEN window_start + {_MIN_LOCK} END)
-    AND (%(run_time)s::timestamptz IS NULL OR fired > window_start OR window_until < window_start)
-)"""
-
-# A dead run that stands against a new window: its own one is run again first; or the rows cannot
-# be believed yet. Past its maximum lock it stands against nothing.
-_WAITS = """(
-    finished_at IS NULL AND (
-        NOT (handed_over OR run_until <= now() OR %(stable)s::boolean)
-        OR (runs <> '' AND runs = %(runs)s AND run_until > now()
-            AND (handed_over OR (failover AND %(failover)s::boolean)))
-    )
-)"""
-
-# A claim whose answer was lost finds its id in the row: it was granted the first time.
-_OWN = "claim_id = %(claim_id)s::uuid"
-_GRANTED_BEFORE = f"({_OWN} AND {STANDS})"
+    (LEAST(lock.window_until, lock.window_start + interval '2 seconds') - lock.window_start) / 2)"""
 
 # What the server crashes on must not be a claim that was answered: its token would be given to
-# somebody else. A limit for the wait on a row, where there is none, since a statement whose replica
-# has given up must not claim later. Both hold for this statement's transaction only. True, and
-# asked last.
+# somebody else. A row that somebody has locked is not waited for for long: others want the
+# connection. Both hold for this statement's transaction only. True, and asked last.
 _SAFELY = """(
     CASE WHEN current_setting('synchronous_commit') = 'off'
          THEN set_config('synchronous_commit', 'local', true) IS NOT NULL ELSE true END
-    AND CASE WHEN current_setting('lock_timeout') = '0'
-             THEN set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL ELSE true END
+    AND set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL
 )"""
 
-# The columns of a ``ClaimAnswer``: from the row as the statement found it, and as a granted claim
-# made it.
-_ROW_AFTER = (
-    "true",
-    "true",
-    "false",
-    "true",
-    "false",
-    "new_start",
-    "%(replica_id)s",
-    "new_token",
-    "new_locked_until",
-    "new_run_until",
-    "now()",
-    "%(claim_id)s::uuid",
-)
+_RETURNED = """lock.task_name, lock.window_start AS new_start, lock.token AS new_token,
+               lock.locked_until AS new_locked_until, lock.run_until AS new_run_until"""
 
 
-def _row_before(new_window: str, waits: str) -> tuple[str, ...]:
-    return (
-        _GRANTED_BEFORE,
-        f"NOT {NOT_RUNNING}",
-        f"{new_window} AND NOT {_GRANTED_BEFORE}",
-        "finished_at IS NULL",
-        f"{NOT_RUNNING} AND {waits}",
-        "window_start",
-        "locked_by",
-        "token",
-        "locked_until",
-        "run_until",
-        "now()",
-        "claim_id",
+def _parameters(arrays: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """Return what is asked for as parameters of a statement."""
+    return {name: f"%({name})s::{type_}" for name, (_, type_) in arrays.items()}
+
+
+def _columns(arrays: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """Return what is asked for as columns of ``asked``."""
+    return {name: f"asked.{name}" for name in arrays}
+
+
+def _rows(arrays: Mapping[str, tuple[str, str]]) -> str:
+    """Return the rows that array parameters hold."""
+    values = ", ".join(f"%({parameter})s::{type_}[]" for parameter, type_ in arrays.values())
+    return f"unnest({values}) AS request ({', '.join(arrays)})"
+
+
+def _fired(lag: str, run_time: str) -> str:
+    """Return the run time in database time.
+
+    The replica says how late it is by its own clock, so that the offset between the clocks cancels
+    out; `latest` caps the database's time at what it can have been when the replica said so (see
+    clock.py). LEAST passes over a null. Where every replica computes the same run time, it is that
+    one: clocks that differ by more than a short gap of the schedule would otherwise take one run
+    time for another. More than 5 minutes away it is not believed, since then the replica's clock is
+    wrong.
+    """
+    reckoned = f"(LEAST(now(), %(latest)s::timestamptz) - {lag} * interval '1 second')"
+    return f"""GREATEST({reckoned} - interval '5 minutes', LEAST(
+        {reckoned} + interval '5 minutes', COALESCE({run_time}, {reckoned})))"""
+
+
+class _Claim:
+    """The parts of a claim's statement.
+
+    :param asked: what is asked for, by name
+    """
+
+    def __init__(self, asked: Mapping[str, str]) -> None:
+        self._asked = asked
+        # A claim whose answer was lost finds its id in the row: it was granted the first time.
+        self.own = f"lock.claim_id = {asked['claim_id']}"
+        granted_before = f"({self.own} AND {STANDS})"
+        min_lock = f"({asked['min_lock']} * interval '1 second')"
+        max_lock = f"({asked['max_lock']} * interval '1 second')"
+        # LEAST passes over a null: a claim without a lease.
+        self.lease = f"({asked['lease']} * interval '1 second')"
+        # Point 2: the window is new. The claimer's own minimum lock counts if it is the shorter
+        # one, so that an interval shortened by a deployment takes effect at once; not where either
+        # is a hold, whose minimum lock was promised to it. One run time is run once, also with a
+        # minimum lock of 0.
+        self.new_window = f"""(
+            asked.fired >= LEAST(lock.window_until,
+                                 CASE WHEN lock.runs <> '' AND {asked["runs"]} <> ''
+                                      THEN lock.window_start + {min_lock} END)
+            AND ({asked["run_time"]} IS NULL OR asked.fired > lock.window_start
+                 OR lock.window_until < lock.window_start)
+        )"""
+        # A dead run that stands against a new window: its own one is run again first; or the rows
+        # cannot be believed yet. Past its maximum lock it stands against nothing.
+        self.waits = f"""(
+            lock.finished_at IS NULL AND (
+                NOT (lock.handed_over OR lock.run_until <= now() OR %(stable)s::boolean)
+                OR (lock.runs <> '' AND lock.runs = {asked["runs"]} AND lock.run_until > now()
+                    AND (lock.handed_over OR (lock.failover AND {asked["failover"]})))
+            )
+        )"""
+        self.may_claim = (
+            f"{NOT_RUNNING} AND NOT {self.own} AND {self.new_window} AND NOT {self.waits}"
+        )
+        self.changes = f"""
+            started_at = now(),
+            locked_until = now() + LEAST({max_lock}, {self.lease}),
+            run_until = now() + {max_lock},
+            window_start = asked.fired,
+            window_until = asked.fired + {min_lock},
+            locked_by = %(replica_id)s,
+            claim_id = {asked["claim_id"]},
+            token = lock.token + 1,
+            deaths = lock.deaths + CASE WHEN lock.finished_at IS NULL AND NOT lock.handed_over
+                                        THEN 1 ELSE 0 END,
+            handovers = 0,
+            handed_over = false,
+            failover = {asked["failover"]},
+            runs = {asked["runs"]},
+            one_off = {asked["one_off"]},
+            finished_at = NULL
+        """
+        # The columns of a ``ClaimAnswer`` from the row as the statement found it.
+        self.found: dict[str, str] = {
+            "granted": granted_before,
+            "running": f"NOT {NOT_RUNNING}",
+            "new_window": f"{self.new_window} AND NOT {granted_before}",
+            "unfinished": "lock.finished_at IS NULL",
+            "waits": f"{NOT_RUNNING} AND {self.waits}",
+            **_ROW_FOUND,
+        }
+        self.made: dict[str, str] = {**_DECIDED_GRANTED, **_made(asked["claim_id"])}
+        # The first token comes from the clock, in milliseconds: where a row was deleted, the tokens
+        # of the next one are larger all the same.
+        self.first_row = f"""
+            SELECT {asked["task_name"]}, now(), now() + LEAST({max_lock}, {self.lease}),
+                   now() + {max_lock}, asked.fired, asked.fired + {min_lock}, %(replica_id)s,
+                   {asked["claim_id"]}, (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false,
+                   {asked["failover"]}, {asked["runs"]}, {asked["one_off"]}
+        """
+
+
+_DECIDED_GRANTED = {
+    "granted": "true",
+    "running": "true",
+    "new_window": "false",
+    "unfinished": "true",
+    "waits": "false",
+}
+_ROW_FOUND = {
+    "window_start": "lock.window_start",
+    "holder": "lock.locked_by",
+    "token": "lock.token",
+    "locked_until": "lock.locked_until",
+    "run_until": "lock.run_until",
+    "database_time": "now()",
+    "claim_id": "lock.claim_id",
+}
+
+
+def _made(claim_id: str) -> dict[str, str]:
+    """Return the columns of the row as a granted claim made it."""
+    return {
+        "window_start": "claimed.new_start",
+        "holder": "%(replica_id)s",
+        "token": "claimed.new_token",
+        "locked_until": "claimed.new_locked_until",
+        "run_until": "claimed.new_run_until",
+        "database_time": "now()",
+        "claim_id": claim_id,
+    }
+
+
+def _as(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{expression} AS {name}" for name, expression in columns.items())
+
+
+def _made_or_found(made: Mapping[str, str], found: Mapping[str, str]) -> str:
+    return _as(
+        {
+            name: f"CASE WHEN claimed.new_token IS NULL THEN {found[name]} ELSE {made[name]} END"
+            for name in found
+        }
     )
 
 
-_BEFORE_CLAIM = _row_before(_NEW_WINDOW, _WAITS)
-_BEFORE_TAKEOVER = _row_before("false", "false")
+_PARAMETERS = _parameters(_CLAIM_ARRAYS)
+_ONE = _Claim(_PARAMETERS)
+_MANY = _Claim(_columns(_CLAIM_ARRAYS))
+_ASKED_ONE = f"SELECT {_fired(_PARAMETERS['lag'], _PARAMETERS['run_time'])} AS fired"
+_ASKED_MANY = f"SELECT *, {_fired('lag', 'run_time')} AS fired FROM {_rows(_CLAIM_ARRAYS)}"
 
-
-def _made_or_found(before: tuple[str, ...]) -> str:
-    return ", ".join(
-        f"CASE WHEN new_token IS NULL THEN {found} ELSE {made} END"
-        for found, made in zip(before, _ROW_AFTER, strict=True)
-    )
-
-
-_RETURNED = """window_start AS new_start, token AS new_token, locked_until AS new_locked_until,
-               run_until AS new_run_until"""
+_ROW = """task_name, started_at, locked_until, run_until, window_start, window_until, locked_by,
+          claim_id, token, deaths, handovers, handed_over, failover, runs, one_off"""
 
 # A release can open the window again. A release that is sent twice opens once.
 _RELEASED_WINDOW = (
-    "CASE WHEN %(keep_window)s::boolean OR finished_at IS NOT NULL THEN window_until"
-    f" ELSE window_start - {_JUST_BEFORE} END"
+    "CASE WHEN {keep_window} OR lock.finished_at IS NOT NULL THEN lock.window_until"
+    f" ELSE lock.window_start - {_JUST_BEFORE} END"
 )
+_RELEASE = f"""
+    finished_at = COALESCE(lock.finished_at, now()),
+    window_until = {_RELEASED_WINDOW},
+    locked_until = GREATEST(now(), {_RELEASED_WINDOW}),
+    deaths = 0,
+    handovers = 0,
+    handed_over = false
+"""
 
 
 def claim(table: str) -> str:
@@ -138,63 +242,79 @@ def claim(table: str) -> str:
     arrive after the release, and nobody would know of what it got.
     """
     return f"""
-        WITH asked AS ({_ASKED}), claimed AS (
-            UPDATE {table} SET
-                started_at = now(),
-                locked_until = now() + LEAST({_MAX_LOCK}, {_LEASE}),
-                run_until = now() + {_MAX_LOCK},
-                window_start = fired,
-                window_until = fired + {_MIN_LOCK},
-                locked_by = %(replica_id)s,
-                claim_id = %(claim_id)s::uuid,
-                token = token + 1,
-                deaths = deaths + CASE WHEN finished_at IS NULL AND NOT handed_over
-                                       THEN 1 ELSE 0 END,
-                handovers = 0,
-                handed_over = false,
-                failover = %(failover)s::boolean,
-                runs = %(runs)s,
-                one_off = %(one_off)s::boolean,
-                finished_at = NULL
-            FROM asked
-            WHERE task_name = %(task_name)s AND {NOT_RUNNING} AND NOT {_OWN} AND {_NEW_WINDOW}
-              AND NOT {_WAITS} AND {_SAFELY}
+        WITH asked AS ({_ASKED_ONE}), claimed AS (
+            UPDATE {table} AS lock SET {_ONE.changes} FROM asked
+            WHERE lock.task_name = {_PARAMETERS["task_name"]} AND {_ONE.may_claim} AND {_SAFELY}
             RETURNING {_RETURNED}
         )
-        SELECT {_made_or_found(_BEFORE_CLAIM)}
-        FROM {table} CROSS JOIN asked LEFT JOIN claimed ON true WHERE task_name = %(task_name)s
+        SELECT {_made_or_found(_ONE.made, _ONE.found)}
+        FROM {table} AS lock CROSS JOIN asked LEFT JOIN claimed ON true
+        WHERE lock.task_name = {_PARAMETERS["task_name"]}
+    """
+
+
+def claim_many(table: str) -> str:
+    """Return the statement that claims many tasks, each of them once.
+
+    Only rows that may be claimed are locked, in the order of their names; a batch that is refused
+    writes nothing. A row that somebody else has locked is passed over: its answer is the row as it
+    was before, which looks free.
+    """
+    return f"""
+        WITH asked AS ({_ASKED_MANY}), free AS (
+            SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
+            WHERE {_MANY.may_claim}
+            ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
+        ), claimed AS (
+            UPDATE {table} AS lock SET {_MANY.changes} FROM asked JOIN free USING (task_name)
+            WHERE lock.task_name = free.task_name AND {_MANY.may_claim} AND {_SAFELY}
+            RETURNING {_RETURNED}
+        )
+        SELECT asked.claim_id AS asked_claim_id, {_made_or_found(_MANY.made, _MANY.found)}
+        FROM asked JOIN {table} AS lock USING (task_name) LEFT JOIN claimed USING (task_name)
     """
 
 
 def first_claim(table: str) -> str:
-    """Return the statement that claims a task that has no row; if it has one, it returns none.
+    """Return the statement that claims a task that has no row; if it has one, it returns none."""
+    return f"""
+        WITH asked AS ({_ASKED_ONE})
+        INSERT INTO {table} AS lock ({_ROW})
+        {_ONE.first_row} FROM asked WHERE {_SAFELY}
+        ON CONFLICT DO NOTHING
+        RETURNING {_as({**_DECIDED_GRANTED, **_ROW_FOUND})}
+    """
 
-    The first token comes from the clock, in milliseconds: where a row was deleted, the tokens of
-    the next one are larger all the same.
+
+def first_claim_many(table: str) -> str:
+    """Return the statement that claims many tasks that have no row, in the order of their names.
+
+    In any other order, two replicas that insert the same rows could wait for each other.
     """
     return f"""
-        WITH asked AS ({_ASKED})
-        INSERT INTO {table} (task_name, started_at, locked_until, run_until, window_start,
-                             window_until, locked_by, claim_id, token, deaths, handovers,
-                             handed_over, failover, runs, one_off)
-        SELECT %(task_name)s, now(), now() + LEAST({_MAX_LOCK}, {_LEASE}), now() + {_MAX_LOCK},
-               fired, fired + {_MIN_LOCK}, %(replica_id)s, %(claim_id)s::uuid,
-               (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false,
-               %(failover)s::boolean, %(runs)s, %(one_off)s::boolean
-        FROM asked WHERE {_SAFELY}
+        WITH asked AS ({_ASKED_MANY})
+        INSERT INTO {table} AS lock ({_ROW})
+        {_MANY.first_row} FROM asked WHERE {_SAFELY} ORDER BY asked.task_name
         ON CONFLICT DO NOTHING
-        RETURNING true, true, false, true, false, window_start, locked_by, token, locked_until,
-                  run_until, now(), claim_id
+        RETURNING lock.claim_id AS asked_claim_id, {_as({**_DECIDED_GRANTED, **_ROW_FOUND})}
     """
 
 
 def look(table: str) -> str:
     """Return the statement that says what became of a claim that was not granted."""
     return f"""
-        WITH asked AS ({_ASKED})
-        SELECT {", ".join(_BEFORE_CLAIM)} FROM {table} CROSS JOIN asked
-        WHERE task_name = %(task_name)s
+        WITH asked AS ({_ASKED_ONE})
+        SELECT {_as(_ONE.found)} FROM {table} AS lock CROSS JOIN asked
+        WHERE lock.task_name = {_PARAMETERS["task_name"]}
     """
+
+
+_LEASE = "(%(lease)s::float8 * interval '1 second')"
+_TAKEOVER_FOUND = {
+    **_ONE.found,
+    "new_window": "false",
+    "waits": "false",
+}
 
 
 def take_over(table: str) -> str:
@@ -204,42 +324,60 @@ def take_over(table: str) -> str:
     """
     return f"""
         WITH claimed AS (
-            UPDATE {table} SET
+            UPDATE {table} AS lock SET
                 started_at = now(),
-                locked_until = LEAST(now() + {_LEASE}, run_until),
+                locked_until = LEAST(now() + {_LEASE}, lock.run_until),
                 locked_by = %(replica_id)s,
                 claim_id = %(claim_id)s::uuid,
-                token = token + 1,
-                deaths = deaths + CASE WHEN handed_over THEN 0 ELSE 1 END,
-                handovers = handovers + CASE WHEN handed_over THEN 1 ELSE 0 END,
+                token = lock.token + 1,
+                deaths = lock.deaths + CASE WHEN lock.handed_over THEN 0 ELSE 1 END,
+                handovers = lock.handovers + CASE WHEN lock.handed_over THEN 1 ELSE 0 END,
                 handed_over = false,
                 failover = %(failover)s::boolean
-            WHERE task_name = %(task_name)s AND claim_id = %(dead_claim_id)s::uuid
-              AND finished_at IS NULL AND locked_until <= now() AND run_until > now() AND {_SAFELY}
+            WHERE lock.task_name = %(task_name)s AND lock.claim_id = %(dead_claim_id)s::uuid
+              AND lock.finished_at IS NULL AND lock.locked_until <= now()
+              AND lock.run_until > now() AND {_SAFELY}
             RETURNING {_RETURNED}
         )
-        SELECT {_made_or_found(_BEFORE_TAKEOVER)}
-        FROM {table} LEFT JOIN claimed ON true WHERE task_name = %(task_name)s
+        SELECT {_made_or_found(_ONE.made, _TAKEOVER_FOUND)}
+        FROM {table} AS lock LEFT JOIN claimed ON true WHERE lock.task_name = %(task_name)s
     """
 
 
 def look_after_takeover(table: str) -> str:
     """Return the statement that says what became of a takeover that was not granted."""
-    return f"SELECT {', '.join(_BEFORE_TAKEOVER)} FROM {table} WHERE task_name = %(task_name)s"
+    return f"SELECT {_as(_TAKEOVER_FOUND)} FROM {table} AS lock WHERE task_name = %(task_name)s"
 
 
 def release(table: str) -> str:
     """Return the statement that ends a claim whose run has ended."""
+    changes = _RELEASE.format(keep_window="%(keep_window)s::boolean")
     return f"""
-        UPDATE {table} SET
-            finished_at = COALESCE(finished_at, now()),
-            window_until = {_RELEASED_WINDOW},
-            locked_until = GREATEST(now(), {_RELEASED_WINDOW}),
-            deaths = 0,
-            handovers = 0,
-            handed_over = false
+        UPDATE {table} AS lock SET {changes}
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND {_SAFELY}
-        RETURNING locked_until, now()
+        RETURNING locked_until, now() AS database_time
+    """
+
+
+def release_many(table: str) -> str:
+    """Return the statement that ends many claims, in the order of their tasks' names.
+
+    It returns the claims that stood. One whose row somebody else has locked is passed over: it
+    comes without an end.
+    """
+    changes = _RELEASE.format(keep_window="asked.keep_window")
+    return f"""
+        WITH asked AS (SELECT * FROM {_rows(_RELEASE_ARRAYS)}), free AS (
+            SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name, claim_id)
+            ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
+        ), released AS (
+            UPDATE {table} AS lock SET {changes} FROM asked JOIN free USING (task_name)
+            WHERE lock.task_name = free.task_name AND lock.claim_id = asked.claim_id AND {_SAFELY}
+            RETURNING lock.claim_id, lock.locked_until
+        )
+        SELECT claim_id AS asked_claim_id, released.locked_until, now() AS database_time
+        FROM asked JOIN {table} AS lock USING (task_name, claim_id)
+             LEFT JOIN released USING (claim_id)
     """
 
 
@@ -254,7 +392,7 @@ def end_lease(table: str) -> str:
             handed_over = handed_over OR %(handed_over)s::boolean
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND finished_at IS NULL
           AND (%(holders)s::text[] IS NULL OR locked_by = ANY(%(holders)s::text[])) AND {_SAFELY}
-        RETURNING locked_until, now()
+        RETURNING locked_until, now() AS database_time
     """
 
 
@@ -273,41 +411,42 @@ def give_up(table: str) -> str:
 def extend(table: str) -> str:
     """Return the statement that moves the end of a running claim's maximum lock."""
     return f"""
-        UPDATE {table} SET
+        UPDATE {table} AS lock SET
             run_until = run_until + %(by)s::float8 * interval '1 second',
             locked_until = GREATEST(locked_until, LEAST(
                 now() + {_LEASE}, run_until + %(by)s::float8 * interval '1 second'))
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND {STANDS}
           AND {_SAFELY}
-        RETURNING locked_until, run_until, now()
+        RETURNING locked_until, run_until, now() AS database_time
     """
 
 
 def renew(table: str) -> str:
-    """Return the statement that renews all that a replica holds, and tells what of it stands.
+    """Return the statement that renews all that a replica holds, and says what of it stands.
 
     A lease that has ended is revived, as long as nobody has taken the run over: during an outage
     nobody could renew, and the run goes on. A row that somebody has locked is passed over, and
-    told without an end: else one of them would keep all the others waiting until their leases end.
+    comes without an end: else one of them would keep all the others waiting until their leases end.
     """
     return f"""
-        WITH wanted AS (
+        WITH asked AS (
             SELECT * FROM unnest(%(task_names)s::text[], %(claim_ids)s::uuid[],
                                  %(leases)s::float8[]) AS renewal (task_name, claim_id, lease)
         ), free AS (
-            SELECT claim.task_name, lease
-            FROM {table} AS claim JOIN wanted USING (task_name, claim_id)
+            SELECT lock.task_name, lease
+            FROM {table} AS lock JOIN asked USING (task_name, claim_id)
             WHERE {STANDS}
-            FOR NO KEY UPDATE OF claim SKIP LOCKED
+            ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), renewed AS (
-            UPDATE {table} AS claim SET
+            UPDATE {table} AS lock SET
                 locked_until = GREATEST(
                     locked_until, LEAST(now() + lease * interval '1 second', run_until))
-            FROM free WHERE claim.task_name = free.task_name
-            RETURNING claim.claim_id, locked_until AS renewed_until
+            FROM free WHERE lock.task_name = free.task_name
+            RETURNING lock.claim_id, lock.locked_until AS renewed_until
         )
-        SELECT claim_id, renewed_until, run_until, now()
-        FROM {table} JOIN wanted USING (task_name, claim_id) LEFT JOIN renewed USING (claim_id)
+        SELECT claim_id, renewed_until AS locked_until, lock.run_until, now() AS database_time
+        FROM {table} AS lock JOIN asked USING (task_name, claim_id)
+             LEFT JOIN renewed USING (claim_id)
         WHERE {STANDS}
     """
 
@@ -318,9 +457,10 @@ def read(table: str) -> str:
     A row without a task has the server's own state, also where there is no other row.
     """
     return f"""
-        SELECT task_name, claim_id, token, finished_at IS NOT NULL,
-               finished_at IS NULL AND locked_until <= now(), run_until <= now(), failover, deaths,
-               handovers, handed_over, runs, window_start, locked_by, now(), read_only
+        SELECT task_name, claim_id, token, finished_at IS NOT NULL AS finished,
+               finished_at IS NULL AND locked_until <= now() AS dead,
+               run_until <= now() AS expired, failover, deaths, handovers, handed_over, runs,
+               window_start, locked_by AS holder, now() AS database_time, read_only
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
         LEFT JOIN {table} ON task_name = ANY(%(task_names)s::text[])
             AND ((finished_at IS NULL AND locked_until <= now())
@@ -338,3 +478,23 @@ def prune(table: str) -> str:
             LIMIT 1000 FOR UPDATE SKIP LOCKED
         )
     """
+
+
+def arrays_of_claims(claims: Iterable[Mapping[str, object]]) -> dict[str, list[object]]:
+    """Return the array parameters of :func:`claim_many` from the parameters of single claims."""
+    return _arrays(_CLAIM_ARRAYS, claims)
+
+
+def arrays_of_releases(releases: Iterable[Mapping[str, object]]) -> dict[str, list[object]]:
+    """Return the array parameters of :func:`release_many`."""
+    return _arrays(_RELEASE_ARRAYS, releases)
+
+
+def _arrays(
+    arrays: Mapping[str, tuple[str, str]], requests: Iterable[Mapping[str, object]]
+) -> dict[str, list[object]]:
+    requests = list(requests)
+    return {
+        parameter: [request[name] for request in requests]
+        for name, (parameter, _) in arrays.items()
+    }

@@ -1,4 +1,7 @@
-"""The wrapped executor: how it is made, and how it comes to report jobs and not their carriers."""
+"""APScheduler's private attributes: all that is used of them here, and of its executors'.
+
+Those of 3.10 and 3.11. What is public of APScheduler is used where it is needed.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,117 @@ from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecution
 from apscheduler.executors.base import BaseExecutor
 from apscheduler.util import maybe_ref
 
+from apscheduler_tasklock._lock.loops import call_on
 from apscheduler_tasklock._scheduler.notify import Dispatch
-from apscheduler_tasklock._scheduler.wrapper import QUIET_LOGGER, JobEvents
+from apscheduler_tasklock._scheduler.submission import RunResult
 from apscheduler_tasklock.errors import TaskLockOptionError
+
+# APScheduler's run_job logs the start and end of what it runs, which here is the wrapper. Its
+# lines go to this logger, in worker processes too. A filter, because a logging configuration
+# resets a logger's level, handlers and propagation, but not its filters.
+QUIET_LOGGER = "apscheduler_tasklock._scheduler.adapter.quiet"
+logging.getLogger(QUIET_LOGGER).addFilter(lambda _record: False)
+
+# Attribute of a wrapped executor, from its start until its shutdown: who wraps it.
+_WRAPPED_BY = "_tasklock_executor"
+
+
+class SchedulerAdapter:
+    """What the task lock needs to know of the scheduler of an executor, which has been started.
+
+    :param executor: the executor, whose jobs are looked at
+    """
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+
+    @property
+    def _scheduler(self) -> Any:
+        return self._executor._scheduler
+
+    @property
+    def state(self) -> int:
+        """One of APScheduler's ``STATE_*``."""
+        return int(self._scheduler.state)
+
+    def remove_listeners(self, *listeners: Callable[[Any], None]) -> None:
+        """Remove listeners of a scheduler, if there is one."""
+        if self._scheduler is not None:
+            for listener in listeners:
+                self._scheduler.remove_listener(listener)
+
+    def is_of_another(self, scheduler: Any) -> bool:
+        """Tell whether the executor was started by another scheduler than this one."""
+        return self._scheduler is not scheduler
+
+    @property
+    def timezone(self) -> Any:
+        """Its time zone."""
+        return self._scheduler.timezone
+
+    @property
+    def jobstores(self) -> Mapping[str, Any]:
+        """Its job stores, by alias."""
+        jobstores: Mapping[str, Any] = self._scheduler._jobstores
+        return jobstores
+
+    def dispatch(self, event: Any) -> None:
+        """Give an event to the listeners."""
+        self._scheduler._dispatch_event(event)
+
+    def jobs(self) -> list[Any]:
+        """Return the jobs on this executor. Asks the job stores."""
+        return [job for job in self._scheduler.get_jobs() if self._is_ours(job)]
+
+    def pending_jobs(self, alias: str) -> list[tuple[Any, str]]:
+        """Return the jobs that were added before the start, and the aliases of their stores.
+
+        :param alias: of this executor, which the scheduler may not know yet
+        """
+        pending = self._scheduler._pending_jobs
+        return [(job, jobstore) for job, jobstore, _ in pending if job.executor == alias]
+
+    def job(self, job_id: str, jobstore: str) -> Any:
+        """Return a job on this executor, or ``None``. Asks the job store."""
+        job = self._scheduler.get_job(job_id, jobstore)
+        return job if job is not None and self._is_ours(job) else None
+
+    def _is_ours(self, job: Any) -> bool:
+        return self._scheduler._executors.get(job.executor) is self._executor
+
+
+def jobstore_of(job: Any) -> str:
+    """Return the alias of a job's store."""
+    return str(job._jobstore_alias)
+
+
+def worker_processes(inner: Any) -> Mapping[int, Any]:
+    """Return the worker processes of a wrapped executor's pool, by their ids; empty without any."""
+    return getattr(getattr(inner, "_pool", None), "_processes", None) or {}
+
+
+def cancels_coroutines(inner: Any) -> bool:
+    """Tell whether a wrapped executor cancels its coroutines when it is shut down.
+
+    That of tornado lets them go on.
+    """
+    return hasattr(inner, "_pending_futures")
+
+
+def wrap(executor: Any, inner: Any) -> None:
+    """Let an executor stand for the one that it wraps, which has been started."""
+    executor._instances = inner._instances
+    setattr(inner, _WRAPPED_BY, executor)
+
+
+def unwrap(inner: Any) -> None:
+    """Let another executor wrap this one."""
+    vars(inner).pop(_WRAPPED_BY, None)
+
+
+def is_wrapped_by_another(executor: Any, inner: Any) -> bool:
+    """Tell whether an executor is wrapped by another one than this, which has been started."""
+    return getattr(inner, _WRAPPED_BY, executor) is not executor
 
 
 def make_inner(
@@ -81,7 +192,7 @@ def _make_configured(options: dict[str, Any], scheduler: Any) -> Any:
 
 def report_jobs(
     inner: Any,
-    ended: Callable[[str, JobEvents | None], None],
+    ended: Callable[[str, RunResult | None], None],
     failed: Callable[[str, BaseException], None],
 ) -> None:
     """Let a started executor report the events of the jobs, not those of their carriers.
@@ -109,7 +220,7 @@ class _JobReport:
         report: Callable[..., Any],
         inner: Any,
         logger: logging.Logger,
-        ended: Callable[[str, JobEvents | None], None],
+        ended: Callable[[str, RunResult | None], None],
     ) -> None:
         self.report = report
         self._inner = inner
@@ -120,7 +231,7 @@ class _JobReport:
         self.report(job_id, _carried(events, self._inner, self._logger), *more, **named)
         # Only now is the instance counted out that a takeover needs.
         results = [event.retval for event in events if event.code == EVENT_JOB_EXECUTED]
-        self._ended(job_id, next((r for r in results if isinstance(r, JobEvents)), None))
+        self._ended(job_id, next((r for r in results if isinstance(r, RunResult)), None))
 
 
 class _ErrorReport:
@@ -143,7 +254,7 @@ class _ErrorReport:
 def _carried(events: list[Any], inner: Any, logger: logging.Logger) -> list[Any]:
     carried: list[Any] = []
     for event in events:
-        if event.code == EVENT_JOB_EXECUTED and isinstance(event.retval, JobEvents):
+        if event.code == EVENT_JOB_EXECUTED and isinstance(event.retval, RunResult):
             carried.extend(event.retval)
         elif event.code == EVENT_JOB_EXECUTED and iscoroutine(event.retval):
             carried.append(_never_awaited(event, inner, logger))
@@ -211,6 +322,6 @@ def _tornado_loop(inner: Any) -> Any:
 
 def _dispatch_on(loop: asyncio.AbstractEventLoop, dispatch: Dispatch, event: Any) -> None:
     try:
-        loop.call_soon_threadsafe(dispatch, event)
+        call_on(loop, partial(dispatch, event))
     except RuntimeError:  # the loop is closed
         dispatch(event)

@@ -1,4 +1,4 @@
-"""A fire: one run time of a job on this replica, from the claim to the release."""
+"""A run attempt: one run time of a job on this replica, from the claim to the release."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -16,27 +16,35 @@ from uuid import UUID
 
 from apscheduler.events import EVENT_JOB_ERROR
 
-from apscheduler_tasklock._database.deadline import RELEASE_LIMIT
-from apscheduler_tasklock._database.errors import is_row_locked
-from apscheduler_tasklock._lock.claim import WantedClaim, WantedTakeover
-from apscheduler_tasklock._lock.protocol import Refusal
-from apscheduler_tasklock._lock.releases import Ending
+from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, RELEASE_LIMIT
+from apscheduler_tasklock._database.errors import RowLockedError
+from apscheduler_tasklock._database.exchange import Outcome
+from apscheduler_tasklock._lock.claim import ClaimAttempt, Decision, TakeoverAttempt
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.offload import Operation
+from apscheduler_tasklock._lock.protocol import (
+    ClaimRequest,
+    Ending,
+    Refusal,
+    ReleaseAnswer,
+    TakeoverRequest,
+)
+from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._scheduler.lateness import is_late
 from apscheduler_tasklock._scheduler.notify import Notifier, Reports
 from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED, Blocked, JobView, Submission
 from apscheduler_tasklock._scheduler.triggers import nominal_time
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock, holding
-from apscheduler_tasklock.locks import TaskLocks
 
 logger = logging.getLogger(__name__)
 
 
-class Fire:
+class RunAttempt:
     """One run time of a submission, on this replica.
 
-    ``begin`` and ``end`` wait for the database. Between them the job runs, in a thread or on an
-    event loop; this class does not care.
+    ``begin`` and ``end`` wait for the database. Between them the job runs in a thread. For a
+    coroutine there are ``beginning`` and ``ending``, for which no thread waits.
 
     :param claim_id: the claim's id, which a worker process's parent has to know
     :param notifier: gets the lock events as they happen
@@ -50,7 +58,7 @@ class Fire:
         submission: Submission,
         run_time: datetime,
         claim_id: UUID,
-        locks: TaskLocks,
+        locks: LockClient,
         notifier: Notifier,
     ) -> None:
         self.run_time = run_time
@@ -62,9 +70,10 @@ class Fire:
         self._reports = Reports(submission, run_time, locks, notifier)
         self._wanted_at = time.monotonic()
         self._missed = False
+        self._sent: ClaimAttempt | TakeoverAttempt | None = None
         self._held: HeldLock | None = None
         # Who ends the claim: the worker, or a shutdown that cuts the run.
-        self._ending = threading.Lock()
+        self._end_lock = threading.Lock()
         self._ended = False
         self._released = threading.Event()
         self._job_ended = False
@@ -84,14 +93,40 @@ class Fire:
         """Whether ``begin`` will ask the database."""
         return not self._missed and self._submission.options is not None
 
-    def begin(self) -> JobView | None:
+    def begin(self, first: Outcome[Decision] | None = None) -> JobView | None:
         """Return what APScheduler is to run, or ``None`` if nothing is to run here.
 
         A misfire claims nothing. It is returned for APScheduler to say in its own words.
+
+        :param first: what became of the claim that was sent already
         """
-        if self.must_claim and not self._may_run():
+        if not self.must_claim:
+            return JobView(self._submission.job, ALWAYS_MISSED if self._missed else None)
+        if self._locks.closed and self._sent is None:
+            logger.debug(
+                "Task %r: not claimed, since the scheduler is shut down", self._submission.task_name
+            )
             return None
-        return JobView(self._submission.job, ALWAYS_MISSED if self._missed else None)
+        with self._locks.claiming:
+            try:
+                wanted = self._sent or self._request()
+                claimed = self._locks.claim(wanted, self._wanted_at, first)
+            except TaskLockError as error:
+                may_run = self._failed(error)
+            else:
+                may_run = self._decided(claimed)
+        return JobView(self._submission.job, None) if may_run else None
+
+    def beginning(self) -> Operation[JobView | None]:
+        """Return the claim of a coroutine, for which no thread waits; it ends as ``begin``."""
+
+        def prepare() -> ClaimAttempt | TakeoverAttempt | None:
+            if self.must_claim and not self._locks.closed:
+                with suppress(TaskLockError):  # closed meanwhile, as `begin` then finds
+                    self._sent = self._locks.attempt(self._request())
+            return self._sent
+
+        return Operation(prepare, self.begin, ATTEMPT_LIMIT)
 
     @property
     def lost(self) -> bool:
@@ -120,7 +155,7 @@ class Fire:
             yield
             return
         self.running = True
-        self._held.when_lost(partial(self._lose, self._held, cancel))
+        self._held.on_lost(partial(self._lose, self._held, cancel))
         try:
             with holding(self._held):
                 yield
@@ -128,19 +163,35 @@ class Fire:
             self.running = False
             self._job_ended = True
 
-    def end(self, events: Sequence[Any] | None, *, cut: bool = False) -> None:
+    def end(self, events: Sequence[Any] | None) -> None:
         """Release what was claimed.
 
         :param events: what ``run_job`` returned; ``None`` if the job was not run to its end
+        """
+        self._release(self._ending_after(events))
+
+    def ending(self, events: Sequence[Any] | None, *, cut: bool) -> Operation[None]:
+        """Return the release of a coroutine, for which no thread waits.
+
+        :param events: what ``run_coroutine_job`` returned
         :param cut: whether somebody else than the job has ended it
         """
-        if cut:
-            self.cut(begun=True)
-            return
-        failed = events is None or any(event.code == EVENT_JOB_ERROR for event in events)
-        options = self._submission.options
-        opens = failed and options is not None and options.on_failure == "release"
-        self._end(Ending.OPEN if opens else Ending.KEEP)
+        chosen = self._cut_short(begun=True) if cut else self._ending_after(events)
+
+        is_ours = False
+
+        def prepare() -> Release | None:
+            nonlocal is_ours
+            is_ours = self._is_to_be_ended()
+            if not is_ours or self._held is None:
+                return None
+            return self._locks.prepare_release(self._held, chosen)
+
+        def finish(first: Outcome[ReleaseAnswer | None] | None) -> None:
+            if is_ours:
+                self._send_release(chosen, first)
+
+        return Operation(prepare, finish, RELEASE_LIMIT)
 
     def give_back(self) -> None:
         """Hand over what was claimed for a job that will not run here."""
@@ -151,11 +202,7 @@ class Fire:
 
         What was begun is run again only with failover: without, a window is started once.
         """
-        if self._held is not None:
-            self._cut = True
-            self._held.cut()
-        again = self._submission.failover or not begun
-        self._end(Ending.HAND_OVER if again else Ending.KEEP)
+        self._release(self._cut_short(begun=begun))
 
     def cut_by_shutdown(self) -> None:
         """End the claim of a coroutine that a shutdown cancels. Waits for the database."""
@@ -164,28 +211,19 @@ class Fire:
         else:
             self.cut(begun=self.running)
 
-    def _may_run(self) -> bool:
-        """Claim the run time, and tell what became of it."""
-        task_name = self._submission.task_name
-        if self._locks.closed:
-            logger.debug("Task %r: not claimed, since the scheduler is shut down", task_name)
-            return False
-        with self._locks.claiming:
-            try:
-                claimed = self._take_over() if self._submission.dead_run else self._claim()
-            except TaskLockError as error:
-                return self._failed(error)
-            if isinstance(claimed, HeldLock):
-                self._held = claimed
-                if self._locks.closed:
-                    # Whoever waits for this may not be there any more.
-                    self._reports.not_begun()
-                    self.give_back()
-                    return False
-        if self._held is not None:
-            self._reports.granted(self._held)
+    def _decided(self, claimed: HeldLock | Refusal | None) -> bool:
+        """Note what became of the claim, and return whether the job runs."""
+        if isinstance(claimed, HeldLock):
+            self._held = claimed
+            self._note_run_time(claimed)
+            if self._locks.closed:
+                # Whoever waits for this may not be there any more.
+                self._reports.not_begun()
+                self.give_back()
+                return False
+            self._reports.granted(claimed)
             return True
-        if isinstance(claimed, Refusal):
+        if claimed is not None:
             self._refused(claimed)
         return False
 
@@ -198,7 +236,7 @@ class Fire:
         unlocked = (
             self._submission.run_unlocked
             and self._submission.dead_run is None
-            and not is_row_locked(error.__cause__)
+            and not isinstance(error, RowLockedError)
         )
         if self._submission.dead_run is not None:
             self._reports.not_taken_over(error)
@@ -220,50 +258,46 @@ class Fire:
             submission = replace(self._submission, run_times=(self.run_time,), claim_ids=())
             self.blocked = Blocked(submission, refusal.token, refusal.blocked, refusal.waits)
 
-    def _claim(self) -> HeldLock | Refusal:
-        submission = self._submission
+    def _request(self) -> ClaimRequest | TakeoverRequest:
+        """Return what is claimed: the job's run time, or a dead run's window."""
+        submission, dead_run = self._submission, self._submission.dead_run
         assert submission.options is not None
+        if dead_run is not None:
+            _, max_lock = submission.lock_times(self.run_time)
+            return TakeoverRequest(
+                submission.task_name,
+                dead_run.claim_id,
+                dead_run.holder,
+                lease=submission.options.lease_within(max_lock),
+                failover=submission.failover,
+                claim_id=self._claim_id,
+            )
         nominal = nominal_time(submission.trigger, self.run_time)
         min_lock, max_lock = submission.lock_times(nominal)
-        wanted = WantedClaim(
+        return ClaimRequest(
             submission.task_name,
             min_lock,
             max_lock,
             run_time=nominal,
+            exact=submission.run_time_is_shared(nominal),
             lease=submission.options.lease_within(max_lock),
             failover=submission.failover,
-            exact=submission.run_time_is_shared(nominal),
             runs=submission.runs,
             one_off=submission.one_off,
             claim_id=self._claim_id,
+            # What may be run without its lock has been run.
             keep_window_if_in_doubt=submission.run_unlocked,
         )
-        claimed = self._locks.claim(wanted, self._wanted_at)
-        if isinstance(claimed, HeldLock):
-            claimed.run_time = self.run_time
-        return claimed
 
-    def _take_over(self) -> HeldLock | Refusal | None:
-        submission, dead_run = self._submission, self._submission.dead_run
-        assert submission.options is not None
-        assert dead_run is not None
-        _, max_lock = submission.lock_times(self.run_time)
-        wanted = WantedTakeover(
-            submission.task_name,
-            dead_run.claim_id,
-            dead_run.holder,
-            lease=submission.options.lease_within(max_lock),
-            failover=submission.failover,
-            claim_id=self._claim_id,
-        )
-        claimed = self._locks.take_over(wanted, self._wanted_at)
-        if isinstance(claimed, HeldLock):
-            assert claimed.run_time is not None
-            if submission.run_time_is_shared(claimed.window_start):
-                claimed.run_time = claimed.window_start
-            claimed.run_time = claimed.run_time.astimezone(self.run_time.tzinfo)
-            self.run_time = self._reports.run_time = claimed.run_time
-        return claimed
+    def _note_run_time(self, held: HeldLock) -> None:
+        if not held.is_takeover:
+            held.run_time = self.run_time
+            return
+        assert held.run_time is not None
+        if self._submission.run_time_is_shared(held.window_start):
+            held.run_time = held.window_start
+        held.run_time = held.run_time.astimezone(self.run_time.tzinfo)
+        self.run_time = self._reports.run_time = held.run_time
 
     def _lose(self, held: HeldLock, cancel: Callable[[], object] | None) -> None:
         """Tell that the lock was lost while the job runs, and cancel the job if it wants that."""
@@ -272,13 +306,38 @@ class Fire:
         if cancel is not None and options is not None and options.cancel_on_lost:
             cancel()
 
-    def _end(self, ending: Ending) -> None:
-        with self._ending:
+    def _ending_after(self, events: Sequence[Any] | None) -> Ending:
+        failed = events is None or any(event.code == EVENT_JOB_ERROR for event in events)
+        options = self._submission.options
+        opens = failed and options is not None and options.on_failure == "release"
+        return Ending.OPEN if opens else Ending.KEEP
+
+    def _cut_short(self, *, begun: bool) -> Ending:
+        """Note that the run is cut short, and return how its claim is to be ended."""
+        if self._held is not None:
+            self._cut = True
+            self._held.cut()
+        again = self._submission.failover or not begun
+        return Ending.HAND_OVER if again else Ending.KEEP
+
+    def _release(self, ending: Ending) -> None:
+        if self._is_to_be_ended():
+            self._send_release(ending)
+
+    def _is_to_be_ended(self) -> bool:
+        """Return whether the caller has to end the claim; another one has not."""
+        with self._end_lock:
             if self._ended or self._held is None or self._held.inherited:
-                return
+                return False
             self._ended = True
+        return True
+
+    def _send_release(
+        self, ending: Ending, first: Outcome[ReleaseAnswer | None] | None = None
+    ) -> None:
+        assert self._held is not None
         try:
-            released = self._locks.release(self._held, ending)
+            released = self._locks.release(self._held, ending, first)
         except TaskLockError as error:
             self._reports.not_released(self._held, error)
             return

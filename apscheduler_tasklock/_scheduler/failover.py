@@ -15,12 +15,11 @@ from uuid import UUID
 
 from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
 
-from apscheduler_tasklock._database.errors import is_conflict
-from apscheduler_tasklock._database.forking import begins_anew_in_a_fork
+from apscheduler_tasklock._database.errors import ConflictError
+from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol import RunState
-from apscheduler_tasklock._scheduler.submission import Blocked, Submission
+from apscheduler_tasklock._scheduler.submission import Blocked, JobKey, Submission
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.locks import TaskLocks
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +36,6 @@ MOST_HANDOVERS = 10
 # rows to the next.
 RETENTION = 7 * 24 * 3600.0
 PRUNE_INTERVAL = 3600.0
-
-# A job's id, and the alias of its store.
-JobKey = tuple[str, str]
 
 
 class Jobs(Protocol):
@@ -76,7 +72,7 @@ class Failover:
 
     def __init__(
         self,
-        locks: TaskLocks,
+        locks: LockClient,
         jobs: Jobs,
         state: Callable[[], int],
         interval: float,
@@ -90,13 +86,8 @@ class Failover:
         self._given_up = given_up
         self._prune_interval = prune_interval
         self._may_prune = True
-        self.begin_anew()
-        begins_anew_in_a_fork(self)
-
-    def begin_anew(self) -> None:
-        """Look at nothing. In a forked child there is no scheduler to run anything."""
         self._changed = threading.Condition()
-        self._closed = True
+        self._closed = False
         self._woken = False
         self._rejected = False
         self._listed = False
@@ -109,18 +100,10 @@ class Failover:
         self._submitted: set[UUID] = set()
         self._thread: threading.Thread | None = None
 
-    def open(self) -> None:
+    def start(self) -> None:
         """Begin to look."""
-        with self._changed:
-            self._closed = False
-            self._listed = False
-            self._is_first = True
-            self._submitted.clear()
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="tasklock-failover", daemon=True
-                )
-                self._thread.start()
+        self._thread = threading.Thread(target=self._work, name="tasklock-failover", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Take nothing over any more."""
@@ -252,11 +235,11 @@ class Failover:
     def _act_safely_on(self, state: RunState) -> None:
         try:
             self._act_on(state)
-        except TaskLockDatabaseError as error:
-            if not is_conflict(error.__cause__):
-                raise
+        except ConflictError as error:
             # Somebody has locked this task's row. The others are seen to.
             logger.debug("Task %r: its dead run could not be seen to: %s", state.task_name, error)
+        except TaskLockDatabaseError:
+            raise
         except Exception:  # of one task, as of its job store; the others are seen to
             logger.exception("Task %r: its dead run could not be seen to", state.task_name)
 
@@ -280,8 +263,7 @@ class Failover:
         together: dict[JobKey, list[Blocked]] = defaultdict(list)
         for blocked in waiting:
             if is_to_run(blocked):
-                submission = blocked.submission
-                together[submission.job.id, submission.jobstore].append(blocked)
+                together[blocked.submission.key].append(blocked)
         for blocked_ones in together.values():
             # In one submission, one after the other: side by side, they would refuse each other.
             run_times = sorted(time for b in blocked_ones for time in b.submission.run_times)
@@ -328,8 +310,7 @@ class Failover:
             last = self._last.get(state.task_name)
             keys = [key for key, name in self._tasks.items() if name == state.task_name]
         if last is not None and last.runs == state.runs:
-            submission = replace(last, dead_run=state, exempt_from_misfire=True)
-            return (last.job.id, last.jobstore), submission
+            return last.key, last.for_dead_run(state)
         for key in keys:
             found = self._jobs.submission_for(key, state)
             if found is not None:

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
-from apscheduler_tasklock._database.forking import begins_anew_in_a_fork
-
 # Seconds that one pass of the scheduler over its jobs takes at most, when hundreds are due.
 LONGEST_PASS = 30.0
 
@@ -96,11 +94,6 @@ class WorkerQueue:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.begin_anew()
-        begins_anew_in_a_fork(self)
-
-    def begin_anew(self) -> None:
-        """Know of no worker. Those of the parent are not in a forked child."""
         self._changing = threading.Lock()
         self._workers: list[_Worker] = []
         self._turns = 0

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Table
 
-from apscheduler_tasklock._database.errors import is_row_locked
-from apscheduler_tasklock._lock.protocol import Refusal
-from apscheduler_tasklock._lock.releases import Ending
+from apscheduler_tasklock._database.errors import RowLockedError
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol import Ending, Refusal
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._scheduler.triggers import nominal_time
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -30,9 +30,6 @@ from apscheduler_tasklock.events import (
 )
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.table import quoted_name
-
-if TYPE_CHECKING:
-    from apscheduler_tasklock.locks import TaskLocks
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +61,7 @@ class Reports:
     """
 
     def __init__(
-        self, submission: Submission, run_time: datetime, locks: TaskLocks, notifier: Notifier
+        self, submission: Submission, run_time: datetime, locks: LockClient, notifier: Notifier
     ) -> None:
         self.run_time = run_time
         self._submission = submission
@@ -161,7 +158,7 @@ class Reports:
         :param runs: whether the job runs all the same
         """
         # A run that an outage costs is a warning; a wrong set-up is an error.
-        away = isinstance(error, TaskLockDatabaseError) and not is_row_locked(error.__cause__)
+        away = isinstance(error, TaskLockDatabaseError) and not isinstance(error, RowLockedError)
         logger.log(
             logging.WARNING if away else logging.ERROR,
             "Task %r: %s for the run time %s: %s%s",
@@ -169,7 +166,7 @@ class Reports:
             "run without its lock" if runs else "not run",
             self.run_time,
             error,
-            LOCKED_ROW if is_row_locked(error.__cause__) else "",
+            LOCKED_ROW if isinstance(error, RowLockedError) else "",
         )
         self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -12,11 +12,15 @@ from uuid import UUID
 from apscheduler.util import iscoroutinefunction_partial
 
 from apscheduler_tasklock._lock.protocol import RunState
+from apscheduler_tasklock._lock.releases import PendingRelease
 from apscheduler_tasklock._scheduler.lateness import SchedulerPass
 from apscheduler_tasklock._scheduler.triggers import has_next_run, is_shared, period_after
 from apscheduler_tasklock.options import RESERVED_KEY, LockOptions
 
 logger = logging.getLogger(__name__)
+
+# A job's id, and the alias of its store.
+JobKey = tuple[str, str]
 
 # A grace time that every run time exceeds.
 ALWAYS_MISSED = -timedelta(days=36500).total_seconds()
@@ -59,6 +63,15 @@ class Submission:
     def failover(self) -> bool:
         """Whether a dead holder's window is run again."""
         return self.options is not None and bool(self.options.failover)
+
+    @property
+    def key(self) -> JobKey:
+        """The job's id, and the alias of its store."""
+        return self.job.id, self.jobstore
+
+    def for_dead_run(self, dead: RunState) -> Submission:
+        """Return the same for the window of a run that died; it is late by nature."""
+        return replace(self, dead_run=dead, exempt_from_misfire=True)
 
     @property
     def awaited(self) -> bool:
@@ -113,6 +126,21 @@ class Blocked:
     token: int
     is_new: bool
     waits: bool
+
+
+class RunResult(list[Any]):
+    """The events of the real job, as the wrapper's return value.
+
+    :ivar claim_ids: those of the submission
+    :ivar blocked: run times that were refused because of runs that may turn out to be dead
+    :ivar pending: releases that a worker process could not send
+    """
+
+    def __init__(self, claim_ids: Sequence[UUID]) -> None:
+        super().__init__()
+        self.claim_ids = claim_ids
+        self.blocked: list[Blocked] = []
+        self.pending: list[PendingRelease] = []
 
 
 class JobView:

@@ -11,9 +11,10 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any
 
+from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._scheduler.adapter import worker_processes
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.locks import LockSettings, TaskLocks
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def deferred_signals() -> Iterator[None]:
             later.start()
 
 
-def hear_of_shutdown(locks: TaskLocks) -> None:
+def hear_of_shutdown(locks: LockClient) -> None:
     """Let this worker process claim nothing more when its parent says so by a signal.
 
     A worker cannot be told anything else: its pipe has jobs in it that come first.
@@ -76,7 +77,7 @@ def hear_of_shutdown(locks: TaskLocks) -> None:
 @contextmanager
 def shutting_down(inner: Any) -> Iterator[None]:
     """Tell the worker processes of a wrapped executor's pool that nothing more is to be claimed."""
-    processes = list(pool_processes(inner).values())
+    processes = list(worker_processes(inner).values())
     over = threading.Event()
 
     def tell(number: int) -> None:
@@ -129,7 +130,7 @@ class LostWorkers:
     :param locks: the task locks of this replica
     """
 
-    def __init__(self, locks: TaskLocks) -> None:
+    def __init__(self, locks: LockClient) -> None:
         self._locks = locks
         self._changed = threading.Lock()
         self._runs: list[tuple[Mapping[int, Any], Submission]] = []
@@ -162,7 +163,7 @@ class LostWorkers:
         with self._changed:
             runs = list(self._runs)
         for run in runs:
-            if self._is_settled(*run):
+            if self._is_done_with(*run):
                 with self._changed:
                     self._runs.remove(run)
         with self._changed:
@@ -177,7 +178,7 @@ class LostWorkers:
             self._locks.wait(INTERVAL)
         return True
 
-    def _is_settled(self, processes: Mapping[int, Any], submission: Submission) -> bool:
+    def _is_done_with(self, processes: Mapping[int, Any], submission: Submission) -> bool:
         """End the leases of dead workers; tell whether there is nothing more to be done."""
         dead = [pid for pid, process in processes.items() if not _lives(process)]
         if not dead:
@@ -204,8 +205,3 @@ def _lives(process: Any) -> bool:
         return bool(process.is_alive())
     except ValueError:  # closed: it was waited for
         return False
-
-
-def pool_processes(inner: Any) -> Mapping[int, Any]:
-    """Return the worker processes of a wrapped executor's pool, by their ids; empty without any."""
-    return getattr(getattr(inner, "_pool", None), "_processes", None) or {}

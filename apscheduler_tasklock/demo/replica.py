@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from apscheduler_tasklock._database.database import parse_url
+from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.demo.jobs import LEASE, ExpectedError, schedule
 from apscheduler_tasklock.demo.ledger import Ledger
 from apscheduler_tasklock.events import (

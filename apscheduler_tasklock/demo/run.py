@@ -14,7 +14,7 @@ import psycopg
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
-from apscheduler_tasklock._database.database import parse_url
+from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.demo.conductor import Conductor, describe_plan
 from apscheduler_tasklock.demo.fires import Fires
 from apscheduler_tasklock.demo.fleet import Event, Fleet

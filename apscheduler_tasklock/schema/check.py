@@ -69,7 +69,7 @@ def check_table(cursor: Any, table: Table, user: str | None) -> datetime:
 UPGRADE_COMMAND = "apscheduler-tasklock upgrade"
 
 
-def explain_refusal(
+def explain_rejection(
     error: psycopg.Error, table: Table, user: str | None, where: str
 ) -> TaskLockError:
     """Return the error to raise for a failure that another attempt would not overcome.
@@ -85,7 +85,7 @@ def explain_refusal(
         return old_table(table)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return missing_grant(table, user, one_line(error))
-    return TaskLockError(f"the task lock database ({where}) refuses: {one_line(error)}")
+    return TaskLockError(f"the task lock database ({where}) rejects this: {one_line(error)}")
 
 
 def missing_table(table: Table) -> TaskLockSchemaError:

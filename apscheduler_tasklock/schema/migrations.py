@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema
 
 from apscheduler_tasklock._database.connection import connect_parameters
-from apscheduler_tasklock._database.database import parse_url
+from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 

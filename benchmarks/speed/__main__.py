@@ -12,12 +12,14 @@ from pathlib import Path
 import benchmarks.speed
 from benchmarks.speed import (
     burst,
+    burst_growth,
     counts,
     end_to_end,
     event_loop,
     hot_path,
     machine,
     memory,
+    one_replica,
     pool_job,
     size,
 )
@@ -33,7 +35,9 @@ PARTS: dict[str, Callable[[Effort], Section]] = {
     "event-loop": event_loop.run,
     "memory": memory.run,
     "size": size.run,
+    "one-replica": one_replica.run,
     "burst": burst.run,
+    "burst-growth": burst_growth.run,
 }
 
 

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from apscheduler_tasklock import upgrade
-from apscheduler_tasklock._lock.claim import WantedClaim
+from apscheduler_tasklock._lock.protocol import ClaimRequest
 from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
@@ -209,7 +209,7 @@ class Library(Contender):
         upgrade(url)
 
     def claim(self, task: str) -> Any:
-        wanted = WantedClaim(f"library {task}", min_lock=0.0, max_lock=MAX_LOCK)
+        wanted = ClaimRequest(f"library {task}", min_lock=0.0, max_lock=MAX_LOCK)
         claimed = self.locks.claim(wanted)
         return claimed if isinstance(claimed, HeldLock) else None
 

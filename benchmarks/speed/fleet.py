@@ -7,9 +7,10 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from multiprocessing.synchronize import Barrier
 from typing import Any
 
-from apscheduler.events import EVENT_JOB_EXECUTED
+from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import (
@@ -18,6 +19,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     TaskLockExecutor,
 )
+from apscheduler_tasklock._database import outage
 
 # Seconds for a burst to end; then what is missing is reported.
 PATIENCE = 300.0
@@ -30,6 +32,7 @@ class Decisions:
     :ivar granted: names of the tasks, one for each grant
     :ivar refused: how many claims were refused
     :ivar errors: how many failed
+    :ivar missed: how many run times were misfires, and claimed nothing
     :ivar run: how often a job ran
     :ivar ended: when the last claim was decided, in seconds since 1970
     :ivar late: seconds by which the setting up ended after the jobs were due
@@ -39,6 +42,7 @@ class Decisions:
     granted: list[str]
     refused: int
     errors: int
+    missed: int
     run: int
     ended: float
     late: float
@@ -60,10 +64,11 @@ class Outages(logging.Handler):
 class Replica:
     """A scheduler with the task lock around its thread pool, and jobs that are due at once."""
 
-    def __init__(self, url: str, jobs: int, due: float) -> None:
+    def __init__(self, url: str, jobs: int, due: float, grace: int | None) -> None:
         self.granted: list[str] = []
         self.refused = 0
         self.errors = 0
+        self.missed = 0
         self.run = 0
         self.ended = 0.0
         self._jobs = jobs
@@ -71,13 +76,17 @@ class Replica:
         self._all_decided = threading.Event()
         self.scheduler = BackgroundScheduler(executors={"default": TaskLockExecutor(url)})
         self.scheduler.add_listener(
-            self._note, EVENT_TASK_LOCK_GRANTED | EVENT_TASK_LOCK_REFUSED | EVENT_TASK_LOCK_ERROR
+            self._note,
+            EVENT_TASK_LOCK_GRANTED
+            | EVENT_TASK_LOCK_REFUSED
+            | EVENT_TASK_LOCK_ERROR
+            | EVENT_JOB_MISSED,
         )
         self.scheduler.add_listener(self._note_run, EVENT_JOB_EXECUTED)
         at = datetime.fromtimestamp(due, timezone.utc)
         for number in range(jobs):
             self.scheduler.add_job(
-                nothing, "date", run_date=at, id=f"job {number}", misfire_grace_time=None
+                nothing, "date", run_date=at, id=f"job {number}", misfire_grace_time=grace
             )
         self.scheduler.start()
 
@@ -92,10 +101,12 @@ class Replica:
                 self.granted.append(event.task_name)
             elif event.code == EVENT_TASK_LOCK_REFUSED:
                 self.refused += 1
+            elif event.code == EVENT_JOB_MISSED:
+                self.missed += 1
             else:
                 self.errors += 1
             self.ended = time.time()
-            if len(self.granted) + self.refused + self.errors == self._jobs:
+            if len(self.granted) + self.refused + self.errors + self.missed == self._jobs:
                 self._all_decided.set()
 
     def _note_run(self, _event: Any) -> None:
@@ -103,11 +114,20 @@ class Replica:
             self.run += 1
 
 
-def run_replicas(url: str, replicas: int, jobs: int, due: float) -> Decisions:
-    """Run replicas in this process, until each has decided all its jobs."""
+def gather(together: Barrier) -> None:
+    """Wait for the other processes, which have all loaded this module when it returns."""
+    together.wait(PATIENCE)
+
+
+def run_replicas(url: str, replicas: int, jobs: int, due: float, grace: int | None) -> Decisions:
+    """Run replicas in this process, until each has decided all its jobs.
+
+    :param grace: the jobs' ``misfire_grace_time``
+    """
     outages = Outages()
-    logging.getLogger("apscheduler_tasklock._database.outage").addHandler(outages)
-    fleet = [Replica(url, jobs, due) for _ in range(replicas)]
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)  # misfires are counted
+    logging.getLogger(outage.__name__).addHandler(outages)
+    fleet = [Replica(url, jobs, due, grace) for _ in range(replicas)]
     late = time.time() - due
     for replica in fleet:
         replica.wait(due + PATIENCE)
@@ -115,6 +135,7 @@ def run_replicas(url: str, replicas: int, jobs: int, due: float) -> Decisions:
         granted=[name for replica in fleet for name in replica.granted],
         refused=sum(replica.refused for replica in fleet),
         errors=sum(replica.errors for replica in fleet),
+        missed=sum(replica.missed for replica in fleet),
         run=sum(replica.run for replica in fleet),
         ended=max(replica.ended for replica in fleet),
         late=max(0.0, late),

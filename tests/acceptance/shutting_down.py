@@ -26,7 +26,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy import create_engine
 
 from apscheduler_tasklock import TaskLockExecutor
-from apscheduler_tasklock._database.database import parse_url
+from apscheduler_tasklock._database.url import parse_url
 from tests.acceptance.jobs import say
 
 ending = threading.Event()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from apscheduler_tasklock._lock.claim import WantedClaim
+from apscheduler_tasklock._lock.protocol import ClaimRequest
 from apscheduler_tasklock._lock.releases import Ending
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
@@ -32,7 +32,7 @@ def work(database_url: str, folder: Path, seed: int) -> None:
     left = dict.fromkeys(TASKS, INCREMENTS)
     while left:
         task = rng.choice(sorted(left))
-        claimed = locks.claim(WantedClaim(task, min_lock=0.0, max_lock=60.0))
+        claimed = locks.claim(ClaimRequest(task, min_lock=0.0, max_lock=60.0))
         if isinstance(claimed, HeldLock):
             increment(folder / task)
             locks.release(claimed, rng.choice([Ending.KEEP, Ending.OPEN]))

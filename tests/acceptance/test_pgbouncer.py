@@ -13,8 +13,7 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLocks
-from apscheduler_tasklock._lock.claim import WantedClaim
-from apscheduler_tasklock._lock.protocol import Refusal
+from apscheduler_tasklock._lock.protocol import ClaimRequest, Refusal
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.pgbouncer import PgBouncer, UnavailableError
 from tests.support.postgres import Server
@@ -37,7 +36,7 @@ def start_pgbouncer(server: Server) -> Iterator[Start]:
 
 
 def claimed(locks: TaskLocks, task: str) -> HeldLock | Refusal:
-    return locks.claim(WantedClaim(task, min_lock=0.0, max_lock=600.0))
+    return locks.claim(ClaimRequest(task, min_lock=0.0, max_lock=600.0))
 
 
 def held(locks: TaskLocks, task: str) -> HeldLock:

@@ -10,8 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.claim import WantedClaim
-from apscheduler_tasklock._lock.protocol import Refusal
+from apscheduler_tasklock._lock.protocol import ClaimRequest, Refusal
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
 from tests.support.polling import eventually
@@ -49,7 +48,7 @@ def test_a_stuck_task_is_found_and_freed_by_the_statements_given(
     checkout: Path, locks: TaskLocks, connection: psycopg.Connection[Any]
 ) -> None:
     find, free = blocks(checkout, "sql")
-    clean_up = WantedClaim("clean-up", min_lock=0, max_lock=3600)
+    clean_up = ClaimRequest("clean-up", min_lock=0, max_lock=3600)
     held = locks.claim(clean_up)
     assert isinstance(held, HeldLock)
     [(name, holder, token, *_)] = connection.execute(find).fetchall()

@@ -12,7 +12,7 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks, downgrade, upgrade
-from apscheduler_tasklock._lock.claim import WantedClaim
+from apscheduler_tasklock._lock.protocol import ClaimRequest
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
@@ -36,7 +36,7 @@ def url(pair: Pair, request: pytest.FixtureRequest) -> str:
 
 
 def claimed(locks: TaskLocks, task: str = "task") -> HeldLock:
-    held = locks.claim(WantedClaim(task, min_lock=0.0, max_lock=600.0))
+    held = locks.claim(ClaimRequest(task, min_lock=0.0, max_lock=600.0))
     assert isinstance(held, HeldLock)
     return held
 

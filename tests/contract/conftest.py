@@ -14,7 +14,9 @@ from psycopg import sql
 from apscheduler_tasklock._lock.protocol import (
     ClaimAnswer,
     ClaimRequest,
+    Ending,
     LockTimes,
+    ReadTimes,
     ReleaseAnswer,
     Renewal,
     RunState,
@@ -33,7 +35,7 @@ class Replica:
     ) -> None:
         self.name = name
         self.connection = connection
-        self.protocol = TaskLockProtocol(task_lock_table(), lock_timeout)
+        self.protocol = TaskLockProtocol(task_lock_table(), name, lock_timeout)
 
     def claim(
         self,
@@ -41,6 +43,8 @@ class Replica:
         *,
         lag: float = 0.0,
         latest: datetime | None = None,
+        stable: bool = True,
+        run_time: datetime | None = None,
         min_lock: float = 9.0,
         max_lock: float = 50.0,
         claim_id: UUID | None = None,
@@ -49,13 +53,20 @@ class Replica:
     ) -> tuple[UUID, ClaimAnswer]:
         """Claim as for a job every 10 s, whose run time was ``lag`` seconds ago."""
         claim_id = claim_id or uuid4()
-        answer = self.protocol.claim(
-            self.connection.cursor(),
-            ClaimRequest(
-                task, lag, latest, min_lock, max_lock, self.name, claim_id, runs=runs, **request
-            ),
+        asked = ClaimRequest(
+            task,
+            min_lock,
+            max_lock,
+            run_time=run_time,
+            exact=run_time is not None,
+            runs=runs,
+            claim_id=claim_id,
+            **request,
         )
-        return claim_id, answer
+        return claim_id, self.send(asked, ReadTimes(lag, latest, stable))
+
+    def send(self, request: ClaimRequest, times: ReadTimes) -> ClaimAnswer:
+        return self.protocol.claim(self.connection.cursor(), request, times)
 
     def granted(self, task: str = "task", **request: Any) -> bool:
         return self.claim(task, **request)[1].granted
@@ -74,7 +85,7 @@ class Replica:
         failover: bool = True,
     ) -> tuple[UUID, ClaimAnswer | None]:
         claim_id = claim_id or uuid4()
-        request = TakeoverRequest(task, dead_claim_id, self.name, claim_id, lease, failover)
+        request = TakeoverRequest(task, dead_claim_id, "dead", lease, failover, claim_id)
         return claim_id, self.protocol.take_over(self.connection.cursor(), request)
 
     def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
@@ -84,9 +95,8 @@ class Replica:
     def release(
         self, claim_id: UUID, task: str = "task", *, keep_window: bool = True
     ) -> ReleaseAnswer | None:
-        return self.protocol.release(
-            self.connection.cursor(), task, claim_id, keep_window=keep_window
-        )
+        ending = Ending.KEEP if keep_window else Ending.OPEN
+        return self.protocol.release(self.connection.cursor(), task, claim_id, ending)
 
     def end_lease(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from itertools import count
 from typing import Any, TypeVar
@@ -29,6 +29,8 @@ from hypothesis.stateful import (
 from apscheduler_tasklock._lock.protocol import (
     ClaimAnswer,
     ClaimRequest,
+    Ending,
+    ReadTimes,
     Renewal,
     TakeoverRequest,
     TaskLockProtocol,
@@ -127,11 +129,21 @@ def action(**arguments: st.SearchStrategy[Any]) -> Callable[[F], F]:
 
 class ClaimHistory(RuleBasedStateMachine):
     def __init__(
-        self, connection: psycopg.Connection[Any], table: Table, seen: Counter[str]
+        self,
+        connection: psycopg.Connection[Any],
+        table: Table,
+        seen: Counter[str],
+        *,
+        together: bool,
     ) -> None:
         super().__init__()
         self.cursor = connection.cursor()
-        self.protocol = TaskLockProtocol(task_lock_table())
+        self.protocols = {
+            replica: TaskLockProtocol(task_lock_table(), replica)
+            for replica in ("one", "two", "three")
+        }
+        self.protocol = self.protocols["one"]
+        self.together = together
         self.table = table
         self.seen = seen
         self.now = 0.0
@@ -190,14 +202,56 @@ class ClaimHistory(RuleBasedStateMachine):
     def ask(self, wish: Wish, bound: float | None, stable: bool, fate: str) -> None:
         if fate == "never sent":
             return
-        lag = self.now - wish.run_time
+        asked = [wish]
+        if self.together:
+            # What a replica asked for another task once, or asks again, travels with it.
+            asked += [
+                replace(past[-1], replica=wish.replica)
+                for task, past in self.wishes.items()
+                if task != wish.task and past
+            ]
         latest = None if bound is None else self.now + bound
-        run_time = None if wish.exact is None else wish.run_time + wish.exact
+        answers = self.send(asked, latest, stable)
+        quiet = []
+        for each in asked:
+            self.check(each, answers[each.claim_id], latest, stable, fate)
+            quiet.append(self.nothing_written)
+        self.nothing_written = all(quiet)
+
+    def send(
+        self, asked: list[Wish], latest: float | None, stable: bool
+    ) -> dict[UUID, ClaimAnswer]:
+        requests = [
+            ClaimRequest(
+                task_name=wish.task,
+                min_lock=wish.min_lock,
+                max_lock=wish.max_lock,
+                run_time=None if wish.exact is None else as_time(wish.run_time + wish.exact),
+                exact=wish.exact is not None,
+                lease=wish.lease,
+                failover=wish.failover,
+                runs=wish.runs,
+                one_off=wish.one_off,
+                claim_id=wish.claim_id,
+            )
+            for wish in asked
+        ]
+        lags = [self.now - wish.run_time for wish in asked]
+        protocol = self.protocols[asked[0].replica]
+        times = ReadTimes(lags[0], None if latest is None else as_time(latest), stable)
+        if self.together:
+            return protocol.claim_many(self.cursor, requests, lags, times)
+        return {asked[0].claim_id: protocol.claim(self.cursor, requests[0], times)}
+
+    def check(
+        self, wish: Wish, answer: ClaimAnswer, latest: float | None, stable: bool, fate: str
+    ) -> None:
+        lag = self.now - wish.run_time
         ask = Ask(
             wish.replica,
             wish.claim_id,
             (self.now if latest is None else min(self.now, latest)) - lag,
-            run_time,
+            None if wish.exact is None else wish.run_time + wish.exact,
             wish.min_lock,
             wish.max_lock,
             wish.lease,
@@ -208,24 +262,6 @@ class ClaimHistory(RuleBasedStateMachine):
         )
         before = self.expected.get(wish.task)
         after = model.claim(before, ask, self.now, milliseconds(self.now))
-        answer = self.protocol.claim(
-            self.cursor,
-            ClaimRequest(
-                task_name=wish.task,
-                lag=lag,
-                latest=None if latest is None else as_time(latest),
-                min_lock=wish.min_lock,
-                max_lock=wish.max_lock,
-                replica_id=wish.replica,
-                claim_id=wish.claim_id,
-                lease=wish.lease,
-                run_time=None if run_time is None else as_time(run_time),
-                runs=wish.runs,
-                one_off=wish.one_off,
-                failover=wish.failover,
-                stable=stable,
-            ),
-        )
         self.note(situations.of_claim(before, after, ask, self.now, self.now - lag))
         if before is None and wish.task in self.tokens:
             self.note("first claim after the row was pruned")
@@ -370,11 +406,9 @@ class ClaimHistory(RuleBasedStateMachine):
             return
         before = self.expected.get(task)
         after = model.take_over(before, ask, self.now)
-        answer = self.protocol.take_over(
+        answer = self.protocols[ask.replica].take_over(
             self.cursor,
-            TakeoverRequest(
-                task, ask.dead_claim_id, ask.replica, ask.claim_id, ask.lease, ask.failover
-            ),
+            TakeoverRequest(task, ask.dead_claim_id, "dead", ask.lease, ask.failover, ask.claim_id),
         )
         self.note(situations.of_takeover(before, after, ask, self.now))
         self.happened(task, after, wrote=after is not before)
@@ -399,7 +433,13 @@ class ClaimHistory(RuleBasedStateMachine):
         before, claim_id = self.expected.get(task), self.id_of(task, back)
         after = model.release(before, claim_id, self.now, keep_window=keep_window)
         self.note(situations.of_release(before, after, self.now, keep_window=keep_window))
-        answer = self.protocol.release(self.cursor, task, claim_id, keep_window=keep_window)
+        ending = Ending.KEEP if keep_window else Ending.OPEN
+        if self.together:
+            # A claim that nobody has travels with it.
+            releases = [(task, claim_id, ending), ("nobody's", UUID(int=0), Ending.OPEN)]
+            answer = self.protocol.release_many(self.cursor, releases).get(claim_id)
+        else:
+            answer = self.protocol.release(self.cursor, task, claim_id, ending)
         self.ended(task, claim_id, after, answer)
 
     @action(
@@ -620,7 +660,9 @@ def in_seconds(answer: Any) -> tuple[Any, ...]:
 
 # A busy machine, or the thorough profile; and when it fails, up to 300 s to find a short history.
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
 def test_every_history_of_claims_goes_as_the_model_says(
+    together: bool,
     connection: psycopg.Connection[Any],
     replicas_connection: psycopg.Connection[Any],
     rng: random.Random,
@@ -632,7 +674,7 @@ def test_every_history_of_claims_goes_as_the_model_says(
     # A round may by chance miss a rare situation.
     for _ in range(MOST_ROUNDS):
         histories = seed(rng.getrandbits(64))(
-            lambda: ClaimHistory(replicas_connection, table, seen)
+            lambda: ClaimHistory(replicas_connection, table, seen, together=together)
         )
         run_state_machine_as_test(histories, settings=long)
         if seen.keys() >= situations.EXPECTED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -11,9 +12,13 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from apscheduler_tasklock._database.database import parse_url
 from apscheduler_tasklock._database.deadline import Closing
-from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.url import parse_url
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock.locks import TaskLocks, lock_settings
+from tests.support.exchanges import Setup
+from tests.support.outages import Job
 from tests.support.proxy import Gate, Proxy, proxy_to
 from tests.support.schedulers import Replica
 
@@ -52,6 +57,19 @@ def unhurried_stop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def make_setup() -> Iterator[Callable[..., Setup]]:
+    made: list[Setup] = []
+
+    def make(*arguments: Any, **options: Any) -> Setup:
+        made.append(Setup(*arguments, **options))
+        return made[-1]
+
+    yield make
+    for setup in made:
+        setup.close()
+
+
+@pytest.fixture
 def known_task(connection: psycopg.Connection[Any]) -> Callable[[str], None]:
     """Give a task a row, as if it had run long ago, for the first time after token 0."""
 
@@ -69,8 +87,24 @@ def known_task(connection: psycopg.Connection[Any]) -> Callable[[str], None]:
 
 
 @pytest.fixture
-def make_locks(database_url: str) -> Iterator[Callable[..., TaskLocks]]:
-    """Make :class:`TaskLocks` of a replica; they are closed after the test."""
+def make_locks(database_url: str) -> Iterator[Callable[..., LockClient]]:
+    """Make the :class:`LockClient` of a replica; it is closed after the test."""
+    with ExitStack() as closing:
+
+        def make(
+            database: Any = database_url, timings: Timings | None = None, **options: Any
+        ) -> LockClient:
+            settings = lock_settings(database, **{"replica_id": "replica", **options})
+            locks = LockClient(replace(settings, timings=timings or Timings()))
+            closing.callback(locks.close)
+            return locks
+
+        yield make
+
+
+@pytest.fixture
+def make_task_locks(database_url: str) -> Iterator[Callable[..., TaskLocks]]:
+    """Make the :class:`TaskLocks` of a replica; they are closed after the test."""
     with ExitStack() as closing:
 
         def make(database: Any = database_url, **options: Any) -> TaskLocks:
@@ -101,3 +135,11 @@ def make_replica(database_url: str) -> Iterator[Callable[..., Replica]]:
                 replica.scheduler.shutdown(wait=True)
 
         yield make
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    """A job that runs until it is let go, at the end of the test at the latest."""
+    job = Job()
+    yield job
+    job.go_on.set()

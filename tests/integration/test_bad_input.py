@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 import pytest
@@ -28,37 +26,14 @@ from apscheduler_tasklock import (
     TaskLockSchemaError,
     upgrade,
 )
+from apscheduler_tasklock._lock.client import LockClient
 from tests.support.polling import eventually
 from tests.support.postgres import Server
+from tests.support.roles import PASSWORD, role
 from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
-
-PASSWORD = "hunter2"
-
-
-@contextmanager
-def role(
-    database_url: str, options: str = f"LOGIN PASSWORD '{PASSWORD}'"
-) -> Iterator[tuple[str, str]]:
-    """Create a role. Yield its name, and the database's URL for it."""
-    name = f"role {uuid4().hex[:8]}"
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        create = sql.SQL("CREATE ROLE {} " + options)
-        connection.execute(create.format(sql.Identifier(name)))
-        try:
-            yield name, url_of(database_url, name)
-        finally:
-            connection.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
-            connection.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
-
-
-def url_of(database_url: str, user: str) -> str:
-    from apscheduler_tasklock._database.database import parse_url
-
-    url = parse_url(database_url).set(username=user, password=PASSWORD)
-    return url.render_as_string(hide_password=False)
 
 
 class TestDatabase:
@@ -91,23 +66,23 @@ class TestDatabase:
         assert f"database (127.0.0.1:{port}, database 'db') could not be used" in str(error)
         replica.idle()
         outage, run = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-        assert "is away" in outage
+        assert "is unavailable" in outage
         assert "Connection refused" in outage
         assert run.startswith("Task 'job': not run for the run time")
 
     @pytest.mark.direct("pgbouncer answers logins itself")
-    def test_a_refusing_server_is_an_error_at_start(self, database_url: str) -> None:
+    def test_a_server_that_rejects_the_login_is_an_error_at_start(self, database_url: str) -> None:
         with role(database_url, f"NOLOGIN PASSWORD '{PASSWORD}'") as (_, url):
             replica = Replica(url)
             with pytest.raises(
                 TaskLockError,
-                match=r"the task lock database \(.*\) refuses: .* is not permitted to log in",
+                match=r"the task lock database \(.*\) rejects this: .* is not permitted to log in",
             ) as error:
                 replica.scheduler.start()
         assert not isinstance(error.value, TaskLockDatabaseError)
 
     @pytest.mark.direct("pgbouncer's connections are older than the setting")
-    def test_a_read_only_database_is_told_at_start_and_owes_no_release(
+    def test_a_read_only_database_is_told_at_start_and_leaves_no_release_pending(
         self,
         make_replica: MakeReplica,
         database_url: str,
@@ -355,9 +330,12 @@ def test_a_table_that_postgresql_cannot_have_is_not_migrated(database_url: str, 
         upgrade(database_url, table=table)
 
 
-def test_no_password_is_in_what_is_shown_of_the_locks() -> None:
-    url = f"postgresql://app:{PASSWORD}@db/app?sslpassword={PASSWORD}"
-    assert PASSWORD not in repr(TaskLocks(url).settings)
+def test_no_password_is_in_what_is_shown_of_the_locks(
+    make_locks: Callable[..., LockClient],
+) -> None:
+    locks = make_locks(f"postgresql://app:{PASSWORD}@db/app?sslpassword={PASSWORD}")
+    shown = [locks, locks.settings, locks.settings.for_process(), locks.where]
+    assert PASSWORD not in repr(shown)
 
 
 class TestWhatTheLockLimits:

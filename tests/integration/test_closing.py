@@ -6,21 +6,25 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks
-from apscheduler_tasklock._database.database import Database, parse_url
+from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock._database.deadline import Closing, Deadline
-from apscheduler_tasklock._database.pool import MOST_CONNECTIONS
-from apscheduler_tasklock._lock.claim import WantedClaim
+from apscheduler_tasklock._database.exchange import Call
+from apscheduler_tasklock._database.url import parse_url
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol import ClaimRequest
+from tests.support.exchanges import NAME, Setup
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
 
-MakeLocks = Callable[..., TaskLocks]
+MakeLocks = Callable[..., LockClient]
+MakeSetup = Callable[..., Setup]
 
 
 @pytest.fixture
@@ -37,9 +41,9 @@ def engine(proxy: Proxy) -> Iterator[Engine]:
     engine.dispose()
 
 
-def answered(database: Database) -> bool:
-    with database.cursor() as cursor:
-        return bool(cursor.execute("SELECT true").fetchone()[0])
+def answered(setup: Setup) -> bool:
+    answer: tuple[bool] = setup.ask(Call(lambda cursor: cursor.execute("SELECT true").fetchone()))
+    return answer[0]
 
 
 def is_connecting() -> bool:
@@ -52,72 +56,53 @@ def gave_up(call: Future[Any]) -> bool:
 
 @pytest.mark.direct("it counts the library's connections in the server")
 def test_a_connection_that_is_opened_too_late_is_closed(
-    gate: Gate, proxy: Proxy, pool: ThreadPoolExecutor, connection: psycopg.Connection[Any]
+    make_setup: MakeSetup,
+    gate: Gate,
+    proxy: Proxy,
+    pool: ThreadPoolExecutor,
+    connection: psycopg.Connection[Any],
 ) -> None:
-    closing = Closing()
-    database = Database(proxy.url, timeout=60, application_name="late", closing=closing)
+    setup = make_setup(proxy.url)
     gate.shut()
-    opening = [pool.submit(answered, database) for _ in range(MOST_CONNECTIONS)]
+    opening = [pool.submit(answered, setup) for _ in range(3)]
     assert gate.reached.wait(60)
-    closing.stop()
+    setup.closing.stop()
     assert all(gave_up(call) for call in opening)
     assert is_connecting()
     gate.open()
     eventually(lambda: not is_connecting())
-    query = "SELECT FROM pg_stat_activity WHERE application_name = 'late'"
-    eventually(lambda: connection.execute(query).fetchall() == [])
-    closing.reopen()
-    assert answered(database)
-    database.close()
+    query = "SELECT FROM pg_stat_activity WHERE application_name = %s"
+    eventually(lambda: connection.execute(query, [NAME]).fetchall() == [])
 
 
 def test_a_connection_that_an_application_lends_too_late_goes_back_to_it(
-    engine: Engine, pool: ThreadPoolExecutor
+    make_setup: MakeSetup, engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
-    closing = Closing()
-    database = Database(engine, timeout=60, application_name="", closing=closing)
+    setup = make_setup(engine)
     with engine.connect():
-        waiting = pool.submit(answered, database)
+        waiting = pool.submit(answered, setup)
         eventually(is_connecting)
-        closing.stop()
+        setup.closing.stop()
         assert gave_up(waiting)
     eventually(lambda: not is_connecting())
     with engine.connect():
         pass
 
 
-def test_a_wait_for_a_free_connection_ends(proxy: Proxy, pool: ThreadPoolExecutor) -> None:
-    closing = Closing()
-    database = Database(proxy.url, timeout=3600, application_name="", closing=closing)
-    in_use = [database.cursor() for _ in range(MOST_CONNECTIONS)]
-    for cursor in in_use:
-        cursor.__enter__()
-    waiting = pool.submit(answered, database)
-    closing.stop()
-    assert gave_up(waiting)
-    for cursor in in_use:
-        cursor.__exit__(None, None, None)
-    assert answered(database)
-    database.close()
-
-
-def test_a_connection_of_its_own_for_renewals_waits_on(
-    gate: Gate, proxy: Proxy, pool: ThreadPoolExecutor
+def test_what_goes_on_during_a_shutdown_waits_on(
+    make_setup: MakeSetup, gate: Gate, proxy: Proxy, pool: ThreadPoolExecutor
 ) -> None:
-    closing = Closing()
-    database = Database(proxy.url, timeout=180, application_name="", closing=closing)
-    renewing = database.separate()
-    assert answered(renewing)
-    assert answered(database)
+    setup = make_setup(proxy.url, timeout=180)
+    assert answered(setup)
     gate.shut()
-    closing.stop()
-    renewal = pool.submit(answered, renewing)
-    assert gave_up(pool.submit(answered, database))
+    select = Call(lambda cursor: cursor.execute("SELECT true").fetchone())
+    renewal = pool.submit(setup.exchange.ask, select, Deadline(None, inf))
+    assert gate.reached.wait(60)
+    setup.closing.stop()
+    assert gave_up(pool.submit(answered, setup))
     assert not renewal.done()
     gate.open()
     assert renewal.result(60)
-    database.close()
-    renewing.close()
 
 
 def test_an_answer_on_an_applications_connection_is_not_waited_for_for_ever(
@@ -126,27 +111,30 @@ def test_an_answer_on_an_applications_connection_is_not_waited_for_for_ever(
     locks = make_locks(engine, claim_timeout=1)
     locks.check()
     gate.shut()
-    assert gave_up(pool.submit(locks.claim, WantedClaim("task", 0, 60)))
+    assert gave_up(pool.submit(locks.claim, ClaimRequest("task", 0, 60)))
     gate.open()
     locks.close()
 
 
 @pytest.mark.parametrize("statement", ["SELECT 1", "SELECT 1 / 0"])
 def test_an_applications_connection_is_as_it_was_after_its_use(
-    engine: Engine, statement: str
+    make_setup: MakeSetup, engine: Engine, statement: str
 ) -> None:
     with engine.connect() as connection:
-        lent = connection.connection.driver_connection
-    before = dict(vars(lent))
-    database = Database(engine, timeout=60, application_name="", closing=Closing())
-    with suppress(psycopg.Error), database.cursor() as cursor:
-        assert cursor.connection is lent
-        assert vars(lent).keys() > before.keys()
+        used = connection.connection.driver_connection
+    before = dict(vars(used))
+
+    def ask(cursor: Any) -> None:
+        assert cursor.connection is used
+        assert vars(used).keys() > before.keys()
         cursor.execute(statement)
-    assert vars(lent).keys() == before.keys()
-    if not lent.closed:
-        assert lent.autocommit is False
-        assert lent.prepare_threshold == 5
+
+    with suppress(TaskLockError):
+        make_setup(engine).ask(Call(ask))
+    assert vars(used).keys() == before.keys()
+    if not used.closed:
+        assert used.autocommit is False
+        assert used.prepare_threshold == 5
 
 
 def test_what_interrupts_a_wait_for_a_connection_leaves_none_behind() -> None:

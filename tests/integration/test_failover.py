@@ -26,7 +26,7 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
-from apscheduler_tasklock._lock.claim import WantedTakeover
+from apscheduler_tasklock._lock.protocol import TakeoverRequest
 from apscheduler_tasklock._scheduler import failover
 from tests.integration.test_bad_input import role
 from tests.integration.test_faults_outages import count_looks
@@ -678,7 +678,7 @@ class TestGivingUp:
         held = holder()
         for _ in range(2):
             until_its_lease_ends(connection)
-            dead = WantedTakeover("job", held.claim_id, "dead", 1, failover=True)
+            dead = TakeoverRequest("job", held.claim_id, "dead", 1, failover=True)
             taken_over = dying.take_over(dead)
             assert isinstance(taken_over, HeldLock)
             held = taken_over

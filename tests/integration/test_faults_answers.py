@@ -16,31 +16,28 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_REFUSED,
     HeldLock,
-    TaskLocks,
 )
-from tests.integration.test_faults_outages import (
-    AWAY,
-    BACK,
-    HOURLY,
-    RUNS,
-    Job,
-    job,
-    said,
-    said_by_its_end,
-)
+from apscheduler_tasklock._lock.client import LockClient
 from tests.support import claims
 from tests.support.claims import die, held, row
 from tests.support.faults import TAKEOVER
+from tests.support.outages import (
+    BACK,
+    HOURLY,
+    RUNS,
+    UNAVAILABLE,
+    Job,
+    said,
+    said_by_its_end,
+)
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.schedulers import Replica
 
 pytestmark = pytest.mark.direct("the pooler would answer in the server's place")
 
-__all__ = ["job"]  # a fixture
-
 MakeReplica = Callable[..., Replica]
-MakeLocks = Callable[..., TaskLocks]
+MakeLocks = Callable[..., LockClient]
 Connection = psycopg.Connection[Any]
 
 
@@ -98,10 +95,10 @@ def test_an_answer_that_was_on_its_way_does_not_end_an_outage(
         assert asked.wait(60)
         proxy.accepting = False
         second = pool.submit(claim, "second")
-        eventually(lambda: said(caplog) == [AWAY])
+        eventually(lambda: said(caplog) == [UNAVAILABLE])
         go_on.set()
         assert isinstance(first.result(60), HeldLock)
-        assert said(caplog) == [AWAY]
+        assert said(caplog) == [UNAVAILABLE]
         proxy.accepting = True
         assert isinstance(second.result(60), HeldLock)
-    assert said_by_its_end(caplog) == [AWAY, BACK]
+    assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]

@@ -22,31 +22,29 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     TaskLockDatabaseError,
-    TaskLocks,
     upgrade,
 )
-from apscheduler_tasklock._database import outage
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from tests.integration.test_faults_outages import (
-    AWAY,
+from tests.support.claims import die, held, row
+from tests.support.faults import READ
+from tests.support.outages import (
     BACK,
     HOURLY,
     RUNS,
+    UNAVAILABLE,
     Job,
-    job,
     refused,
     said,
     said_by_its_end,
+    why_unavailable,
 )
-from tests.support.claims import die, held, row
-from tests.support.faults import READ
 from tests.support.polling import eventually
 from tests.support.proxy import proxy_to
 from tests.support.schedulers import Replica
 
 pytestmark = pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
-
-__all__ = ["job"]  # a fixture
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
@@ -99,7 +97,7 @@ def refusal(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 def says_no(replica: Replica) -> bool:
     """Whether it was the server's refusal that kept the replica, not only the broken connection."""
-    reason = replica.executor.locks._attempts.outage.reason or ""
+    reason = why_unavailable(replica) or ""
     return "too many connections" in reason or "read-only" in reason
 
 
@@ -128,7 +126,7 @@ def test_a_claim_that_the_server_cannot_take_is_made_when_it_can(
         1,
         replica.one(EVENT_TASK_LOCK_GRANTED).token,
     )
-    assert said_by_its_end(caplog) == [AWAY, BACK]
+    assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]
 
 
 def test_a_claim_that_the_server_does_not_take_in_time_is_skipped(
@@ -152,10 +150,10 @@ def test_a_claim_that_the_server_does_not_take_in_time_is_skipped(
     replica.idle()
     assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
     assert job.runs == 1
-    assert said_by_its_end(caplog) == [AWAY, BACK]
+    assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]
 
 
-def test_a_release_that_the_server_cannot_take_is_owed(
+def test_a_release_that_the_server_cannot_take_is_pending_until_it_can(
     role: Role,
     refusal: tuple[str, str],
     make_replica: MakeReplica,
@@ -177,21 +175,18 @@ def test_a_release_that_the_server_cannot_take_is_owed(
         1,
         replica.one(EVENT_TASK_LOCK_GRANTED).token,
     )
-    assert said_by_its_end(caplog) == [AWAY, BACK]
+    assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]
 
 
 def test_a_dead_run_is_taken_over_when_the_server_can_be_written_again(
     role: Role,
     make_replica: MakeReplica,
-    make_locks: Callable[..., TaskLocks],
-    monkeypatch: pytest.MonkeyPatch,
+    make_locks: Callable[..., LockClient],
     caplog: pytest.LogCaptureFixture,
     job: Job,
 ) -> None:
     """It can be read all the time, which does not make the outage many short ones."""
     caplog.set_level(logging.INFO)
-    # At once, so that what looks dead would be claimed while the server is read-only.
-    monkeypatch.setattr(outage, "RECOVERY_GRACE", -1.0)
     job.go_on.set()
     dead = make_locks(replica_id="dead")
     lock = held(dead, "job", **HOURLY, lease=1, failover=True, runs=RUNS)
@@ -205,7 +200,11 @@ def test_a_dead_run_is_taken_over_when_the_server_can_be_written_again(
 
     with proxy_to(role.url) as proxy:
         proxy.tap = count
-        replica = make_replica(proxy.url, claim_timeout=0.5, lease=1, failover=True)
+        # At once, so that what looks dead would be claimed while the server is read-only.
+        at_once = Timings(recovery_grace=-1.0)
+        replica = make_replica(
+            proxy.url, claim_timeout=0.5, lease=1, failover=True, timings=at_once
+        )
         replica.run_once(job.run)
         replica.one(EVENT_TASK_LOCK_REFUSED)
         role.set("ALTER ROLE {} SET default_transaction_read_only = on")
@@ -216,7 +215,7 @@ def test_a_dead_run_is_taken_over_when_the_server_can_be_written_again(
         replica.shutdown()
     assert (job.runs, row(role.connection)["token"]) == (1, lock.token + 1)
     assert replica.codes()[:2] == [EVENT_TASK_LOCK_REFUSED, EVENT_TASK_LOCK_GRANTED]
-    assert said_by_its_end(caplog) == [AWAY, BACK]
+    assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]
 
 
 @pytest.mark.own_server
@@ -230,9 +229,8 @@ def test_a_restart_of_the_server_under_a_job(
     beyond = lasts == "beyond it"
     with EmbeddedServer() as server:
         upgrade(server.url)
-        holder, other = refused(
-            make_replica, job, server.url, server.url, lease=2 if beyond else 30
-        )
+        options: dict[str, Any] = {"lease": 2 if beyond else 30, "failover": True}
+        holder, other = refused(make_replica, job, server.url, server.url, **options)
         held_until = time.monotonic() + (2.5 if beyond else 0)
         server.stop()
         eventually(lambda: time.monotonic() > held_until)
@@ -252,5 +250,5 @@ def test_a_restart_of_the_server_under_a_job(
     told = said(caplog)
     # One outage for each of the two, if it asked for anything meanwhile.
     if beyond:
-        assert told.count(AWAY) == 2
-    assert told.count(AWAY) == told.count(BACK) <= 2
+        assert told.count(UNAVAILABLE) == 2
+    assert told.count(UNAVAILABLE) == told.count(BACK) <= 2

@@ -26,11 +26,11 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
-from apscheduler_tasklock._lock.claim import WantedClaim
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
-from tests.integration.test_bad_input import role
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
+from tests.support.roles import role
 
 MakeLocks = Callable[..., TaskLocks]
 TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": timedelta(minutes=1)}
@@ -41,9 +41,9 @@ def finished(connection: psycopg.Connection[Any]) -> bool:
 
 
 def test_it_is_held_inside_and_released_after(
-    make_locks: MakeLocks, connection: psycopg.Connection[Any]
+    make_task_locks: MakeLocks, connection: psycopg.Connection[Any]
 ) -> None:
-    with make_locks().hold("import", **TIMES) as lock:
+    with make_task_locks().hold("import", **TIMES) as lock:
         assert current_lock() is lock
         assert (lock.name, lock.run_time) == ("import", None)
         assert not finished(connection)
@@ -51,8 +51,8 @@ def test_it_is_held_inside_and_released_after(
     assert finished(connection)
 
 
-def test_a_second_holder_is_refused_and_told_by_whom(make_locks: MakeLocks) -> None:
-    one, other = make_locks(replica_id="one"), make_locks()
+def test_a_second_holder_is_refused_and_told_by_whom(make_task_locks: MakeLocks) -> None:
+    one, other = make_task_locks(replica_id="one"), make_task_locks()
     with one.hold("import", **TIMES) as lock:
         with pytest.raises(TaskLockRefusedError, match="'import' is running on 'one'") as refused:
             other.hold("import", **TIMES).__enter__()
@@ -65,9 +65,9 @@ def test_a_second_holder_is_refused_and_told_by_whom(make_locks: MakeLocks) -> N
 
 
 def test_of_two_that_are_nested_the_inner_one_is_extended(
-    make_locks: MakeLocks, connection: psycopg.Connection[Any]
+    make_task_locks: MakeLocks, connection: psycopg.Connection[Any]
 ) -> None:
-    locks = make_locks()
+    locks = make_task_locks()
     query = "SELECT run_until FROM task_lock ORDER BY task_name"
     with locks.hold("a", **TIMES), locks.hold("b", **TIMES):
         before = connection.execute(query).fetchall()
@@ -83,17 +83,17 @@ def test_of_two_that_are_nested_the_inner_one_is_extended(
 
 
 def test_the_bodys_exception_comes_through_and_the_lock_is_released(
-    make_locks: MakeLocks, connection: psycopg.Connection[Any]
+    make_task_locks: MakeLocks, connection: psycopg.Connection[Any]
 ) -> None:
-    with pytest.raises(ZeroDivisionError), make_locks().hold("import", **TIMES):
+    with pytest.raises(ZeroDivisionError), make_task_locks().hold("import", **TIMES):
         1 / 0  # noqa: B018  # raises
     assert finished(connection)
 
 
 def test_a_failing_release_does_not_replace_the_bodys_exception(
-    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+    make_task_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
-    @make_locks(proxy.url).hold("import", **TIMES)
+    @make_task_locks(proxy.url).hold("import", **TIMES)
     def work() -> None:
         proxy.accepting = False
         proxy.cut_all()
@@ -106,10 +106,10 @@ def test_a_failing_release_does_not_replace_the_bodys_exception(
 
 
 def test_it_is_released_when_it_is_left_in_another_context(
-    make_locks: MakeLocks, connection: psycopg.Connection[Any]
+    make_task_locks: MakeLocks, connection: psycopg.Connection[Any]
 ) -> None:
     """As web frameworks do with a dependency that yields."""
-    hold = make_locks().hold("import", **TIMES)
+    hold = make_task_locks().hold("import", **TIMES)
     copy_context().run(hold.__enter__)
     copy_context().run(hold.__exit__, None, None, None)
     assert finished(connection)
@@ -118,14 +118,14 @@ def test_it_is_released_when_it_is_left_in_another_context(
 @pytest.mark.parametrize("lease", [None, 60])
 @pytest.mark.parametrize("extends", [False, True])
 def test_what_was_lost_meanwhile_is_told_once(
-    make_locks: MakeLocks,
+    make_task_locks: MakeLocks,
     connection: psycopg.Connection[Any],
     caplog: pytest.LogCaptureFixture,
     lease: int | None,
     extends: bool,
 ) -> None:
     """As by a process that was paused, and ends before its next renewal would have found out."""
-    with make_locks().hold("import", min_lock=0, max_lock=600, lease=lease) as lock:
+    with make_task_locks().hold("import", min_lock=0, max_lock=600, lease=lease) as lock:
         connection.execute("UPDATE task_lock SET claim_id = gen_random_uuid()")
         if extends:
             with pytest.raises(TaskLockError, match="cannot be extended"):
@@ -134,8 +134,8 @@ def test_what_was_lost_meanwhile_is_told_once(
     assert caplog.text.count(f"'import': its lock is lost (token {lock.token})") == 1
 
 
-def test_as_a_decorator_it_is_held_for_each_call(make_locks: MakeLocks) -> None:
-    @make_locks().hold("import", **TIMES)
+def test_as_a_decorator_it_is_held_for_each_call(make_task_locks: MakeLocks) -> None:
+    @make_task_locks().hold("import", **TIMES)
     def work(number: int) -> tuple[int, int]:
         lock = current_lock()
         assert lock is not None
@@ -146,7 +146,7 @@ def test_as_a_decorator_it_is_held_for_each_call(make_locks: MakeLocks) -> None:
     assert work.__name__ == "work"
 
 
-def test_it_does_not_decorate_what_runs_after_the_call(make_locks: MakeLocks) -> None:
+def test_it_does_not_decorate_what_runs_after_the_call(make_task_locks: MakeLocks) -> None:
     def generator() -> Iterator[int]:
         yield 1
 
@@ -162,13 +162,13 @@ def test_it_does_not_decorate_what_runs_after_the_call(make_locks: MakeLocks) ->
 
     for function in (generator, async_generator, Class):
         with pytest.raises(TaskLockOptionError, match="runs after the call"):
-            make_locks().hold("import", **TIMES)(function)
+            make_task_locks().hold("import", **TIMES)(function)
     with pytest.raises(TaskLockOptionError, match="runs after the call"):
-        make_locks().hold("import", **TIMES)(partial(returns, coroutine))()
+        make_task_locks().hold("import", **TIMES)(partial(returns, coroutine))()
 
 
 def test_an_interrupted_claim_is_given_back(
-    make_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch, connection: psycopg.Connection[Any]
+    make_task_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch, connection: psycopg.Connection[Any]
 ) -> None:
     """Ctrl-C comes while the answer is under way; the database has granted it."""
     claim = TaskLockProtocol.claim
@@ -180,14 +180,14 @@ def test_an_interrupted_claim_is_given_back(
     # A real signal would have to hit the very moment.
     monkeypatch.setattr(TaskLockProtocol, "claim", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        make_locks().hold("import", **TIMES).__enter__()
+        make_task_locks().hold("import", **TIMES).__enter__()
     eventually(lambda: finished(connection))
 
 
-def test_as_a_decorator_it_keeps_threads_apart(make_locks: MakeLocks) -> None:
+def test_as_a_decorator_it_keeps_threads_apart(make_task_locks: MakeLocks) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
-    @make_locks().hold("import", **TIMES)
+    @make_task_locks().hold("import", **TIMES)
     def work() -> None:
         inside.set()
         assert go_on.wait(60)
@@ -201,8 +201,8 @@ def test_as_a_decorator_it_keeps_threads_apart(make_locks: MakeLocks) -> None:
         first.result(60)
 
 
-def test_one_hold_is_not_entered_twice_at_once(make_locks: MakeLocks) -> None:
-    hold = make_locks().hold("import", **TIMES)
+def test_one_hold_is_not_entered_twice_at_once(make_task_locks: MakeLocks) -> None:
+    hold = make_task_locks().hold("import", **TIMES)
     with hold as lock:
         with pytest.raises(TaskLockError, match="entered already"):
             hold.__enter__()
@@ -211,16 +211,16 @@ def test_one_hold_is_not_entered_twice_at_once(make_locks: MakeLocks) -> None:
         pass
 
 
-def test_a_lock_that_was_released_is_lost(make_locks: MakeLocks) -> None:
-    with make_locks().hold("import", **TIMES) as lock:
+def test_a_lock_that_was_released_is_lost(make_task_locks: MakeLocks) -> None:
+    with make_task_locks().hold("import", **TIMES) as lock:
         assert not lock.lost
     assert lock.lost
 
 
 def test_closed_locks_are_not_held_any_more(
-    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
+    make_task_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
-    locks = make_locks(proxy.url)
+    locks = make_task_locks(proxy.url)
     with locks.hold("import", **TIMES):
         locks.close()
     assert finished(connection)
@@ -234,12 +234,12 @@ def test_closed_locks_are_not_held_any_more(
 
 
 def test_a_claim_that_waited_too_long_is_not_tried_in_an_outage_that_is_known(
-    make_locks: MakeLocks, proxy: Proxy
+    make_locks: Callable[..., LockClient], proxy: Proxy
 ) -> None:
-    """A burst of claims queues for few threads; each counts from when it was wanted."""
+    """The claims of a burst take turns; each counts from when it was wanted."""
     locks = make_locks(proxy.url, claim_timeout=1)
     long_ago = time.monotonic() - 5
-    wanted = WantedClaim("import", min_lock=0, max_lock=60)
+    wanted = ClaimRequest("import", min_lock=0, max_lock=60)
     claimed = locks.claim(wanted, since=long_ago)
     assert isinstance(claimed, HeldLock)  # nothing was known of an outage
     locks.release(claimed)
@@ -264,15 +264,15 @@ def test_a_claim_that_waited_too_long_is_not_tried_in_an_outage_that_is_known(
     ],
 )
 def test_impossible_holds_are_refused(
-    make_locks: MakeLocks, name: str, times: dict[str, Any], says: str
+    make_task_locks: MakeLocks, name: str, times: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(TaskLockOptionError, match=says):
-        make_locks().hold(name, **times)
+        make_task_locks().hold(name, **times)
 
 
 @pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
 def test_a_release_that_is_refused_is_told_in_one_line(
-    make_locks: MakeLocks,
+    make_task_locks: MakeLocks,
     database_url: str,
     connection: psycopg.Connection[Any],
     caplog: pytest.LogCaptureFixture,
@@ -280,7 +280,7 @@ def test_a_release_that_is_refused_is_told_in_one_line(
     with role(database_url) as (name, url):
         user = sql.Identifier(name)
         connection.execute(sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}").format(user))
-        locks = make_locks(url)
+        locks = make_task_locks(url)
         with locks.hold("import", **TIMES):
             connection.execute(sql.SQL("REVOKE UPDATE ON task_lock FROM {}").format(user))
         [record] = [r for r in caplog.records if r.levelno >= logging.WARNING]

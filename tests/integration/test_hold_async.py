@@ -10,7 +10,6 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import HeldLock, TaskLockRefusedError, TaskLocks, current_lock
-from tests.support.claims import claim
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
 
@@ -23,24 +22,25 @@ def finished(connection: psycopg.Connection[Any]) -> bool:
 
 
 @pytest.fixture
-def locks(make_locks: MakeLocks, proxy: Proxy) -> TaskLocks:
-    locks = make_locks(proxy.url)
+def locks(make_task_locks: MakeLocks, proxy: Proxy) -> TaskLocks:
+    locks = make_task_locks(proxy.url)
     locks.check()
     return locks
 
 
 def free(locks: TaskLocks) -> bool:
     """Tell whether the task's window is open."""
-    claimed = claim(locks, "import", **TIMES)
-    if isinstance(claimed, HeldLock):
-        locks.release(claimed)
-    return isinstance(claimed, HeldLock)
+    try:
+        with locks.hold("import", **TIMES):
+            return True
+    except TaskLockRefusedError:
+        return False
 
 
 def test_it_works_for_coroutines(
-    make_locks: MakeLocks, connection: psycopg.Connection[Any]
+    make_task_locks: MakeLocks, connection: psycopg.Connection[Any]
 ) -> None:
-    locks = make_locks()
+    locks = make_task_locks()
 
     @locks.hold("decorated", **TIMES)
     async def work() -> HeldLock | None:
@@ -64,21 +64,21 @@ def test_it_works_for_coroutines(
     assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
 
 
-def test_an_object_whose_call_is_a_coroutine_is_held(make_locks: MakeLocks) -> None:
+def test_an_object_whose_call_is_a_coroutine_is_held(make_task_locks: MakeLocks) -> None:
     class Work:
         async def __call__(self) -> HeldLock | None:
             await asyncio.sleep(0)
             return current_lock()
 
-    lock = asyncio.run(make_locks().hold("import", **TIMES)(Work())())  # type: ignore[misc]  # Any
+    lock = asyncio.run(make_task_locks().hold("import", **TIMES)(Work())())  # type: ignore[misc]  # Any
     assert lock is not None
 
 
-def test_as_a_decorator_it_keeps_coroutines_apart(make_locks: MakeLocks) -> None:
+def test_as_a_decorator_it_keeps_coroutines_apart(make_task_locks: MakeLocks) -> None:
     async def main() -> None:
         inside, go_on = asyncio.Event(), asyncio.Event()
 
-        @make_locks().hold("import", **TIMES)
+        @make_task_locks().hold("import", **TIMES)
         async def work() -> None:
             inside.set()
             await go_on.wait()

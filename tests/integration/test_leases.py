@@ -29,7 +29,7 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
-from apscheduler_tasklock._database.database import parse_url
+from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock import heartbeat as leases
 from tests.integration.test_bad_input import PASSWORD, role
 from tests.support import claims, pool_jobs
@@ -501,7 +501,7 @@ def test_a_lease_that_ended_in_an_outage_is_revived_by_the_next_renewal(
     locks = make_locks(proxy.url, claim_timeout=3)
     held = hold(locks)
     told = threading.Event()
-    held.when_lost(told.set)
+    held.on_lost(told.set)
     proxy.to_server = lambda _: b""  # swallowed
     eventually(lambda: row(connection)["over"])
     assert not held.lost
@@ -519,7 +519,7 @@ def test_at_its_maximum_lock_it_is_lost_by_the_holders_own_clock(
     locks = make_locks(proxy.url, claim_timeout=3)
     held = hold(locks, max_lock=2)
     told = threading.Event()
-    held.when_lost(told.set)
+    held.on_lost(told.set)
     proxy.to_server = lambda _: b""  # swallowed
     eventually(lambda: held.lost)
     eventually(told.is_set)
@@ -534,7 +534,7 @@ def test_it_is_told_lost_also_when_renewals_are_refused(
     locks = make_locks()
     other, held = hold(locks, "other", lease=6), hold(locks, max_lock=4)
     told = threading.Event()
-    held.when_lost(told.set)
+    held.on_lost(told.set)
     connection.execute("ALTER TABLE task_lock RENAME TO elsewhere")
     eventually(told.is_set)
     [refusal] = [r for r in caplog.records if r.name == leases.logger.name]

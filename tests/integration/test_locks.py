@@ -1,10 +1,11 @@
-"""TaskLocks on a real server: races, retries, lost answers, and releases that are owed."""
+"""LockClient on a real server: races, retries, lost answers, and releases that are owed."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
@@ -15,11 +16,10 @@ import pytest
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.pool import StaticPool
 
-from apscheduler_tasklock._database.deadline import Closing
 from apscheduler_tasklock._database.retry import BACKOFF
-from apscheduler_tasklock._lock import client as claims
-from apscheduler_tasklock._lock.claim import WantedTakeover
-from apscheduler_tasklock._lock.protocol import Refusal
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol import Refusal, TakeoverRequest
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -31,17 +31,23 @@ from tests.support.claims import claim, held, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, pass_on
 
-MakeLocks = Callable[..., TaskLocks]
+MakeLocks = Callable[..., LockClient]
 KnownTask = Callable[[str], None]
 
 
 def backends(connection: psycopg.Connection[Any]) -> int:
     """Count the server's connections from the library."""
-    found = connection.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'tasklock %'"
-    ).fetchone()
-    assert found is not None
-    return int(found[0])
+    return len(pids(connection))
+
+
+def pids(connection: psycopg.Connection[Any]) -> set[int]:
+    """Return the server processes of the library's connections."""
+    query = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tasklock %'"
+    return {pid for (pid,) in connection.execute(query)}
+
+
+def threads(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == name]
 
 
 class TestClaim:
@@ -52,7 +58,7 @@ class TestClaim:
         replicas = [make_locks(replica_id=f"replica {number}") for number in range(12)]
         barrier = threading.Barrier(len(replicas))
 
-        def race(locks: TaskLocks, task: str) -> HeldLock | Refusal:
+        def race(locks: LockClient, task: str) -> HeldLock | Refusal:
             barrier.wait(30)
             return claim(locks, task, min_lock=0.0 if exists else 9.0)
 
@@ -90,7 +96,7 @@ class TestClaim:
         replicas = [make_locks(replica_id=f"replica {number}") for number in range(6)]
         barrier = threading.Barrier(len(replicas))
 
-        def race(locks: TaskLocks, run_time: datetime) -> HeldLock | Refusal:
+        def race(locks: LockClient, run_time: datetime) -> HeldLock | Refusal:
             barrier.wait(30)
             return claim(locks, run_time=run_time)
 
@@ -189,20 +195,20 @@ class TestClaim:
         locks.close()
         assert eventually(lambda: backends(connection) == 0)
 
-    def test_opens_at_most_five_connections(
-        self, make_locks: MakeLocks, connection: psycopg.Connection[Any], proxy: Proxy
+    def test_opens_one_connection_however_many_claim(
+        self, make_locks: MakeLocks, proxy: Proxy
     ) -> None:
         go_on = threading.Event()
         locks = make_locks(proxy.url, claim_timeout=60)
         proxy.to_client = lambda data: data if go_on.wait(60) else None
         with ThreadPoolExecutor(20) as pool:
             asked = [pool.submit(held, locks, f"task {number}") for number in range(20)]
-            eventually(lambda: proxy.accepted == 5)
+            eventually(lambda: proxy.accepted == 1)
             go_on.set()
             assert {claim.result(60).name for claim in asked} == {
                 f"task {number}" for number in range(20)
             }
-        assert proxy.accepted >= 5
+        assert proxy.accepted == 1
 
 
 class TestLostAnswers:
@@ -230,19 +236,17 @@ class TestLostAnswers:
         make_locks: MakeLocks,
         proxy: Proxy,
         connection: psycopg.Connection[Any],
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        # There is time for a second attempt. What is sent later is owed, and tried by itself.
-        assert 1.2 * BACKOFF[0] < claims.RELEASE_PATIENCE
-        monkeypatch.setattr(claims, "RELEASE_PATIENCE", 60.0)
-        locks = make_locks(proxy.url)
+        # There is time for a second attempt. What is sent later is pending, and tried by itself.
+        assert 1.2 * BACKOFF[0] < Timings().release_timeout
+        locks = make_locks(proxy.url, timings=Timings(release_timeout=60.0))
         lock = held(locks)
         cut = _cut_once(proxy)
         assert locks.release(lock) is not None
         assert cut.is_set()
         assert row(connection, "task")["finished_at"] is not None
 
-    def test_a_release_that_cannot_be_sent_is_owed_and_arrives_later(
+    def test_a_release_that_cannot_be_sent_is_pending_and_arrives_later(
         self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
     ) -> None:
         locks = make_locks(proxy.url)
@@ -325,8 +329,8 @@ class TestLostAnswers:
             assert row(connection, "task")["finished_at"] is None
             assert isinstance(claimed, Refusal)
             assert (claimed.reason, claimed.waits) == ("running", True)
-            dead = WantedTakeover("task", granted["claim_id"], "replica", None, failover=True)
-            claimed = other.take_over(dead)
+            dead = TakeoverRequest("task", granted["claim_id"], "replica", None, failover=True)
+            claimed = other.claim(dead)
         assert isinstance(claimed, Refusal if then == "taken" else HeldLock)
         assert claimed is not None
         assert claimed.window_start == granted["window_start"] or then == "open"
@@ -371,11 +375,10 @@ class TestLostAnswers:
 class TestClockJumps:
     """The database's clock, or the monotonic one, has jumped, and the bound is an hour behind."""
 
-    def behind(self, locks: TaskLocks) -> None:
+    def behind(self, locks: LockClient) -> None:
         locks.check()
-        assert locks._clock._reading is not None
-        sent, then = locks._clock._reading
-        locks._clock._reading = (sent, then - timedelta(hours=1))
+        now, past = time.monotonic(), datetime.now(timezone.utc) - timedelta(hours=1)
+        locks.clock.learn(sent=now, answered=now, database_time=past, bound=None)
 
     def test_a_new_window_is_granted_all_the_same(self, make_locks: MakeLocks) -> None:
         locks = make_locks()
@@ -421,17 +424,17 @@ class TestClockJumps:
 
     def test_clocks_that_jump_with_every_answer_are_an_error(self, make_locks: MakeLocks) -> None:
         locks = make_locks(claim_timeout=0.2)
-        latest = locks._clock.latest
+        latest = locks.clock.latest
         locks.check()
 
         def behind(at: float) -> datetime | None:
             bound = latest(at)
             return bound and bound - timedelta(hours=1)
 
-        locks._clock.latest = behind
+        locks.clock.latest = behind
         with pytest.raises(TaskLockDatabaseError, match="jumps back and forth"):
             claim(locks)
-        locks._clock.latest = latest
+        locks.clock.latest = latest
 
     def test_a_held_lock_ends_when_the_database_says_so(
         self, make_locks: MakeLocks, proxy: Proxy
@@ -449,17 +452,16 @@ class TestAway:
     def test_a_replica_is_not_refused_by_its_own_finished_run(
         self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
     ) -> None:
-        """The release is still owed when the next window is due; the claim brings it along."""
-        locks = make_locks(proxy.url)
+        """The release is still pending when the next window is due; the claim brings it along."""
+        locks = make_locks(proxy.url, timings=Timings(release_interval=3600))
         lock = held(locks, min_lock=0.0)
         proxy.accepting = False
         proxy.cut_all()
         with pytest.raises(TaskLockDatabaseError):
             locks.release(lock)
-        with locks._claims.owed._changed:  # the background has not sent it yet
-            proxy.accepting = True
-            assert held(locks, min_lock=0.0).token == lock.token + 1
-        eventually(lambda: locks._claims.owed._thread is None)
+        proxy.accepting = True
+        assert held(locks, min_lock=0.0).token == lock.token + 1
+        eventually(lambda: not threads("tasklock-releases"))
         assert row(connection, "task")["finished_at"] is None
 
     @pytest.mark.direct("it cuts the library's connections in the server")
@@ -519,7 +521,7 @@ class TestAway:
             (record.levelname, record.getMessage().split(" (")[0]) for record in caplog.records
         ]
         assert levels == [
-            ("WARNING", "The task lock database is away"),
+            ("WARNING", "The task lock database is unavailable"),
             ("INFO", "The task lock database is back"),
         ]
 
@@ -528,7 +530,7 @@ class TestAway:
         locks = make_locks(proxy.url, claim_timeout=3600)
         with ThreadPoolExecutor(1) as pool:
             claiming = pool.submit(claim, locks)
-            eventually(lambda: locks._attempts.outage._since is not None)
+            eventually(lambda: locks.outage.reason)
             locks.close()
             with pytest.raises(TaskLockDatabaseError):
                 claiming.result(60)
@@ -584,30 +586,31 @@ class TestEngine:
         locks = make_locks()
         for number in range(10):  # psycopg prepares what it has seen five times
             held(locks, f"task {number}")
-        with locks._database.cursor() as cursor:
-            cursor.connection.pgconn.exec_(b"DEALLOCATE ALL")  # unseen by psycopg
+        # Unseen by psycopg.
+        locks.ask(lambda cursor: cursor.connection.pgconn.exec_(b"DEALLOCATE ALL"))
         held(locks, "after")
-        with locks._database.cursor() as cursor:
-            assert cursor.connection.prepare_threshold is None
+        assert locks.ask(lambda cursor: cursor.connection.prepare_threshold) is None
 
+    @pytest.mark.direct("it counts the library's connections in the server")
     def test_a_forked_child_leaves_its_parents_connection_alone(
-        self, make_locks: MakeLocks
+        self, make_task_locks: Callable[..., TaskLocks], connection: psycopg.Connection[Any]
     ) -> None:
-        locks = make_locks()
-        with locks._database.cursor() as cursor:
-            parents = cursor.connection.info.backend_pid
+        locks = make_task_locks()
+        locks.check()
+        (parents,) = pids(connection)
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:  # nothing of pytest's may run here
-            with locks._database.cursor() as cursor:
-                os.write(writer, str(cursor.connection.info.backend_pid).encode())
+            locks.check()
+            os.read(reader, 1)
             os._exit(0)
+        eventually(lambda: len(pids(connection)) == 2)
+        os.write(writer, b"!")
         os.waitpid(child, 0)
-        assert int(os.read(reader, 100)) != parents
         os.close(reader)
         os.close(writer)
-        with locks._database.cursor() as cursor:
-            assert cursor.connection.info.backend_pid == parents
+        locks.check()
+        eventually(lambda: pids(connection) == {parents})
 
     def test_an_applications_engine_is_used_as_it_is_except_for_autocommit(
         self, make_locks: MakeLocks, database_url: str, connection: psycopg.Connection[Any]
@@ -666,26 +669,3 @@ def _wal_and_transaction_ids(connection: psycopg.Connection[Any]) -> tuple[int, 
     ).fetchone()
     assert found is not None
     return int(found[0]), int(found[1])
-
-
-def test_replicas_that_lost_a_server_come_back_at_different_moments(
-    make_locks: MakeLocks, proxy: Proxy
-) -> None:
-    class Watch(Closing):
-        def __init__(self) -> None:
-            super().__init__()
-            self.pauses: list[float] = []
-
-        def wait(self, seconds: float) -> bool:
-            self.pauses.append(seconds)
-            return True  # the first is enough
-
-    proxy.accepting = False
-    first = []
-    for number in range(2):
-        locks, watch = make_locks(proxy.url, replica_id=f"replica {number}"), Watch()
-        with pytest.raises(TaskLockDatabaseError):
-            locks._attempts.until(60, lambda cursor: cursor.execute("SELECT 1"), stop=watch)
-        first.append(watch.pauses[0])
-    assert first[0] != first[1]
-    assert all(0.8 * BACKOFF[0] <= pause <= 1.2 * BACKOFF[0] for pause in first)

@@ -1,10 +1,12 @@
-"""Releases that are owed: which claims leave one, and when and how often it is sent."""
+"""Pending releases: which claims leave one, and when and how often it is sent."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -13,30 +15,26 @@ from psycopg import sql
 from sqlalchemy import Engine
 
 from apscheduler_tasklock._database.deadline import RELEASE_LIMIT
-from apscheduler_tasklock._lock import releases
-from apscheduler_tasklock._lock.releases import Ending
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol import Ending
+from apscheduler_tasklock._lock.releases import PendingRelease
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
-from apscheduler_tasklock.locks import TaskLocks
-from tests.integration.test_bad_input import role
 from tests.support.claims import held
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
+from tests.support.roles import role
 
-MakeLocks = Callable[..., TaskLocks]
-
-
-@pytest.fixture
-def _no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave owed releases to the next claim and to close: the background never gets to them."""
-    monkeypatch.setattr(releases, "RETRY_INTERVAL", 3600.0)
-
+MakeLocks = Callable[..., LockClient]
 
 TIMES = {"min_lock": 0.0, "max_lock": 5000.0}
+# Pending releases are left to the next claim and to close: the background never gets to them.
+NO_RETRIES = Timings(release_interval=3600.0)
 
 
-def owe(locks: TaskLocks, proxy: Proxy, lock: HeldLock) -> None:
-    """Release a lock while the database is away; it is back afterwards."""
+def leave_pending(locks: LockClient, proxy: Proxy, lock: HeldLock) -> None:
+    """Release a lock while the database is unavailable; it is back afterwards."""
     proxy.accepting = False
     proxy.cut_all()
     with pytest.raises(TaskLockDatabaseError):
@@ -51,39 +49,47 @@ def released(connection: psycopg.Connection[Any]) -> list[str]:
 
 
 def is_sending() -> bool:
-    """Tell whether the thread of owed releases is there, as it is while any is owed."""
+    """Tell whether the thread of pending releases is there, as it is while any is pending."""
     return any(thread.name == "tasklock-releases" for thread in threading.enumerate())
 
 
 @pytest.mark.direct("pgbouncer's connections are older than the setting")
-@pytest.mark.parametrize("limit", ["lock_timeout", "statement_timeout"])
-def test_a_claim_that_the_server_undid_owes_none(
+@pytest.mark.parametrize(
+    ("locks_it", "limit"),
+    [
+        ("SELECT FROM task_lock FOR UPDATE", "lock_timeout"),
+        # For a table that is locked, a statement waits before it sets a limit of its own.
+        ("LOCK TABLE task_lock IN EXCLUSIVE MODE", "lock_timeout"),
+        ("LOCK TABLE task_lock IN EXCLUSIVE MODE", "statement_timeout"),
+    ],
+)
+def test_a_claim_that_the_server_undid_leaves_none(
     engine: Engine,
     make_locks: MakeLocks,
     database_url: str,
     connection: psycopg.Connection[Any],
+    locks_it: str,
     limit: str,
 ) -> None:
     finished = make_locks()
     finished.release(held(finished, **TIMES))
     with psycopg.connect(database_url) as blocker:
-        blocker.execute("SELECT * FROM task_lock FOR UPDATE")
+        blocker.execute(locks_it)
         database = sql.Identifier(connection.info.dbname)
         connection.execute(
             sql.SQL("ALTER DATABASE {} SET {} = '100ms'").format(database, sql.SQL(limit))
         )
-        # An application's engine: its connections have the server's limit, and none of ours.
+        # An application's engine: its connections have the server's limit.
         with pytest.raises(TaskLockDatabaseError, match=f"due to {limit.replace('_', ' ')}"):
             held(make_locks(engine, claim_timeout=0.3), **TIMES)
-        # It could not have been sent while the row is locked.
+        # It could not have been sent by now.
         assert not is_sending()
 
 
-@pytest.mark.usefixtures("_no_retries")
 def test_one_that_a_claim_has_sent_is_not_sent_again(make_locks: MakeLocks, proxy: Proxy) -> None:
-    locks = make_locks(proxy.url)
+    locks = make_locks(proxy.url, timings=NO_RETRIES)
     lock = held(locks, **TIMES)
-    owe(locks, proxy, lock)
+    leave_pending(locks, proxy, lock)
     sent: list[bytes] = []
 
     def record(data: bytes) -> bytes:
@@ -92,13 +98,13 @@ def test_one_that_a_claim_has_sent_is_not_sent_again(make_locks: MakeLocks, prox
 
     proxy.to_server = record
     held(locks, **TIMES)
-    locks.close()  # sends what is owed
+    locks.close()  # sends what is pending
     of_the_first = [data for data in sent if _names(data, lock)]
     assert len(of_the_first) == 1
 
 
 @pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
-def test_one_that_is_refused_is_sent_when_it_is_permitted_again(
+def test_one_that_is_rejected_is_sent_when_it_is_permitted_again(
     make_locks: MakeLocks,
     database_url: str,
     connection: psycopg.Connection[Any],
@@ -119,20 +125,19 @@ def test_one_that_is_refused_is_sent_when_it_is_permitted_again(
         locks.close()
 
 
-@pytest.mark.usefixtures("_no_retries")
 def test_long_after_a_stop_none_is_tried_in_an_outage_until_the_locks_are_closed(
     make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
     """Many jobs that end one after the other would each wait, and keep the process from ending."""
-    locks = make_locks(proxy.url)
+    locks = make_locks(proxy.url, timings=NO_RETRIES)
     first, second = held(locks, "first", **TIMES), held(locks, "second", **TIMES)
     proxy.accepting = False
     proxy.cut_all()
     with pytest.raises(TaskLockDatabaseError):
         locks.release(first)
     locks.stop_claiming()
-    assert locks._closing._stopped_at is not None
-    locks._closing._stopped_at -= RELEASE_LIMIT + 1
+    stopped_at = time.monotonic()
+    eventually(lambda: time.monotonic() > stopped_at + RELEASE_LIMIT)
     refused = proxy.refused
     with pytest.raises(TaskLockDatabaseError):
         locks.release(second)
@@ -158,34 +163,28 @@ def test_where_no_thread_starts_any_more_close_sends_them(
 
     monkeypatch.setattr(threading.Thread, "start", start_no_other)
     locks = make_locks(proxy.url)
-    owe(locks, proxy, held(locks, **TIMES))
+    leave_pending(locks, proxy, held(locks, **TIMES))
     assert released(connection) == []
     locks.close()
     assert released(connection) == ["task"]
 
 
-@pytest.mark.usefixtures("_no_retries")
 def test_close_sends_them(
     make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
-    locks = make_locks(proxy.url)
-    owe(locks, proxy, held(locks, **TIMES))
+    locks = make_locks(proxy.url, timings=NO_RETRIES)
+    leave_pending(locks, proxy, held(locks, **TIMES))
     assert released(connection) == []
     locks.close()
     assert released(connection) == ["task"]
 
 
-@pytest.mark.usefixtures("_no_retries")
 def test_close_sends_them_again_while_the_database_restarts(
-    make_locks: MakeLocks,
-    proxy: Proxy,
-    connection: psycopg.Connection[Any],
-    monkeypatch: pytest.MonkeyPatch,
+    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
     """A deployment that shuts replicas down may meet a restart of the server."""
-    monkeypatch.setattr(releases, "CLOSING_PATIENCE", 60.0)
-    locks = make_locks(proxy.url)
-    owe(locks, proxy, held(locks, **TIMES))
+    locks = make_locks(proxy.url, timings=replace(NO_RETRIES, closing_timeout=60.0))
+    leave_pending(locks, proxy, held(locks, **TIMES))
     proxy.accepting, refused = False, proxy.refused
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(locks.close)
@@ -195,7 +194,6 @@ def test_close_sends_them_again_while_the_database_restarts(
     assert released(connection) == ["task"]
 
 
-@pytest.mark.usefixtures("_no_retries")
 @pytest.mark.parametrize("arrives", [True, False])
 def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
     make_locks: MakeLocks,
@@ -204,9 +202,9 @@ def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
     caplog: pytest.LogCaptureFixture,
     arrives: bool,
 ) -> None:
-    locks = make_locks(proxy.url, claim_timeout=60)
+    locks = make_locks(proxy.url, claim_timeout=60, timings=NO_RETRIES)
     first, second = held(locks, "first", **TIMES), held(locks, "second", **TIMES)
-    owe(locks, proxy, first)
+    leave_pending(locks, proxy, first)
     caplog.clear()
     sending, go_on = threading.Event(), threading.Event()
 
@@ -218,7 +216,8 @@ def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(locks.close)
         assert sending.wait(60)
-        locks._claims.owed.add("second", second.claim_id, Ending.KEEP, seconds=5000)
+        until = time.monotonic() + 5000
+        locks.adopt_pending([PendingRelease("second", second.claim_id, Ending.KEEP, until)])
         go_on.set()
         closing.result(60)
     given_up = [r.args for r in caplog.records if "was not released" in r.getMessage()]
@@ -233,7 +232,7 @@ def test_one_that_comes_after_close_is_sent_in_the_background(
     locks = make_locks(proxy.url)
     lock = held(locks, **TIMES)
     locks.close()
-    owe(locks, proxy, lock)
+    leave_pending(locks, proxy, lock)
     eventually(lambda: released(connection) == ["task"])
     eventually(lambda: not is_sending())
 
@@ -243,7 +242,8 @@ def test_one_whose_maximum_lock_has_ended_is_given_up_and_told(
 ) -> None:
     locks = make_locks()
     lock = held(locks, **TIMES)
-    locks._claims.owed.add("task", lock.claim_id, Ending.KEEP, seconds=0)
+    over = time.monotonic()
+    locks.adopt_pending([PendingRelease("task", lock.claim_id, Ending.KEEP, over)])
     eventually(lambda: not is_sending())
     assert "'task' was not released before its maximum lock ended" in caplog.text
     locks.release(lock)

@@ -18,20 +18,19 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from apscheduler_tasklock import (
     TaskLockExecutor,
     TaskLockOptionError,
-    TaskLocks,
     TaskLockSchemaError,
     upgrade,
 )
-from apscheduler_tasklock._lock.protocol import Refusal
-from apscheduler_tasklock._lock.releases import Ending
-from tests.integration.test_bad_input import PASSWORD, role
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol import Ending, Refusal
 from tests.support.claims import claim, held
 from tests.support.polling import eventually
+from tests.support.roles import PASSWORD, role
 
 pytestmark = pytest.mark.direct("it creates roles and databases, which the pooler does not know")
 
 Connection = psycopg.Connection[Any]
-MakeLocks = Callable[..., TaskLocks]
+MakeLocks = Callable[..., LockClient]
 
 
 @pytest.fixture(params=["URL", "engine"])
@@ -50,7 +49,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str | E
         engine.dispose()
 
 
-def claim_twice(one: TaskLocks, another: TaskLocks, name: str = "task") -> Refusal:
+def claim_twice(one: LockClient, another: LockClient, name: str = "task") -> Refusal:
     """Let one claim a task, another be refused it, and return what that one was told."""
     lock = held(one, name, lease=60)
     refused = claim(another, name)

@@ -18,6 +18,7 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
+from apscheduler_tasklock._lock.client import LockClient
 from tests.support.claims import held, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -62,7 +63,7 @@ def test_a_lock_whose_renewal_stalls_beyond_its_lease_is_kept(
 
 def test_a_lock_that_was_overtaken_during_a_stall_is_lost_and_told_of_when_it_goes_on(
     make_replica: MakeReplica,
-    make_locks: Callable[..., TaskLocks],
+    make_locks: Callable[..., LockClient],
     proxy: Proxy,
     connection: Connection,
     caplog: pytest.LogCaptureFixture,
@@ -100,10 +101,10 @@ def test_a_lock_that_was_overtaken_during_a_stall_is_lost_and_told_of_when_it_go
 
 
 def test_a_renewal_without_an_answer_is_sent_again_on_another_connection_within_the_lease(
-    make_locks: Callable[..., TaskLocks], proxy: Proxy
+    make_task_locks: Callable[..., TaskLocks], proxy: Proxy
 ) -> None:
     """As when one path through the network dies. An answer to a claim may take 3.3 s here."""
-    locks = make_locks(proxy.url)
+    locks = make_task_locks(proxy.url)
     hung, end = threading.Event(), threading.Event()
 
     def hang_once(data: bytes) -> bytes | None:

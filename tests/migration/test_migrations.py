@@ -18,7 +18,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, create_mock_engine, text
 
 from apscheduler_tasklock import TaskLockError, downgrade, include_name, migrate, upgrade
-from apscheduler_tasklock._database.database import parse_url
+from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.schema.table import STORAGE_PARAMETERS, task_lock_table
 from tests.migration.conftest import Run, described, tables
 from tests.support.polling import eventually

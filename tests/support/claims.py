@@ -6,29 +6,29 @@ from typing import Any
 
 import psycopg
 
-from apscheduler_tasklock._lock.claim import WantedClaim
-from apscheduler_tasklock._lock.protocol import Refusal
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol import ClaimRequest, Refusal
 from apscheduler_tasklock.lock import HeldLock
-from apscheduler_tasklock.locks import TaskLocks
 
 
-def claim(locks: TaskLocks, task: str = "task", **wanted: Any) -> HeldLock | Refusal:
+def claim(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock | Refusal:
     """Claim a task as a job does, for now if no run time is given."""
-    return locks.claim(WantedClaim(task, **{"min_lock": 9.0, "max_lock": 50.0, **wanted}))
+    request = ClaimRequest(task, **{"min_lock": 9.0, "max_lock": 50.0, **wanted})
+    claimed = locks.claim(request)
+    assert claimed is not None
+    return claimed
 
 
-def held(locks: TaskLocks, task: str = "task", **wanted: Any) -> HeldLock:
+def held(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock:
     """Claim a task, which has to be free."""
     claimed = claim(locks, task, **wanted)
     assert isinstance(claimed, HeldLock), claimed
     return claimed
 
 
-def die(locks: TaskLocks, lock: HeldLock) -> None:
+def die(locks: LockClient, lock: HeldLock) -> None:
     """Renew a claim no more, and never release it, as a process that was killed."""
-    locks._claims._leases.remove(lock)
-    if lock.end():
-        locks.in_use.end_use()
+    locks.abandon(lock)
 
 
 def row(connection: psycopg.Connection[Any], task: str = "job") -> dict[str, Any]:

@@ -12,6 +12,7 @@ from apscheduler.events import EVENT_ALL, JobExecutionEvent
 from apscheduler.executors.base import BaseExecutor
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_ALL, TaskLockEvent, TaskLockExecutor
+from apscheduler_tasklock._database.timings import Timings
 from tests.support.hosts import Host
 from tests.support.polling import eventually
 
@@ -46,17 +47,34 @@ BaseExecutor._run_job_success = _reports.counted(BaseExecutor._run_job_success)
 BaseExecutor._run_job_error = _reports.counted(BaseExecutor._run_job_error)
 
 
+def executor_class(given: Timings | None) -> type[TaskLockExecutor]:
+    """Return a class of task lock executors with these timings, or with those of the library."""
+    if given is None:
+        return TaskLockExecutor
+
+    class WithTimings(TaskLockExecutor):
+        timings = given
+
+    return WithTimings
+
+
 class Replica:
     """A scheduler with a task lock executor, recording every event about a job.
 
     :param host: runs the scheduler; by default a background scheduler
+    :param timings: of the executor; by default those of the library
     """
 
     def __init__(
-        self, database: Any, *arguments: Any, host: Host | None = None, **options: Any
+        self,
+        database: Any,
+        *arguments: Any,
+        host: Host | None = None,
+        timings: Timings | None = None,
+        **options: Any,
     ) -> None:
         self._host = host or Host()
-        self.executor = TaskLockExecutor(database, *arguments, **options)
+        self.executor = executor_class(timings)(database, *arguments, **options)
         self.scheduler = self._host.make_scheduler(executors={"default": self.executor})
         self.events: list[Any] = []
         self._lock = threading.Lock()

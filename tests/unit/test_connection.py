@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from apscheduler_tasklock._database.connection import connect_parameters
-from apscheduler_tasklock._database.database import parse_url
+from apscheduler_tasklock._database.url import parse_url
 
 SEVERAL = "postgresql://app@/app?host=one:5432&host=two:5433"
 

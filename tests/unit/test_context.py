@@ -37,7 +37,7 @@ class Extender:
         if self.answer is None:
             return False
         ends_at = time.monotonic() + held.seconds_left + seconds
-        held.renewed(self.answer, held.run_until + timedelta(seconds=seconds), ends_at)
+        held.note_renewal(self.answer, held.run_until + timedelta(seconds=seconds), ends_at)
         return True
 
 
@@ -170,7 +170,7 @@ def test_lock_that_was_lost_stays_so(stopped_clock: list[float]) -> None:
     lock = held_lock(seconds_left=60)
     stopped_clock[0] += 61
     assert lock.lost
-    lock.renewed(UNTIL, UNTIL, stopped_clock[0] + 60)
+    lock.note_renewal(UNTIL, UNTIL, stopped_clock[0] + 60)
     assert lock.lost
 
 
@@ -184,13 +184,13 @@ def test_a_lock_whose_lease_alone_has_ended_is_not_lost(stopped_clock: list[floa
 
 
 def test_a_lock_whose_run_is_cut_is_lost_and_nobody_is_told() -> None:
-    lock, told = held_lock(lease=20), []
-    lock.when_lost(lambda: told.append("lost"))
+    lock, calls = held_lock(lease=20), []
+    lock.on_lost(lambda: calls.append("lost"))
     lock.cut()
     assert lock.lost
-    assert not lock.untold
+    assert not lock.has_lost_callback
     lock.lose()
-    assert not told
+    assert not calls
 
 
 def test_lock_that_was_released_is_lost_and_that_is_news_once() -> None:
@@ -230,9 +230,11 @@ def test_extend_of_a_claim_that_has_ended_says_so_and_loses_the_lock() -> None:
     assert lock.locked_until == UNTIL
 
 
-def test_extend_while_the_database_is_away_changes_nothing(stopped_clock: list[float]) -> None:
-    lock = held_lock(seconds_left=30, extender=Extender(TaskLockDatabaseError("away")))
-    with pytest.raises(TaskLockDatabaseError, match="away"):
+def test_extend_while_the_database_is_unavailable_changes_nothing(
+    stopped_clock: list[float],
+) -> None:
+    lock = held_lock(seconds_left=30, extender=Extender(TaskLockDatabaseError("no route")))
+    with pytest.raises(TaskLockDatabaseError, match="no route"):
         lock.extend(90)
     assert lock.seconds_left == pytest.approx(30)
     assert lock.locked_until == UNTIL

@@ -65,7 +65,7 @@ def test_listener_gets_the_codes_that_it_asks_for(mask: int, heard: list[int]) -
 
 
 def test_event_is_a_job_event_with_the_details_of_the_lock() -> None:
-    error = ValueError("away")
+    error = ValueError("unavailable")
     full = event(
         holder="host:1:ab", locked_until=RUN_TIME, token=7, reason="window", exception=error
     )

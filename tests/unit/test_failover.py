@@ -14,21 +14,22 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from apscheduler.events import EVENT_JOB_MISSED
+from apscheduler.events import EVENT_JOB_MISSED, EVENT_JOB_SUBMITTED
 from apscheduler.schedulers.base import STATE_PAUSED, STATE_RUNNING, STATE_STOPPED
 from apscheduler.triggers.interval import IntervalTrigger
 from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED, TaskLocks
+from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED
+from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.protocol import (
     ClaimAnswer,
     ClaimRequest,
     RunState,
     TaskLockProtocol,
 )
-from apscheduler_tasklock._scheduler.failover import MOST_HANDOVERS, Failover, JobKey
-from apscheduler_tasklock._scheduler.submission import Blocked, Submission
-from apscheduler_tasklock.executor import what_runs
+from apscheduler_tasklock._scheduler.failover import MOST_HANDOVERS, Failover
+from apscheduler_tasklock._scheduler.jobs import what_runs
+from apscheduler_tasklock._scheduler.submission import Blocked, JobKey, Submission
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.support.polling import eventually
@@ -105,20 +106,16 @@ class Rows:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._cursor = connection.cursor()
-        self._protocol = TaskLockProtocol(task_lock_table())
+        self._protocol = TaskLockProtocol(task_lock_table(), "another")
 
     def running(self, task: str, *, runs: str = "function", failover: bool = True) -> ClaimAnswer:
         """Claim the task's window of now, for ten minutes without a renewal."""
         answer = self._protocol.claim(
             self._cursor,
             ClaimRequest(
-                task_name=task,
-                lag=0.0,
-                latest=None,
+                task,
                 min_lock=0.0,
                 max_lock=3600.0,
-                replica_id="another",
-                claim_id=uuid4(),
                 lease=600.0,
                 runs=runs,
                 failover=failover,
@@ -140,7 +137,7 @@ class Rows:
 
     def end(self, task: str) -> None:
         claim_id = self.state(task).claim_id
-        self._protocol.release(self._cursor, task, claim_id, keep_window=True)
+        self._protocol.release(self._cursor, task, claim_id)
 
     def set(self, task: str, **columns: Any) -> None:
         changes = ", ".join(f"{column} = %s" for column in columns)
@@ -156,13 +153,15 @@ class Rows:
 class Found:
     """A failover, its jobs, and what came of them."""
 
-    def __init__(self, locks: TaskLocks, rows: Rows, interval: float = 0.2) -> None:
+    def __init__(
+        self, locks: LockClient, rows: Rows, interval: float = 0.2, **options: float
+    ) -> None:
         self._rows = rows
         self.state = STATE_RUNNING
         self.asked = 0
         self.jobs = FakeJobs()
         self.given_up: list[tuple[str, JobKey, str]] = []
-        self.failover = Failover(locks, self.jobs, self._state, interval, self._give_up)
+        self.failover = Failover(locks, self.jobs, self._state, interval, self._give_up, **options)
         self._markers = 0
 
     def _state(self) -> int:
@@ -172,9 +171,9 @@ class Found:
     def _give_up(self, dead: RunState, key: JobKey, reason: str) -> None:
         self.given_up.append((dead.task_name, key, reason))
 
-    def open(self, *names: str) -> None:
+    def start(self, *names: str) -> None:
         self.jobs.names.extend(names)
-        self.failover.open()
+        self.failover.start()
 
     def look(self) -> None:
         """Wait until all rows as they are now have been looked at.
@@ -210,16 +209,16 @@ def rows(connection: Connection) -> Rows:
 
 
 @pytest.fixture
-def locks(database_url: str) -> Iterator[TaskLocks]:
+def locks(database_url: str) -> Iterator[LockClient]:
     """Locks of a replica that has seen the database for long enough."""
-    with closing(TaskLocks(database_url, replica_id="replica")) as locks:
+    with closing(LockClient(LockSettings(database_url, "replica"))) as locks:
         locks.check()
         locks.believe()
         yield locks
 
 
 @pytest.fixture
-def found(locks: TaskLocks, rows: Rows) -> Iterator[Found]:
+def found(locks: LockClient, rows: Rows) -> Iterator[Found]:
     found = Found(locks, rows)
     yield found
     found.failover.close()
@@ -236,7 +235,7 @@ def blocked_by(run: ClaimAnswer, task: str = "task", **more: Any) -> Blocked:
 
 def test_a_dead_run_is_found_at_the_first_look(found: Found, rows: Rows) -> None:
     dead = rows.dead("task")
-    found.open("task")
+    found.start("task")
     eventually(lambda: found.jobs.submitted)
     [again] = found.jobs.submitted
     assert again.dead_run is not None
@@ -245,7 +244,7 @@ def test_a_dead_run_is_found_at_the_first_look(found: Found, rows: Rows) -> None
 
 def test_a_dead_run_is_found_at_a_later_look(found: Found, rows: Rows) -> None:
     rows.running("task")
-    found.open("task")
+    found.start("task")
     found.look()
     assert not found.jobs.of("task")
     rows.die("task")
@@ -254,11 +253,11 @@ def test_a_dead_run_is_found_at_a_later_look(found: Found, rows: Rows) -> None:
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_it_looks_several_times_in_the_shortest_lease(
-    locks: TaskLocks, rows: Rows, listed: bool
+    locks: LockClient, rows: Rows, listed: bool
 ) -> None:
     found = Found(locks, rows, interval=3600)
     found.jobs.lease = 1.0 if listed else None
-    found.open("task")
+    found.start("task")
     with closing(found.failover):
         if not listed:
             found.failover.know("task", ("task", "default"), 1.0)
@@ -286,7 +285,7 @@ def test_the_executor_tells_the_leases_of_its_jobs_before_they_fire(
 
 
 def test_a_job_that_is_known_later_is_looked_at(found: Found, rows: Rows) -> None:
-    found.open()
+    found.start()
     rows.dead("task")
     found.look()
     assert not found.jobs.of("task")
@@ -296,7 +295,7 @@ def test_a_job_that_is_known_later_is_looked_at(found: Found, rows: Rows) -> Non
 
 
 def test_a_job_that_is_forgotten_is_not_looked_at(found: Found, rows: Rows) -> None:
-    found.open("task")
+    found.start("task")
     found.look()
     found.failover.forget(("task", "default"))
     rows.dead("task")
@@ -306,7 +305,7 @@ def test_a_job_that_is_forgotten_is_not_looked_at(found: Found, rows: Rows) -> N
 
 def test_a_dead_run_is_submitted_once(found: Found, rows: Rows) -> None:
     rows.dead("task")
-    found.open("task")
+    found.start("task")
     found.look()
     found.look()
     assert len(found.jobs.of("task")) == 1
@@ -316,7 +315,7 @@ def test_a_dead_run_is_submitted_anew_when_its_submission_came_to_nothing(
     found: Found, rows: Rows
 ) -> None:
     rows.dead("task")
-    found.open("task")
+    found.start("task")
     eventually(lambda: found.jobs.of("task"))
     found.failover.ended(found.jobs.of("task")[0])
     eventually(lambda: len(found.jobs.of("task")) == 2)
@@ -325,7 +324,7 @@ def test_a_dead_run_is_submitted_anew_when_its_submission_came_to_nothing(
 def test_a_dead_run_waits_until_it_can_be_submitted(found: Found, rows: Rows) -> None:
     rows.dead("task")
     found.jobs.busy = 3
-    found.open("task")
+    found.start("task")
     eventually(lambda: found.jobs.of("task"))
     assert found.jobs.busy == 0
 
@@ -344,7 +343,7 @@ def test_a_dead_run_is_run_again_only_if_both_sides_agree(
 ) -> None:
     rows.dead("task", **row)
     found.jobs.options = options
-    found.open("task")
+    found.start("task")
     found.look()
     assert not found.jobs.of("task")
     assert not rows.state("task").finished
@@ -353,7 +352,7 @@ def test_a_dead_run_is_run_again_only_if_both_sides_agree(
 def test_nothing_is_looked_for_while_the_scheduler_is_paused(found: Found, rows: Rows) -> None:
     rows.dead("task")
     found.state = STATE_PAUSED
-    found.open("task")
+    found.start("task")
     found.looks_on()
     assert not found.jobs.submitted
     found.state = STATE_RUNNING
@@ -361,7 +360,7 @@ def test_nothing_is_looked_for_while_the_scheduler_is_paused(found: Found, rows:
 
 
 def test_nothing_is_taken_over_once_the_scheduler_is_stopped(found: Found, rows: Rows) -> None:
-    found.open("task")
+    found.start("task")
     found.look()
     found.state = STATE_STOPPED
     rows.dead("task")
@@ -370,11 +369,11 @@ def test_nothing_is_taken_over_once_the_scheduler_is_stopped(found: Found, rows:
 
 
 def test_nothing_is_taken_over_after_the_end(found: Found, rows: Rows) -> None:
-    found.open("task")
+    found.start("task")
     found.look()
     found.failover.close()
     rows.dead("task")
-    eventually(lambda: found.failover._thread is None)
+    eventually(lambda: "tasklock-failover" not in [t.name for t in threading.enumerate()])
     found.failover.add(blocked_by(rows.running("other"), "other"))
     assert not found.jobs.of("task")
 
@@ -386,9 +385,9 @@ def test_a_run_that_was_handed_over_is_believed_at_once_and_a_dead_one_is_not(
     rows.running("handed over", failover=False)
     rows.die("handed over", handed_over=True)
     # A replica that has just started, and waits for the recovery grace of 22.5 s.
-    with closing(TaskLocks(database_url, claim_timeout=60)) as locks:
+    with closing(LockClient(LockSettings(database_url, "replica", claim_timeout=60))) as locks:
         found = Found(locks, rows)
-        found.open("dead", "handed over")
+        found.start("dead", "handed over")
         eventually(lambda: found.jobs.of("handed over"))
         found.look()
         assert not locks.stable
@@ -407,8 +406,10 @@ def test_a_takeover_occupies_its_worker_like_any_job(database_url: str, rows: Ro
         long = replica.scheduler.add_job(lambda: go_on.wait(60), "interval", days=1, id="long")
         rows.dead("long", runs=what_runs(long))
         replica.one(EVENT_TASK_LOCK_GRANTED, "long")
+        seen = len(replica.events)
         replica.run_once(print, misfire_grace_time=1)
-        submitted = eventually(lambda: replica.executor._instances["job"]) and time.monotonic()
+        eventually(lambda: EVENT_JOB_SUBMITTED in [e.code for e in replica.events[seen:]])
+        submitted = time.monotonic()
         eventually(lambda: time.monotonic() > submitted + 1.5)
         go_on.set()
         replica.one(EVENT_JOB_MISSED)
@@ -436,7 +437,7 @@ def test_a_dead_run_is_given_up_and_told_once(
 ) -> None:
     rows.dead("task")
     rows.set("task", **row)
-    found.open("task")
+    found.start("task")
     eventually(lambda: rows.state("task").finished)
     found.look()
     assert found.given_up == [("task", ("task", "default"), reason)]
@@ -453,21 +454,33 @@ def test_it_is_taken_over_so_many_times(
     found.jobs.options = replace(FAILOVER, max_takeovers=most)
     rows.dead("task")
     rows.set("task", deaths=deaths)
-    found.open("task")
+    found.start("task")
     eventually(lambda: found.jobs.of("task") or found.given_up)
     assert bool(found.given_up) == given_up
 
 
-def test_of_two_replicas_that_give_a_run_up_one_tells(
-    found: Found, rows: Rows, locks: TaskLocks
-) -> None:
+class SlowLocks(LockClient):
+    """Locks of a replica that is slow: another one gives the run up that this one has just read."""
+
+    def read_runs(self, task_names: Sequence[str], always: Sequence[str] = ()) -> list[RunState]:
+        states = super().read_runs(task_names, always)
+        for state in states:
+            if state.task_name == "task" and not state.finished:
+                assert super().give_up(state)
+        return states
+
+
+def test_of_two_replicas_that_give_a_run_up_one_tells(database_url: str, rows: Rows) -> None:
     rows.dead("task")
     rows.set("task", deaths=3)
-    dead = rows.state("task")
-    assert locks.give_up(dead)  # another one, after this one has read the row
-    found.jobs.names.append("task")
-    found.failover.know("task", ("task", "default"), None)
-    found.failover._act_on(dead)
+    with closing(SlowLocks(LockSettings(database_url, "replica"))) as locks:
+        locks.check()
+        locks.believe()
+        found = Found(locks, rows)
+        found.start("task")
+        eventually(lambda: rows.state("task").finished)
+        found.look()
+        found.failover.close()
     assert not found.given_up
     assert not found.jobs.of("task")
 
@@ -475,7 +488,7 @@ def test_of_two_replicas_that_give_a_run_up_one_tells(
 def test_hand_overs_do_not_count_as_deaths(found: Found, rows: Rows) -> None:
     rows.dead("task")
     rows.set("task", handed_over=True, deaths=3, handovers=MOST_HANDOVERS - 1)
-    found.open("task")
+    found.start("task")
     eventually(lambda: found.jobs.of("task"))
     assert not found.given_up
 
@@ -485,7 +498,7 @@ def test_hand_overs_do_not_count_as_deaths(found: Found, rows: Rows) -> None:
 
 def test_a_run_time_is_dropped_when_the_run_that_blocked_it_ended(found: Found, rows: Rows) -> None:
     run = rows.running("task")
-    found.open("task")
+    found.start("task")
     found.failover.add(blocked_by(run))
     rows.end("task")
     found.look()
@@ -497,7 +510,7 @@ def test_a_run_time_is_dropped_when_the_run_that_blocked_it_ended(found: Found, 
 
 
 def test_a_run_time_waits_as_long_as_the_run_goes_on(found: Found, rows: Rows) -> None:
-    found.open("task")
+    found.start("task")
     found.failover.add(blocked_by(rows.running("task", failover=False)))
     found.look()
     assert not found.jobs.of("task")
@@ -510,7 +523,7 @@ def test_a_run_time_is_submitted_when_the_run_that_blocked_it_died(
 ) -> None:
     run = rows.running("task", failover=False)
     rows.die("task")
-    found.open("task")
+    found.start("task")
     found.failover.add(blocked_by(run))
     eventually(lambda: found.jobs.of("task"))
     [again] = found.jobs.of("task")
@@ -522,7 +535,7 @@ def test_a_run_time_is_submitted_when_the_run_that_blocked_it_died(
 def test_a_run_time_is_submitted_after_the_dead_run_was_run_again(found: Found, rows: Rows) -> None:
     run = rows.running("task")
     rows.die("task")
-    found.open("task")
+    found.start("task")
     found.failover.add(blocked_by(run))
     eventually(lambda: found.jobs.of("task"))
     found.look()
@@ -541,7 +554,7 @@ def test_a_run_time_is_submitted_after_another_replica_has_run_the_dead_run_agai
     found: Found, rows: Rows
 ) -> None:
     run = rows.running("task")
-    found.open("task")
+    found.start("task")
     found.failover.add(blocked_by(run))
     rows.set("task", token=run.token + 1, claim_id=uuid4(), locked_by="a third")
     found.look()
@@ -557,7 +570,7 @@ def test_a_run_time_is_submitted_after_the_dead_run_was_given_up_here(
     run = rows.running("task")
     rows.die("task")
     rows.set("task", deaths=3)
-    found.open("task")
+    found.start("task")
     found.failover.add(blocked_by(run))
     eventually(lambda: found.jobs.of("task"))
     assert found.jobs.of("task")[0].dead_run is None
@@ -568,7 +581,7 @@ def test_a_run_time_is_submitted_after_another_replica_gave_the_dead_run_up(
     found: Found, rows: Rows
 ) -> None:
     run = rows.running("task")
-    found.open("task")
+    found.start("task")
     found.failover.add(blocked_by(run))
     rows.set("task", finished_at=NOW, deaths=4)
     eventually(lambda: found.jobs.of("task"))
@@ -577,7 +590,7 @@ def test_a_run_time_is_submitted_after_another_replica_gave_the_dead_run_up(
 
 def test_a_run_time_whose_window_is_not_new_is_not_kept(found: Found, rows: Rows) -> None:
     run = rows.running("task", failover=False)
-    found.open("task")
+    found.start("task")
     found.failover.add(blocked_by(run, is_new=False))
     rows.die("task")
     found.look()
@@ -589,7 +602,7 @@ def test_run_times_that_wait_for_one_run_are_coalesced_if_the_job_is(
     found: Found, rows: Rows, coalesce: bool
 ) -> None:
     run = rows.running("task", failover=False)
-    found.open("task")
+    found.start("task")
     times = [NOW, NOW + timedelta(days=1), NOW + timedelta(days=2)]
     for run_time in times:
         found.failover.add(blocked_by(run, run_time=run_time, coalesce=coalesce))
@@ -603,14 +616,14 @@ def test_a_run_time_that_cannot_be_submitted_yet_is_kept(found: Found, rows: Row
     run = rows.running("task", failover=False)
     rows.die("task")
     found.jobs.busy = 2
-    found.open("task")
+    found.start("task")
     found.failover.add(blocked_by(run))
     eventually(lambda: found.jobs.of("task"))
 
 
 def test_a_run_time_of_a_job_that_was_removed_is_dropped(found: Found, rows: Rows) -> None:
     run = rows.running("task", failover=False)
-    found.open()
+    found.start()
     found.failover.add(blocked_by(run))
     rows.die("task")
     found.look()
@@ -624,7 +637,7 @@ def test_a_run_time_of_a_job_that_was_removed_is_dropped(found: Found, rows: Row
 
 def test_a_refused_one_off_job_is_kept_until_its_row_is_finished(found: Found, rows: Rows) -> None:
     run = rows.running("task")
-    found.open()
+    found.start()
     found.failover.add(blocked_by(run, is_new=False, one_off=True))
     found.look()
     assert not found.jobs.of("task")
@@ -637,7 +650,7 @@ def test_a_refused_one_off_job_is_kept_until_its_row_is_finished(found: Found, r
 
 def test_a_refused_one_off_job_whose_run_ended_is_kept_no_longer(found: Found, rows: Rows) -> None:
     run = rows.running("task")
-    found.open()
+    found.start()
     found.failover.add(blocked_by(run, is_new=False, one_off=True))
     rows.end("task")
     found.look()
@@ -648,7 +661,7 @@ def test_a_refused_one_off_job_whose_run_ended_is_kept_no_longer(found: Found, r
 
 def test_a_refused_one_off_job_does_not_run_something_else(found: Found, rows: Rows) -> None:
     run = rows.running("task", runs="another function")
-    found.open()
+    found.start()
     found.failover.add(blocked_by(run, is_new=False, one_off=True))
     rows.die("task")
     found.look()
@@ -667,10 +680,13 @@ def test_without_the_right_to_delete_one_line_says_so_and_no_more_is_tried(
     connection.execute(f"GRANT SELECT, INSERT, UPDATE ON task_lock TO {role}")
     url = make_url(direct_url).set(username=role)
     try:
-        with closing(TaskLocks(url, replica_id="replica")) as locks:
-            failover = Found(locks, rows).failover
-            failover._prune()
-            failover._prune()
+        with closing(LockClient(LockSettings(url, "replica"))) as locks:
+            found = Found(locks, rows, prune_interval=0.01)
+            found.start()
+            eventually(lambda: "GRANT DELETE" in caplog.text)
+            found.look()  # after each of which it would try again
+            found.look()
+            found.failover.close()
     finally:
         connection.execute(f"DROP OWNED BY {role}")
         connection.execute(f"DROP ROLE {role}")
@@ -694,7 +710,7 @@ def test_a_listing_that_fails_is_tried_again_at_the_interval(
     monkeypatch.setattr(found.jobs, "list_tasks", fail)
     rows.dead("task")
     rows.set("task", handed_over=True)
-    found.open("task")
+    found.start("task")
     eventually(lambda: found.jobs.of("task"))
     assert len(listings) == 4
     assert caplog.text.count("could not be looked for") == 3
@@ -716,6 +732,6 @@ def test_what_goes_wrong_with_one_task_concerns_no_other(
     for name in ("bad", "good"):
         rows.dead(name)
         rows.set(name, handed_over=True)
-    found.open("bad", "good")
+    found.start("bad", "good")
     eventually(lambda: found.jobs.of("good"))
     eventually(lambda: "Task 'bad': its dead run could not be seen to" in caplog.text)

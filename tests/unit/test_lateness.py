@@ -1,14 +1,22 @@
-"""How late fires are: simulated pools on a clock that goes on only when they work."""
+"""How late a job is at its worker: simulated pools on a clock that goes on only as they work."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from heapq import heappop, heappush
 from itertools import count
+from typing import Any
 
+import psycopg
 import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
+from apscheduler.schedulers.background import BackgroundScheduler
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,8 +26,14 @@ from apscheduler_tasklock._scheduler.lateness import (
     WorkerQueue,
     is_late,
 )
+from tests.support.polling import eventually
+from tests.support.schedulers import Replica
 
 HOUR = 3600.0
+
+WAITING = """
+    SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()
+"""
 
 
 @dataclass(frozen=True)
@@ -43,16 +57,16 @@ class Begun:
 def begun(fires: Sequence[Fire], workers: int) -> Begun:
     """Let a pool work."""
     now = 0.0
-    queue, told = WorkerQueue(lambda: now), Begun([], [])
+    queue, seen = WorkerQueue(lambda: now), Begun([], [])
     waiting, order = list(fires), count()
     pending: list[tuple[float, int, Iterator[float]]] = []  # what goes on, and until when
     idle = workers
 
     def work(fire: Fire) -> Iterator[float]:
-        """Do as the worker of a carrier; give how long each step takes."""
+        """Do as a worker that the lock keeps waiting; give how long each step takes."""
         turn = queue.begin(fire.at)
-        told.really.append(now)
-        told.reckoned.append(turn.at)
+        seen.really.append(now)
+        seen.reckoned.append(turn.at)
         yield fire.claim
         with turn.job():
             yield fire.job
@@ -75,16 +89,16 @@ def begun(fires: Sequence[Fire], workers: int) -> Begun:
             idle += 1
         else:
             heappush(pending, (now + takes, next(order), steps))
-    return told
+    return seen
 
 
 def begun_without_a_lock(fires: Sequence[Fire], workers: int) -> list[float]:
     free = [0.0] * workers
-    told = []
+    begun_at = []
     for fire in fires:
-        told.append(max(fire.at, heappop(free)))
-        heappush(free, told[-1] + fire.job)
-    return told
+        begun_at.append(max(fire.at, heappop(free)))
+        heappush(free, begun_at[-1] + fire.job)
+    return begun_at
 
 
 def test_time_in_claims_and_releases_is_not_lateness() -> None:
@@ -149,15 +163,52 @@ def test_a_fire_is_as_late_as_without_a_lock(fires: list[Fire], workers: int) ->
     assert unclaimed.reckoned == pytest.approx(without)
 
 
-def test_a_fork_knows_of_no_worker() -> None:
-    now = [0.0]
-    queue = WorkerQueue(lambda: now[0])
-    turn = queue.begin(0.0)
-    with turn.job():
-        now[0] = HOUR
-    turn.end()
-    queue.begin_anew()
-    assert queue.begin(5.0).at == 5.0
+def miss_a_job(executor: Any) -> None:
+    """Keep an executor's one worker busy until the next job is too late."""
+    codes: dict[str, int] = {}
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go_on.wait(60)
+
+    scheduler = BackgroundScheduler(executors={"default": executor}, timezone=timezone.utc)
+    scheduler.add_listener(
+        lambda event: codes.update({event.job_id: event.code}),
+        EVENT_JOB_EXECUTED | EVENT_JOB_MISSED,
+    )
+    scheduler.start()
+    scheduler.add_job(work, id="long", misfire_grace_time=None)
+    assert begun.wait(60)
+    scheduler.add_job(print, id="late", misfire_grace_time=1)
+    time.sleep(1.5)
+    go_on.set()
+    eventually(lambda: codes == {"long": EVENT_JOB_EXECUTED, "late": EVENT_JOB_MISSED})
+    scheduler.shutdown()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_knows_of_no_worker(
+    database_url: str, direct_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    """One of its parent's that waits for a claim at the fork would always seem to be free."""
+    replica = Replica(database_url, max_workers=1, min_factor=0)
+    replica.start()
+    replica.run_once(print)
+    replica.one(EVENT_JOB_EXECUTED)
+    child = multiprocessing.get_context("fork").Process(target=miss_a_job, args=[replica.executor])
+    try:
+        with psycopg.connect(direct_url) as session:
+            session.execute("SELECT FROM task_lock FOR UPDATE")
+            replica.run_once(print, replace_existing=True)
+            eventually(lambda: connection.execute(WAITING).fetchone(), 20)
+            child.start()
+            child.join(30)
+            status, _ = child.exitcode, child.kill()
+    finally:
+        replica.shutdown()
+    assert status == 0
 
 
 def test_a_new_worker_process_is_late_by_its_start_and_an_old_one_is_not() -> None:
@@ -173,7 +224,7 @@ def test_a_new_worker_process_is_late_by_its_start_and_an_old_one_is_not() -> No
 
 @dataclass
 class Clocks:
-    """The wall clock and the monotonic one, which go on only when they are told to."""
+    """The wall clock and the monotonic one, which go on only when a test says so."""
 
     wall: float = 1_750_000_000.0
     monotonic: float = 100.0

@@ -7,19 +7,23 @@ import logging
 import pytest
 
 from apscheduler_tasklock import TaskLockDatabaseError
-from apscheduler_tasklock._database.outage import DOUBT_INTERVAL, RECOVERY_GRACE, Outage
+from apscheduler_tasklock._database.errors import ServerFullError
+from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.timings import Timings
 
-AWAY = TaskLockDatabaseError("no route")
+NO_ROUTE = TaskLockDatabaseError("no route")
+FULL = ServerFullError("too many clients")
 ATTEMPT = 4.0
-GRACE = ATTEMPT + RECOVERY_GRACE
+TIMINGS = Timings(recovery_grace=2.5, doubt_interval=120.0)
+GRACE = ATTEMPT + TIMINGS.recovery_grace
 
 
 class Seen:
-    """What a replica has seen of its database, on a clock that goes on when it is told to."""
+    """What a replica has seen of its database, on a clock that goes on only when a test says so."""
 
     def __init__(self, clock: list[float]) -> None:
         self._clock = clock
-        self.outage = Outage("db", ATTEMPT)
+        self.outage = Outage("db", ATTEMPT, TIMINGS)
 
     @property
     def stable(self) -> bool:
@@ -34,7 +38,7 @@ class Seen:
         self.outage.end(begun)
 
     def fail(self, *, full: bool = False) -> None:
-        self.outage.begin(AWAY, self._clock[0], full=full)
+        self.outage.begin(FULL if full else NO_ROUTE, self._clock[0])
 
     def becomes_stable_after_the_grace(self) -> None:
         assert not self.stable
@@ -151,7 +155,7 @@ def test_a_connection_that_broke_in_the_last_outage_is_no_new_one(seen: Seen) ->
     seen.go_on(1)
     seen.answer()
     seen.go_on(GRACE)
-    seen.outage.begin(AWAY, opened_at)
+    seen.outage.begin(NO_ROUTE, opened_at)
     assert seen.stable
 
 
@@ -168,7 +172,7 @@ def test_nothing_is_believed_for_some_time_after_a_step_of_the_clock(
     assert "has stepped by -30.0 sec" in line.getMessage()
 
 
-def test_whoever_is_told_to_believe_does_unless_it_knows_of_an_outage(seen: Seen) -> None:
+def test_whoever_is_to_believe_does_unless_it_knows_of_an_outage(seen: Seen) -> None:
     seen.outage.believe()
     assert seen.stable
     seen.answer()
@@ -182,7 +186,7 @@ def test_whoever_is_told_to_believe_does_unless_it_knows_of_an_outage(seen: Seen
     seen.becomes_stable_after_the_grace()
 
 
-def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(
+def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(
     seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -191,12 +195,13 @@ def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(
     seen.go_on(7)
     for _ in range(3):
         seen.answer()
-    told = [(record.levelname, record.getMessage()) for record in caplog.records]
-    assert [level for level, _ in told] == ["WARNING", "INFO"]
-    assert "7.0 sec" in told[1][1]
+    logged = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [level for level, _ in logged] == ["WARNING", "INFO"]
+    assert "is unavailable (db): no route" in logged[0][1]
+    assert "7.0 sec" in logged[1][1]
 
 
-def test_whoever_is_told_to_doubt_believes_nothing_for_the_grace(seen: Seen) -> None:
+def test_whoever_is_to_doubt_believes_nothing_for_the_grace(seen: Seen) -> None:
     seen.answer()
     seen.outage.believe()
     assert seen.stable
@@ -227,7 +232,7 @@ def test_a_proxy_that_ends_idle_connections_again_and_again_is_not_doubted_each_
         seen.outage.idle_connection_ended(by_server=False)
         believed.append(seen.stable)
     assert believed == [True] * 4
-    seen.go_on(DOUBT_INTERVAL)
+    seen.go_on(TIMINGS.doubt_interval)
     seen.outage.idle_connection_ended(by_server=False)
     seen.becomes_stable_after_the_grace()
 

@@ -15,11 +15,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy.engine import make_url
 
+from apscheduler_tasklock._lock.client import LockSettings
 from apscheduler_tasklock._scheduler import workers
 from apscheduler_tasklock._scheduler.workers import LostWorkers, deferred_signals
-from apscheduler_tasklock.locks import LockSettings
 from tests.support.polling import eventually
 
 WORKER = """
@@ -156,7 +155,7 @@ class Locks:
     """Task locks that note whose leases were ended. No database: what counts is how often."""
 
     def __init__(self) -> None:
-        self.settings = LockSettings(make_url("postgresql://"), "replica", 1.0, None, "task_lock")
+        self.settings = LockSettings("postgresql://", "replica")
         self.ended: list[list[str]] = []
         self.over = threading.Event()
 
@@ -172,6 +171,10 @@ class Locks:
         return True
 
 
+def nobody_looks() -> bool:
+    return "tasklock-workers" not in [thread.name for thread in threading.enumerate()]
+
+
 def test_a_dead_workers_task_is_freed_once_while_the_others_live_on() -> None:
     locks: Any = Locks()
     lost = LostWorkers(locks)
@@ -179,22 +182,22 @@ def test_a_dead_workers_task_is_freed_once_while_the_others_live_on() -> None:
     reading, writing = os.pipe()
     for _ in range(2):  # also after its thread has ended
         lost.add({7: Process(reading, alive=False), 8: Process(reading, alive=True)}, submission)
-        eventually(lambda: lost._thread is None)
+        eventually(nobody_looks)
     assert locks.ended == [["replica worker 7"]] * 2
     os.close(reading)
     os.close(writing)
 
 
 def test_after_a_shutdown_and_a_restart_dead_workers_are_freed_again() -> None:
-    locks: Any = Locks()
-    lost = LostWorkers(locks)
+    before: Any = Locks()
     submission: Any = SimpleNamespace(task_name="task", claim_ids=(uuid4(),))
     reading, writing = os.pipe()
-    lost.add({8: Process(reading, alive=True)}, submission)
-    locks.over.set()
-    eventually(lambda: lost._thread is None)
-    locks.over.clear()
-    lost.add({7: Process(reading, alive=False)}, submission)
-    eventually(lambda: locks.ended == [["replica worker 7"]])
+    LostWorkers(before).add({8: Process(reading, alive=True)}, submission)
+    before.over.set()
+    eventually(nobody_looks)
+    after: Any = Locks()  # as a restart makes anew
+    LostWorkers(after).add({7: Process(reading, alive=False)}, submission)
+    eventually(lambda: after.ended == [["replica worker 7"]])
+    assert not before.ended
     os.close(reading)
     os.close(writing)

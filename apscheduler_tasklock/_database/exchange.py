@@ -1,0 +1,415 @@
+"""Requests to the database that travel together, on one connection.
+
+A request that comes while nothing is under way goes at once, alone, in its own thread. Requests
+that come while a statement is under way wait; then the oldest goes, and with it, in one statement,
+all of its kind, as databases commit in groups. Whoever's request is the oldest sends for all, and
+hands the connection on as soon as its own answer is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import psycopg
+
+from apscheduler_tasklock._database.deadline import WAKE_INTERVAL, Deadline
+from apscheduler_tasklock._database.errors import ConflictError, NotSentError
+from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.pool import Pool
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+
+Answer = TypeVar("Answer")
+
+logger = logging.getLogger(__name__)
+
+# How many requests travel together at most.
+MOST_TOGETHER = 256
+# A sender that has had the connection for so many times the limit of one answer has vanished.
+OVERDUE = 12
+# For how many times that limit a request waits for its turn. That others are sent is no sign of an
+# outage: on a database that answers late, they take turns.
+TURN = 9
+
+
+class Request(Generic[Answer]):
+    """Something to ask of the database.
+
+    :cvar kind: requests of one kind can travel together; ``None`` if it always goes alone
+    :ivar task_name: no two requests for one task travel together: the second is decided after the
+        first
+    """
+
+    kind: type[Request[Any]] | None = None
+    task_name: str = ""
+
+    def send(self, cursor: Any) -> Answer:
+        """Ask alone, on a cursor in autocommit mode, and return the answer."""
+        raise NotImplementedError
+
+    @property
+    def goes_alone(self) -> bool:
+        """Whether this one cannot travel with others now."""
+        return self.kind is None
+
+    @classmethod
+    def send_together(
+        cls, cursor: Any, requests: Sequence[Any]
+    ) -> Sequence[Answer | TaskLockDatabaseError]:
+        """Ask for several of this kind; return their answers, or why one is to be asked again."""
+        raise NotImplementedError
+
+    def note_failure(self, error: BaseException) -> None:
+        """Note that it was sent and failed, or that nobody waited for its answer."""
+
+
+class Call(Request[Answer]):
+    """A request that always goes alone.
+
+    :param function: asks on a cursor
+    """
+
+    def __init__(self, function: Callable[[Any], Answer]) -> None:
+        self._function = function
+
+    def send(self, cursor: Any) -> Answer:
+        """Call the function."""
+        return self._function(cursor)
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Answer]):
+    """What became of a request: an answer, or an error."""
+
+    answer: Answer | None = None
+    error: BaseException | None = None
+
+    def result(self) -> Answer:
+        """Return the answer, or raise the error."""
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                # The traceback refers to this frame, and so, in a circle, to the error.
+                del self
+        return self.answer  # type: ignore[return-value]  # what the request answers may be None
+
+
+class _Entry(Generic[Answer]):
+    """A request on its way.
+
+    :ivar on_done: gets its outcome, if no thread waits for it
+    :ivar sent: whether it was given to a sender, and may have reached the database
+    :ivar sends: whether it is its turn, and its thread has to send
+    """
+
+    def __init__(
+        self,
+        request: Request[Answer],
+        deadline: Deadline,
+        on_done: Callable[[Outcome[Answer]], None] | None = None,
+    ) -> None:
+        self.request = request
+        self.deadline = deadline
+        self.on_done = on_done
+        self.since = time.monotonic()
+        self.thread = None if on_done else threading.current_thread()
+        self.sent = False
+        self.sends = False
+        self.outcome: Outcome[Answer] | None = None
+        self.changed: threading.Event | None = None
+
+    def fail(self, error: Exception, cause: BaseException | None = None) -> None:
+        """Note why there is no answer."""
+        self.request.note_failure(cause or error)
+        self.outcome = Outcome(error=error)
+
+    def must_wait(self) -> None:
+        """Make it ready to wait, before others know of it."""
+        self.changed = threading.Event()
+
+    def tell(self) -> None:
+        """Wake its thread."""
+        if self.changed is not None:
+            self.changed.set()
+
+
+@dataclass(eq=False)
+class _Sender:
+    """Who has the connection.
+
+    :ivar thread: in which it sends, if that is known
+    :ivar over_at: when it has vanished, if it still has it then, on the monotonic clock
+    """
+
+    thread: threading.Thread | None
+    over_at: float
+
+    @property
+    def vanished(self) -> bool:
+        """Whether it will never hand the connection on."""
+        is_dead = self.thread is not None and not self.thread.is_alive()
+        return is_dead or time.monotonic() > self.over_at
+
+
+class Exchange:
+    """Sends requests on one connection, those that wait together.
+
+    :param pool: where the connection comes from
+    :param outage: is told when the database is unavailable, and when it is back
+    :param explain: returns what to raise for a failure that another attempt would not overcome
+    :param in_background: runs a function in a thread: the sending of requests that no thread waits
+        for, and what is done with their answers
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        outage: Outage,
+        explain: Callable[[psycopg.Error], TaskLockError],
+        in_background: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._pool = pool
+        self._outage = outage
+        self._explain = explain
+        self._in_background = in_background
+        self._lock = threading.Lock()
+        self._waiting: deque[_Entry[Any]] = deque()
+        self._sender: _Sender | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for their turn."""
+        return len(self._waiting)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a request is under way."""
+        return self._sender is not None
+
+    def ask(
+        self, request: Request[Answer], deadline: Deadline, turn_within: float | None = None
+    ) -> Answer:
+        """Send a request, and wait for its answer.
+
+        :param deadline: when nothing is waited for any more
+        :param turn_within: seconds within which it must be its turn; by default some times the
+            limit of an answer
+        :raises NotSentError: it was not; nothing was sent
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects the request; the message names the remedy
+        """
+        entry: _Entry[Answer] = _Entry(request, deadline)
+        with self._lock:
+            if self._is_free():
+                self._sender = self._new_sender()
+            else:
+                entry.must_wait()
+                self._waiting.append(entry)
+        if entry.changed is None or self._wait(entry, turn_within or TURN * self._pool.attempt):
+            self._send(entry)
+        assert entry.outcome is not None
+        return entry.outcome.result()
+
+    def submit(
+        self,
+        requests: Sequence[Request[Answer]],
+        deadline: Deadline,
+        on_done: Sequence[Callable[[Outcome[Answer]], None]],
+    ) -> None:
+        """Send requests that no thread waits for. Returns at once.
+
+        :param on_done: each gets the outcome of its request, in a background thread
+        """
+        entries = [_Entry(r, deadline, done) for r, done in zip(requests, on_done, strict=True)]
+        with self._lock:
+            self._waiting.extend(entries)
+            is_free = self._is_free()
+            if is_free:
+                self._sender = self._new_sender()
+        if is_free:
+            self._hand_on()
+
+    def _wait(self, entry: _Entry[Any], turn_within: float) -> bool:
+        """Wait for an answer, or until it is this one's turn to send; return whether it is."""
+        assert entry.changed is not None
+        try:
+            while not entry.changed.wait(WAKE_INTERVAL):
+                with self._lock:
+                    if entry.changed.is_set() or self._is_given_up(entry, turn_within):
+                        break
+        except BaseException as error:  # Ctrl-C, or a greenlet that is killed
+            with self._lock:
+                if entry in self._waiting:
+                    self._waiting.remove(entry)
+            if entry.sends:
+                self._hand_on()
+            elif entry.sent:
+                entry.request.note_failure(error)
+            raise
+        return entry.sends
+
+    def _is_given_up(self, entry: _Entry[Any], turn_within: float) -> bool:
+        """Tell whether a request need not wait on: its time is over, or its sender has vanished."""
+        if entry.sent:
+            if self._is_free():
+                entry.fail(TaskLockDatabaseError("the thread that asked for it has vanished"))
+            return entry.outcome is not None
+        if self._is_free():
+            self._waiting.remove(entry)
+            self._sender = self._new_sender()
+            entry.sends = True
+        elif entry.deadline.seconds_left <= 0 or time.monotonic() > entry.since + turn_within:
+            self._waiting.remove(entry)
+            entry.outcome = Outcome(error=_no_turn(entry.since))
+        return entry.sends or entry.outcome is not None
+
+    def _is_free(self) -> bool:
+        """Tell whether nobody has the connection, or who has it will never hand it on."""
+        sender = self._sender
+        return sender is None or sender.vanished
+
+    def _new_sender(self) -> _Sender:
+        limit = OVERDUE * self._pool.attempt
+        return _Sender(threading.current_thread(), time.monotonic() + limit)
+
+    def _send(self, entry: _Entry[Any]) -> None:
+        """Send a request and what travels with it."""
+        with self._turn(entry) as batch:
+            deadline = Deadline.latest([other.deadline for other in batch])
+            groups = [batch]
+            for group in groups:
+                begun = opened_at = time.monotonic()
+                requests = [other.request for other in group]
+                try:
+                    pooled = self._pool.acquire(deadline)
+                    opened_at = pooled.opened_at
+                    with self._pool.cursor(pooled, deadline) as cursor:
+                        if len(group) == 1:
+                            answers: Sequence[Any] = [requests[0].send(cursor)]
+                        else:
+                            answers = requests[0].send_together(cursor, requests)
+                except Exception as error:  # noqa: BLE001  # for who asked, whatever it is
+                    if len(group) > 1 and isinstance(error, psycopg.Error):
+                        # One task's mistake is its own.
+                        groups.extend([other] for other in group)
+                    else:
+                        self._fail(group, error, opened_at)
+                else:
+                    self._outage.end(begun)
+                    for other, answer in zip(group, answers, strict=True):
+                        other.outcome = _outcome(answer)
+
+    @contextmanager
+    def _turn(self, entry: _Entry[Any]) -> Iterator[list[_Entry[Any]]]:
+        """Give what travels with a request; in the end, hand the connection on."""
+        with self._lock:
+            batch = self._batch_with(entry)
+            sender = self._sender = self._new_sender()
+        try:
+            yield batch
+        except BaseException as error:
+            for other in batch:
+                if other.outcome is None:
+                    other.fail(_interrupted(error), error)
+            raise
+        finally:
+            if self._sender is sender:  # else somebody has taken it for vanished
+                self._hand_on()
+            self._tell([other for other in batch if other is not entry or entry.on_done])
+
+    def _batch_with(self, entry: _Entry[Any]) -> list[_Entry[Any]]:
+        """Take those out of the queue that travel with this one."""
+        batch, tasks = [entry], {entry.request.task_name}
+        if self._waiting and not entry.request.goes_alone:
+            left: deque[_Entry[Any]] = deque()
+            for other in self._waiting:
+                request = other.request
+                if (
+                    request.kind is entry.request.kind
+                    and len(batch) < MOST_TOGETHER
+                    and request.task_name not in tasks
+                    and not request.goes_alone
+                    and other.deadline.seconds_left > 0
+                ):
+                    tasks.add(request.task_name)
+                    batch.append(other)
+                else:
+                    left.append(other)
+            self._waiting = left
+        for each in batch:
+            each.sent = True
+        return batch
+
+    def _fail(self, group: Sequence[_Entry[Any]], error: Exception, opened_at: float) -> None:
+        """Note why requests that travelled together have no answer."""
+        cause = error.__cause__ or error
+        if isinstance(error, TaskLockDatabaseError):
+            if not isinstance(error, ConflictError):
+                self._outage.begin(error, opened_at)
+        elif isinstance(error, psycopg.Error):
+            # The message has what PostgreSQL said; its own traceback would only hide it.
+            error = self._explain(error)
+        elif not isinstance(error, TaskLockError):
+            error = TaskLockError(f"the task lock database failed: {error!r}")
+            error.__cause__ = cause
+        for entry in group:
+            # Each thread raises one of its own.
+            own = error if len(group) == 1 else type(error)(*error.args)
+            own.__cause__ = error.__cause__
+            entry.fail(own, cause)
+
+    def _hand_on(self) -> None:
+        """Give the connection to whose request is the oldest."""
+        with self._lock:
+            if not self._waiting:
+                self._sender = None
+                return
+            entry = self._waiting.popleft()
+            entry.sends = True
+            self._sender = _Sender(entry.thread, time.monotonic() + OVERDUE * self._pool.attempt)
+        if entry.on_done is None:
+            entry.tell()
+        else:
+            self._in_background(partial(self._send, entry))
+
+    def _tell(self, batch: Sequence[_Entry[Any]]) -> None:
+        """Let those know that sent nothing themselves."""
+        callbacks = []
+        for entry in batch:
+            if entry.on_done is None:
+                entry.tell()
+            elif entry.outcome is not None:
+                callbacks.append(partial(entry.on_done, entry.outcome))
+        if callbacks:
+            self._in_background(partial(_call_all, callbacks))
+
+
+def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        try:
+            callback()
+        except Exception:  # nothing may end a background thread unseen
+            logger.exception("The answer of a task lock statement could not be used")
+
+
+def _outcome(answer: Any) -> Outcome[Any]:
+    if isinstance(answer, TaskLockDatabaseError):
+        return Outcome(error=answer)
+    return Outcome(answer)
+
+
+def _no_turn(since: float) -> NotSentError:
+    waited = time.monotonic() - since
+    return NotSentError(f"its turn on the connection did not come within {waited:.1f} sec")
+
+
+def _interrupted(error: BaseException) -> TaskLockDatabaseError:
+    return TaskLockDatabaseError(f"the thread that asked was interrupted: {type(error).__name__}")

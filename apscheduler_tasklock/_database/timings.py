@@ -1,0 +1,36 @@
+"""How long things may take that no option sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Waits and pauses of one replica, in seconds where nothing else is said. Can be pickled.
+
+    :ivar recovery_grace: for which the database has to be there, after an outage or a start, until
+        a holder that it did not hear of counts as dead, and one attempt more: enough for pending
+        releases, which are sent every second, even if one that got lost on its way is still being
+        waited for
+    :ivar doubt_interval: from a doubt for the silent end of an idle connection to the next such
+        doubt, at least
+    :ivar renewals_per_lease: how often a claim is renewed during one lease, so that a renewal may
+        fail and be tried again
+    :ivar release_timeout: for which a release is tried by the job's own worker, before it is left
+        to the background
+    :ivar release_interval: after which a release that could not be sent is sent again; sooner if
+        somebody waits for it
+    :ivar rejected_interval: the same if the database rejects it, as until somebody gives a right
+        back
+    :ivar closing_timeout: for which pending releases are sent at a shutdown while the database is
+        unavailable, as when a server restarts under a deployment. All attempts are over by then.
+    """
+
+    recovery_grace: float = 2.5
+    doubt_interval: float = 120.0
+    renewals_per_lease: int = 3
+    release_timeout: float = 0.2
+    release_interval: float = 1.0
+    rejected_interval: float = 10.0
+    closing_timeout: float = 3.0

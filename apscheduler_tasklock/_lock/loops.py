@@ -1,0 +1,52 @@
+"""Calls on an event loop from threads: those that come together share one wake-up of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+
+class _Inbox:
+    """What is to be called on one loop.
+
+    A wake-up of its own for each call costs a system call, in which the thread lets go of the
+    interpreter and then waits for it while the loop is busy: with hundreds of jobs due at once,
+    most of the time that the lock takes.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: deque[Callable[[], object]] = deque()
+
+    def put(self, loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+        with self._lock:
+            if loop.is_closed():
+                raise RuntimeError("the event loop is closed")
+            self._calls.append(function)
+            if len(self._calls) > 1:
+                return  # the loop has been woken
+            try:
+                loop.call_soon_threadsafe(self._call_all, loop)
+            except RuntimeError:
+                self._calls.clear()
+                raise
+
+    def _call_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            calls, self._calls = self._calls, deque()
+        for function in calls:
+            loop.call_soon(function)
+
+
+_inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Inbox] = WeakKeyDictionary()
+
+
+def call_on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Call a function on a loop, from any thread.
+
+    :raises RuntimeError: the loop is closed
+    """
+    _inboxes.setdefault(loop, _Inbox()).put(loop, function)

@@ -1,0 +1,171 @@
+"""The scheduler's jobs on one executor: which tasks they are, and what is submitted for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from math import inf
+from typing import Any
+
+from apscheduler.triggers.date import DateTrigger
+
+from apscheduler_tasklock._lock.protocol import RunState
+from apscheduler_tasklock._scheduler.adapter import SchedulerAdapter, jobstore_of
+from apscheduler_tasklock._scheduler.names import function_reference
+from apscheduler_tasklock._scheduler.submission import JobKey, Submission
+from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
+from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
+
+logger = logging.getLogger(__name__)
+
+
+class ExecutorJobs:
+    """Finds the jobs of an executor, their tasks and options, and makes submissions of them.
+
+    :param scheduler: whose jobs they are
+    :param tasks: has their names and options; ``None`` if every job runs here, without a lock
+    :param run_unlocked: whether they run all the same if the database stays unavailable
+    :param logger_name: returns the name of the executor's logger
+    :param submit: submits what runs again
+    """
+
+    def __init__(
+        self,
+        scheduler: SchedulerAdapter,
+        tasks: Tasks | None,
+        *,
+        run_unlocked: bool,
+        logger_name: Callable[[], str],
+        submit: Callable[[Submission, Callable[[], None]], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._tasks = tasks
+        self._run_unlocked = run_unlocked
+        self._logger_name = logger_name
+        self._submit = submit
+
+    def resolve(self, job: Any, jobstore: str) -> ResolvedTask:
+        """Return the task that a job is, and its lock options.
+
+        :raises TaskLockOptionError: they are invalid
+        """
+        if self._tasks is None:
+            return ResolvedTask(job.id, None)
+        return self._tasks.resolve(job, jobstore, self._scheduler.jobstores)
+
+    def submission(
+        self, job: Any, jobstore: str, task: ResolvedTask, run_times: Sequence[datetime]
+    ) -> Submission:
+        """Return what is submitted for a job and its run times."""
+        return Submission(
+            job=job,
+            jobstore=jobstore,
+            trigger=job.trigger,
+            run_times=tuple(run_times),
+            task_name=task.name,
+            options=task.options,
+            run_unlocked=self._run_unlocked,
+            logger_name=self._logger_name(),
+            runs=what_runs(job),
+            one_off=isinstance(job.trigger, DateTrigger),
+        )
+
+    def lease(self, job: Any, jobstore: str, task: ResolvedTask) -> float | None:
+        """Return the lease of a job with failover, within which its dead holders are found."""
+        submission = self._next(job, jobstore, task)
+        if not submission.failover or submission.options is None:
+            return None
+        _, max_lock = submission.lock_times(submission.run_times[0])
+        return submission.options.lease_within(max_lock)
+
+    def _next(self, job: Any, jobstore: str, task: ResolvedTask) -> Submission:
+        run_time = job.next_run_time or datetime.now(timezone.utc)  # none while it is paused
+        return self.submission(job, jobstore, task, [run_time])
+
+    def list_tasks(self) -> list[tuple[str, JobKey, float | None]]:
+        """Return all jobs: their tasks, keys and leases. Asks the job stores."""
+        found = []
+        for job in self._scheduler.jobs():
+            jobstore = jobstore_of(job)
+            try:
+                task = self.resolve(job, jobstore)
+            except TaskLockError:  # told when it was added, or will be when it is submitted
+                continue
+            if task.options is not None:
+                found.append((task.name, (job.id, jobstore), self.lease(job, jobstore, task)))
+        return found
+
+    def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
+        """Return what runs a dead run's window again, if the job is there and is still the same."""
+        found = self._find(key, dead.task_name, dead.runs)
+        if found is None:
+            return None
+        job, task = found
+        run_time = dead.window_start.astimezone(self._scheduler.timezone)
+        return self.submission(job, key[1], task, [run_time]).for_dead_run(dead)
+
+    def renewed(self, submission: Submission) -> Submission | None:
+        """Return a refused submission with the job as it is now, if it is still to run."""
+        if submission.is_last:
+            return submission
+        found = self._find(submission.key, submission.task_name, submission.runs)
+        if found is None:
+            return None
+        job, task = found
+        return self.submission(job, submission.jobstore, task, submission.run_times)
+
+    def submit(self, submission: Submission, not_now: Callable[[], None]) -> None:
+        """Submit it, where the scheduler does. ``not_now`` is called if that cannot be now."""
+        self._submit(submission, not_now)
+
+    def _find(self, key: JobKey, task_name: str, runs: str) -> tuple[Any, ResolvedTask] | None:
+        """Return a job as it is now, if it is not paused and still is this task."""
+        job = self._scheduler.job(*key)
+        if job is None or job.next_run_time is None:
+            return None
+        try:
+            task = self.resolve(job, key[1])
+        except TaskLockOptionError:  # told when the job was changed
+            return None
+        if task.options is None or task.name != task_name or what_runs(job) != runs:
+            return None
+        return job, task
+
+    def tell_what_the_lock_limits(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
+        """Log what of a job's own settings the lock does not leave as it is."""
+        assert task.options is not None
+        if job.max_instances > 1:
+            logger.info(
+                "Job %r: of its max_instances=%d one run goes on at a time, on all replicas "
+                "together, while the task lock stands",
+                job.id,
+                job.max_instances,
+            )
+        lease = task.options.lease
+        if lease is None or lease == inf:
+            return
+        submission = self._next(job, jobstore, task)
+        _, max_lock = submission.lock_times(submission.run_times[0])
+        if lease > max_lock:
+            logger.warning(
+                "Job %r: its lease of %g s is above its maximum lock of %g s, which ends its "
+                "claims first; they are not renewed",
+                job.id,
+                lease,
+                max_lock,
+            )
+
+    def unknown_ids(self) -> set[str]:
+        """Return the ids that ``jobs`` has options for and that do not run here."""
+        if self._tasks is None or not self._tasks.job_ids:
+            return set()  # and the job stores need not be asked
+        return self._tasks.job_ids - {job.id for job in self._scheduler.jobs()}
+
+
+def what_runs(job: Any) -> str:
+    """Return what a job runs, as of ``ClaimRequest``."""
+    reference = function_reference(job)
+    if isinstance(job.trigger, DateTrigger):
+        return f"{reference} at {job.trigger.run_date.astimezone(timezone.utc).isoformat()}"
+    return reference

@@ -1,0 +1,351 @@
+"""Claims and releases that travel together: what is promised of one holds for each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from sqlalchemy.engine import make_url
+
+from apscheduler_tasklock import TaskLockError, upgrade
+from apscheduler_tasklock._database.errors import RowLockedError
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol import Refusal
+from apscheduler_tasklock.lock import HeldLock
+from tests.support.claims import claim, die, held, row
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+
+MakeLocks = Callable[..., LockClient]
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(64) as pool:
+        yield pool
+
+
+@contextmanager
+def in_use(locks: LockClient, pool: ThreadPoolExecutor) -> Iterator[None]:
+    """Keep the connection in use, so that requests wait."""
+    has_it, go_on = threading.Event(), threading.Event()
+
+    def hold(_cursor: Any) -> None:
+        has_it.set()
+        assert go_on.wait(60)
+
+    holding = pool.submit(locks.ask, hold)
+    assert has_it.wait(60)
+    try:
+        yield
+    finally:
+        go_on.set()
+        holding.result(60)
+
+
+def together(
+    locks: LockClient, pool: ThreadPoolExecutor, calls: Sequence[Callable[[], Any]]
+) -> list[Future[Any]]:
+    """Make calls whose requests are sent in one statement, if they are of one kind."""
+    with in_use(locks, pool):
+        asked = []
+        for number, call in enumerate(calls):
+            asked.append(pool.submit(call))
+            eventually(lambda number=number: locks.waiting == number + 1)
+    return asked
+
+
+def claims(locks: LockClient, tasks: Sequence[str], **wanted: Any) -> list[Callable[[], Any]]:
+    return [lambda task=task: claim(locks, task, **wanted) for task in tasks]
+
+
+def counted(proxy: Proxy) -> list[bytes]:
+    """Return what is sent to the server from now on."""
+    sent: list[bytes] = []
+
+    def count(data: bytes) -> bytes:
+        sent.append(data)
+        return data
+
+    proxy.to_server = count
+    return sent
+
+
+def results(asked: Sequence[Future[Any]]) -> list[Any]:
+    return [each.result(60) for each in asked]
+
+
+TASKS = [f"task {number}" for number in range(20)]
+
+
+def test_what_waits_is_claimed_in_one_statement_and_released_in_one(
+    make_locks: MakeLocks, proxy: Proxy, pool: ThreadPoolExecutor, known_task: Callable[[str], None]
+) -> None:
+    locks = make_locks(proxy.url)
+    locks.check()
+    for task in TASKS:
+        known_task(task)
+    sent = counted(proxy)
+    granted = results(together(locks, pool, claims(locks, TASKS)))
+    assert [lock.name for lock in granted] == TASKS
+    assert len(sent) == 1
+    refused = results(together(locks, pool, claims(locks, TASKS)))
+    assert all(isinstance(refusal, Refusal) for refusal in refused)
+    assert len(sent) == 2
+    releases = [lambda lock=lock: locks.release(lock) for lock in granted]
+    assert all(results(together(locks, pool, releases)))
+    assert len(sent) == 3
+
+
+def test_first_claims_of_tasks_take_one_statement_more(
+    make_locks: MakeLocks, proxy: Proxy, pool: ThreadPoolExecutor
+) -> None:
+    locks = make_locks(proxy.url)
+    locks.check()
+    sent = counted(proxy)
+    granted = results(together(locks, pool, claims(locks, TASKS)))
+    assert all(isinstance(lock, HeldLock) for lock in granted)
+    assert len(sent) == 2
+
+
+def test_replicas_that_claim_the_same_tasks_together_share_them(
+    make_locks: MakeLocks, pool: ThreadPoolExecutor
+) -> None:
+    replicas = [make_locks(replica_id=f"replica {number}") for number in range(3)]
+    for replica in replicas:
+        replica.check()
+    for names in (TASKS, TASKS[::-1]):  # first claims, and then claims of rows
+        start = threading.Barrier(len(replicas))
+
+        def race(locks: LockClient, tasks: list[str], start: Any = start) -> list[Any]:
+            start.wait(60)
+            with ThreadPoolExecutor(len(tasks) + 1) as own:
+                return results(
+                    together(locks, own, claims(locks, tasks, min_lock=0.0, max_lock=60.0))
+                )
+
+        orders = [names, names[::-1], names]
+        races = [
+            pool.submit(race, locks, order) for locks, order in zip(replicas, orders, strict=True)
+        ]
+        granted = [
+            (locks, result)
+            for locks, raced in zip(replicas, results(races), strict=True)
+            for result in raced
+            if isinstance(result, HeldLock)
+        ]
+        assert sorted(lock.name for _, lock in granted) == sorted(TASKS)
+        for locks, lock in granted:
+            assert locks.release(lock)
+
+
+class TestLostAnswers:
+    @pytest.mark.parametrize("known", [True, False])
+    def test_each_claim_is_granted_once(
+        self,
+        make_locks: MakeLocks,
+        proxy: Proxy,
+        pool: ThreadPoolExecutor,
+        connection: Connection,
+        known_task: Callable[[str], None],
+        known: bool,
+    ) -> None:
+        locks = make_locks(proxy.url)
+        locks.check()
+        for task in TASKS if known else ():
+            known_task(task)
+        cut = threading.Event()
+
+        def cut_once(data: bytes) -> bytes | None:
+            if cut.is_set():
+                return data
+            cut.set()
+            return None
+
+        with in_use(locks, pool):
+            asked = [pool.submit(call) for call in claims(locks, TASKS)]
+            eventually(lambda: locks.waiting == len(TASKS))
+            proxy.to_client = cut_once
+        granted = results(asked)
+        assert cut.is_set()
+        assert all(isinstance(lock, HeldLock) for lock in granted)
+        for lock in granted:
+            assert row(connection, lock.name)["token"] == lock.token
+            assert not known or lock.token == 1
+
+    def test_a_claim_that_is_given_up_is_ended_and_so_is_each_that_travelled_with_it(
+        self,
+        make_locks: MakeLocks,
+        proxy: Proxy,
+        pool: ThreadPoolExecutor,
+        connection: Connection,
+        known_task: Callable[[str], None],
+    ) -> None:
+        locks = make_locks(proxy.url, claim_timeout=0.5)
+        locks.check()
+        for task in TASKS[:5]:
+            known_task(task)
+        with in_use(locks, pool):
+            asked = [pool.submit(call) for call in claims(locks, TASKS[:5], runs="app:job")]
+            eventually(lambda: locks.waiting == 5)
+            proxy.to_client = lambda _data: None  # no answer gets through any more
+        assert all(isinstance(each.exception(60), TaskLockError) for each in asked)
+        assert {row(connection, task)["token"] for task in TASKS[:5]} == {1}
+        proxy.to_client = lambda data: data
+        eventually(lambda: all(row(connection, task)["handed_over"] for task in TASKS[:5]))
+
+
+class TestLockedRows:
+    def test_one_is_passed_over_and_keeps_nobody_waiting(
+        self,
+        make_locks: MakeLocks,
+        pool: ThreadPoolExecutor,
+        direct_url: str,
+        known_task: Callable[[str], None],
+    ) -> None:
+        locks = make_locks()
+        for task in TASKS:
+            known_task(task)
+        with psycopg.connect(direct_url) as other:
+            other.execute("SELECT FROM task_lock WHERE task_name = %s FOR UPDATE", [TASKS[7]])
+            asked = together(locks, pool, claims(locks, TASKS))
+            free = results(asked[:7] + asked[8:])
+            assert all(isinstance(lock, HeldLock) for lock in free)
+            assert not asked[7].done()
+        assert isinstance(asked[7].result(60), HeldLock)
+        assert locks.outage.reason is None
+
+    def test_one_that_stays_locked_is_an_error_and_no_outage(
+        self, make_locks: MakeLocks, pool: ThreadPoolExecutor, direct_url: str
+    ) -> None:
+        locks = make_locks(claim_timeout=0.5)
+        locks.release(held(locks, TASKS[0], min_lock=0.0))
+        with psycopg.connect(direct_url) as other:
+            other.execute("SELECT FROM task_lock FOR UPDATE")
+            asked = together(locks, pool, claims(locks, TASKS[:2], min_lock=0.0))
+            assert isinstance(asked[0].exception(60), RowLockedError)
+            assert isinstance(asked[1].result(60), HeldLock)
+        assert locks.outage.reason is None
+
+    def test_a_release_of_one_is_sent_again(
+        self, make_locks: MakeLocks, pool: ThreadPoolExecutor, direct_url: str
+    ) -> None:
+        locks = make_locks(timings=Timings(release_timeout=60))
+        granted = [held(locks, task) for task in TASKS[:5]]
+        with psycopg.connect(direct_url) as other:
+            other.execute("SELECT FROM task_lock WHERE task_name = %s FOR UPDATE", [TASKS[2]])
+            asked = together(
+                locks, pool, [lambda lock=lock: locks.release(lock) for lock in granted]
+            )
+            assert all(results(asked[:2] + asked[3:]))
+            assert not asked[2].done()
+        assert asked[2].result(60)
+
+
+def test_one_tasks_mistake_is_its_own(
+    database_url: str, connection: Connection, make_locks: MakeLocks, pool: ThreadPoolExecutor
+) -> None:
+    """A name with a character that the database's encoding lacks."""
+    name = f"latin_{uuid4().hex[:8]}"
+    connection.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    url = make_url(database_url).set(database=name).render_as_string(hide_password=False)
+    locks = make_locks(url)
+    try:
+        upgrade(url)
+        asked = together(locks, pool, claims(locks, ["one", "\N{RIGHTWARDS ARROW}", "two"]))
+        assert isinstance(asked[0].result(60), HeldLock)
+        assert isinstance(asked[2].result(60), HeldLock)
+        with pytest.raises(TaskLockError, match="LATIN1"):
+            asked[1].result(60)
+        assert locks.outage.reason is None
+        for each in (asked[0], asked[2]):
+            locks.release(each.result())
+    finally:
+        locks.close()
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_a_claim_that_was_lost_is_told_so_and_the_others_are_released(
+    make_locks: MakeLocks, pool: ThreadPoolExecutor, connection: Connection
+) -> None:
+    locks = make_locks()
+    granted = [held(locks, task) for task in TASKS[:5]]
+    connection.execute(
+        "UPDATE task_lock SET claim_id = gen_random_uuid() WHERE task_name = %s", [TASKS[2]]
+    )
+    asked = together(locks, pool, [lambda lock=lock: locks.release(lock) for lock in granted])
+    assert [bool(answer) for answer in results(asked)] == [True, True, False, True, True]
+
+
+def test_a_pending_release_goes_before_the_next_claim_of_its_task(
+    make_locks: MakeLocks, proxy: Proxy, pool: ThreadPoolExecutor
+) -> None:
+    locks = make_locks(proxy.url, timings=Timings(release_interval=3600))
+    granted = [held(locks, task, min_lock=0.0) for task in TASKS[:5]]
+    for lock in granted[1:]:
+        locks.release(lock)
+    proxy.accepting = False
+    proxy.cut_all()
+    with pytest.raises(TaskLockError):
+        locks.release(granted[0])
+    proxy.accepting = True
+    asked = together(locks, pool, claims(locks, TASKS[:5], min_lock=0.0))
+    assert [lock.token for lock in results(asked)] == [lock.token + 1 for lock in granted]
+
+
+@pytest.mark.direct("it reads what the server has written")
+def test_a_batch_that_is_refused_writes_nothing(
+    make_locks: MakeLocks, pool: ThreadPoolExecutor, connection: Connection
+) -> None:
+    locks, loser = make_locks(), make_locks(replica_id="loser")
+    for task in TASKS:
+        held(locks, task, min_lock=3600, max_lock=7200)
+    connection.execute("CHECKPOINT")
+
+    def written() -> int:
+        query = "SELECT pg_current_wal_insert_lsn() - '0/0'"
+        before = connection.execute(query).fetchone()
+        for _ in range(10):
+            refused = results(together(loser, pool, claims(loser, TASKS)))
+            assert all(isinstance(refusal, Refusal) for refusal in refused)
+        after = connection.execute(query).fetchone()
+        assert before is not None
+        assert after is not None
+        return int(after[0] - before[0])
+
+    # The server's own processes write now and then; refused batches would write every time.
+    rounds = [written() for _ in range(4)]
+    assert 0 in rounds, rounds
+
+
+@pytest.mark.direct("it counts the library's connections in the server")
+class TestRenewals:
+    def test_have_a_second_connection_only_while_the_first_is_held_up(
+        self, make_locks: MakeLocks, pool: ThreadPoolExecutor, connection: Connection
+    ) -> None:
+        locks = make_locks(claim_timeout=60)
+        lock = held(locks, lease=1.0, max_lock=3600.0)
+        renewed = lock.locked_until
+        eventually(lambda: lock.locked_until > renewed)
+        assert len(pids(connection)) == 1
+        with in_use(locks, pool):
+            renewed = lock.locked_until
+            eventually(lambda: lock.locked_until > renewed)
+            assert len(pids(connection)) == 2
+        eventually(lambda: len(pids(connection)) == 1)
+        assert not lock.lost
+        die(locks, lock)
+
+
+def pids(connection: Connection) -> set[int]:
+    """Return the server processes of the library's connections."""
+    query = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tasklock %'"
+    return {pid for (pid,) in connection.execute(query)}

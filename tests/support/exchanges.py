@@ -1,0 +1,110 @@
+"""An exchange of requests by itself, and what holds it up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
+from typing import Any
+
+from apscheduler_tasklock import TaskLockError
+from apscheduler_tasklock._database.connection import attempt_limit
+from apscheduler_tasklock._database.deadline import Closing, Deadline
+from apscheduler_tasklock._database.exchange import Call, Exchange, Request
+from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.pool import Pool, make_pool
+from tests.support.polling import eventually
+
+NAME = "an exchange"
+
+
+class Setup:
+    """An exchange on a pool, and what there is to hold it up."""
+
+    def __init__(self, database: Any, timeout: float = 60.0) -> None:
+        self.closing = Closing()
+        self.outage = Outage("here", attempt_limit(timeout))
+        self.background = ThreadPoolExecutor(1)
+        self.pool: Pool = make_pool(
+            database,
+            timeout=timeout,
+            application_name=NAME,
+            closing=self.closing,
+            ended=self.outage.idle_connection_ended,
+        )
+        self.exchange = Exchange(
+            self.pool,
+            self.outage,
+            lambda error: TaskLockError(f"rejected: {error.sqlstate}"),
+            lambda function: void(self.background.submit(function)),
+        )
+
+    def ask(self, request: Request[Any], turn_within: float | None = None) -> Any:
+        return self.exchange.ask(request, Deadline(self.closing), turn_within)
+
+    def ask_all(self, requests: Sequence[Request[Any]]) -> list[Asked]:
+        """Ask for each in a thread of its own, while the connection is in use."""
+        with self.in_use():
+            asked = []
+            for number, request in enumerate(requests):
+                asked.append(Asked(self, request))
+                eventually(lambda number=number: self.waiting() == number + 1)
+        return [each.ended() for each in asked]
+
+    def waiting(self) -> int:
+        return self.exchange.waiting
+
+    def in_use(self) -> InUse:
+        return InUse(self)
+
+    def close(self) -> None:
+        self.pool.close()
+        self.background.shutdown()
+
+
+def void(_: object) -> None:
+    """Forget a value."""
+
+
+class Asked(Thread):
+    """A request in a thread."""
+
+    def __init__(self, setup: Setup, request: Request[Any]) -> None:
+        super().__init__(daemon=True)
+        self.setup = setup
+        self.request = request
+        self.answer: Any = None
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.answer = self.setup.ask(self.request)
+        except BaseException as error:  # noqa: BLE001  # for the test to look at
+            self.error = error
+
+    def ended(self) -> Asked:
+        self.join(60)
+        assert not self.is_alive()
+        return self
+
+
+class InUse:
+    """The connection, in use by another request until the end of the context."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.has_it, self.go_on = Event(), Event()
+
+        def hold(_cursor: Any) -> None:
+            self.has_it.set()
+            assert self.go_on.wait(60)
+
+        self.asked = Asked(setup, Call(hold))
+
+    def __enter__(self) -> InUse:
+        assert self.has_it.wait(60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go_on.set()
+        self.asked.ended()

@@ -1,0 +1,105 @@
+"""Outages as a proxy makes them, a job that runs through them, and what is told of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock import EVENT_TASK_LOCK_REFUSED
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy, pass_on
+from tests.support.schedulers import Replica
+
+UNAVAILABLE = "The task lock database is unavailable"
+BACK = "The task lock database is back"
+
+# What a job of an hour's interval claims.
+HOURLY = {"min_lock": 3240, "max_lock": 18000}
+# What `Job.run` is to a claim that another replica may take over.
+RUNS = f"{__name__}:Job.run"
+
+
+class Job:
+    """Runs until it is let go, and counts how often."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        self.runs += 1
+        self.begun.set()
+        assert self.go_on.wait(60)
+
+
+def refuse(proxy: Proxy) -> None:
+    """As a server that is down."""
+    proxy.accepting = False
+    proxy.cut_all()
+
+
+def swallow(proxy: Proxy) -> None:
+    """As a network that loses all packets."""
+    proxy.to_client = proxy.to_server = lambda _data: b""
+
+
+def restore(proxy: Proxy) -> None:
+    proxy.to_client = proxy.to_server = pass_on
+    proxy.accepting = True
+
+
+def why_unavailable(replica: Replica) -> str | None:
+    """Return why the database is unavailable to a replica, as far as that knows."""
+    found: str | None = replica.executor.locks.outage.reason
+    return found
+
+
+def count_looks(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """Return a list that grows with each look of a replica for dead runs that is answered."""
+    looks: list[Sequence[str]] = []
+    locks = replica.executor.locks
+    read = locks.read_runs
+
+    def count(names: Sequence[str], always: Sequence[str] = ()) -> Any:
+        found = read(names, always)
+        looks.append(names)
+        return found
+
+    monkeypatch.setattr(locks, "read_runs", count)
+    return looks
+
+
+def until_looked(looks: Sequence[object]) -> None:
+    """Wait until there are some looks more, so that what the first saw was seen to."""
+    before = len(looks)
+    # The first of them may be under way already.
+    eventually(lambda: len(looks) > before + 2)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was told of the database."""
+    told = [record.getMessage().split(" (")[0] for record in caplog.records]
+    return [message for message in told if message in (UNAVAILABLE, BACK)]
+
+
+def said_by_its_end(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the same when the outage's end is told, which may be after what it made possible."""
+    eventually(lambda: BACK in said(caplog))
+    return said(caplog)
+
+
+def refused(
+    make_replica: Callable[..., Replica], job: Job, *urls: str, **options: Any
+) -> list[Replica]:
+    """Return a replica that runs the job, and one that was refused, and would take it over."""
+    replicas = []
+    for url, name in zip(urls, ("holder", "other"), strict=True):
+        replica = make_replica(url, replica_id=name, claim_timeout=3, **options)
+        replica.run_once(job.run)
+        assert job.begun.wait(60)
+        replicas.append(replica)
+    replicas[1].one(EVENT_TASK_LOCK_REFUSED)
+    return replicas
