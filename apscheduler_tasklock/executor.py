@@ -78,7 +78,7 @@ CLOSING_TIMEOUT = 2.5
 class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
     """Runs each job on one replica per window, with a task lock in PostgreSQL.
 
-    Every replica schedules its jobs normally. Right before a job fires, in the worker of the
+    Every replica schedules its jobs normally. Right before a job runs, in the worker of the
     executor that this one wraps, its task is claimed; only where the claim is granted it runs.
 
     Plugin alias: ``tasklock``
@@ -105,9 +105,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     :param jobs: options of single jobs, as ``{"job-id": {"max_factor": 2}}``, for those whose
         kwargs or function cannot carry them
     :param namespace: put before every task name, for applications that share a database
-    :param on_database_error: what becomes of a job when the database stays away: ``"skip"`` it,
-        or ``"run"`` it without a lock
-    :param claim_timeout: seconds for which a claim is tried while the database is away
+    :param on_database_error: what becomes of a job when the database stays unavailable: ``"skip"``
+        it, or ``"run"`` it without a lock
+    :param claim_timeout: seconds for which a claim is tried while the database is unavailable
     :param schema: schema of the task lock table; by default up to the ``search_path``
     :param table: name of the task lock table
     :param replica_id: who holds a lock, shown in logs; by default host, process and a random part

@@ -156,7 +156,7 @@ class HeldLock:
         return is_first
 
     def extend(self, by: float | timedelta) -> None:
-        """Move the end of the maximum lock further away.
+        """Move the end of the maximum lock to a later time.
 
         A lease goes on being renewed until then.
 

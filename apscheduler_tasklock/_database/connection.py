@@ -231,7 +231,7 @@ def _is_direct(connection: psycopg.Connection[Any]) -> bool:
     """Tell whether the server process is the one that was named at the login.
 
     A pooler answers the login by itself, and so with a process id of its own making. One that knows
-    nothing of prepared statements lends the same server connection to one client after the other;
+    nothing of prepared statements gives the same server connection to one client after the other;
     and as every psycopg gives its statements the same names, a release of ours could there run what
     the application has prepared, or the other way round, without an error.
     """

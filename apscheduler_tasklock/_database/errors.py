@@ -7,7 +7,7 @@ import sqlalchemy.exc
 
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
-# A prepared statement is unknown, or known already: pgbouncer has lent another connection than
+# A prepared statement is unknown, or known already: pgbouncer has given another connection than
 # the one that it was prepared on.
 LOST_STATEMENT_STATES = ("26000", "42P05")
 

@@ -258,6 +258,8 @@ class Exchange:
 
     def _is_given_up(self, entry: _Entry[Any], turn_within: float) -> bool:
         """Tell whether a request need not wait on: its time is over, or its sender has vanished."""
+        if entry.sends:
+            return True
         if entry.sent:
             if self._is_free():
                 entry.fail(TaskLockDatabaseError("the thread that asked for it has vanished"))

@@ -206,7 +206,7 @@ class Pool:
         if not self._own and pooled.connection.info.transaction_status != idle:
             self._source.release(pooled, reusable=True)
             raise TaskLockOptionError(
-                "the engine lends a connection whose transaction is open (by a listener that runs "
+                "the engine gives a connection whose transaction is open (by a listener that runs "
                 "SQL and does not end it); give the URL instead of the engine"
             )
         return pooled

@@ -22,11 +22,11 @@ from apscheduler_tasklock._database.deadline import (
     Closing,
     Deadline,
 )
-from apscheduler_tasklock._database.errors import NotSentError, ServerFullError
+from apscheduler_tasklock._database.errors import NotSentError, RowLockedError, ServerFullError
 from apscheduler_tasklock._database.exchange import Call, Exchange, Outcome
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.pool import make_pool, make_second_pool
-from apscheduler_tasklock._database.retry import Retrier
+from apscheduler_tasklock._database.retry import LOCKED_BACKOFF, Retrier, jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
 from apscheduler_tasklock._lock.claim import ClaimAttempt, ClaimContext, Decision, TakeoverAttempt
@@ -432,6 +432,7 @@ class LockClient:
             self._send_pending()
         else:
             off_the_loop(self._send_pending)
+        self._heartbeat.close()
         self._pool.close()
         self._second_pool.close()
         self.in_use.close()
@@ -459,16 +460,25 @@ class LockClient:
         self.clock.learn(sent=sent, answered=now, database_time=database_time, bound=bound)
 
     def _extend(self, held: HeldLock, by: float) -> bool:
-        sent = time.monotonic()
-        times = self._ask_beside(
-            lambda cursor: self._protocol.extend(cursor, held.name, held.claim_id, by, held.lease),
-            turn_within=EXTEND_TIMEOUT / 2,
-            until=sent + 2 * self._timeout,
-        )
-        if times is None:
-            return False
-        _note(held, times, sent)
-        return True
+        begun = time.monotonic()
+        while True:
+            sent = time.monotonic()
+            try:
+                times = self._ask_beside(
+                    lambda cursor: self._protocol.extend(
+                        cursor, held.name, held.claim_id, by, held.lease
+                    ),
+                    turn_within=EXTEND_TIMEOUT / 2,
+                    until=sent + 2 * self._timeout,
+                )
+            except RowLockedError:
+                if time.monotonic() > begun + EXTEND_TIMEOUT:
+                    raise
+                time.sleep(jittered(LOCKED_BACKOFF[-1]))
+                continue
+            if times is not None:
+                _note(held, times, sent)
+            return times is not None
 
     def _renew(self, held: Sequence[HeldLock]) -> dict[UUID, bool]:
         """Renew claims with one statement; return which stand, and whether each was renewed."""

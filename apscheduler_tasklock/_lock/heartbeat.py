@@ -16,6 +16,8 @@ from apscheduler_tasklock.lock import HeldLock
 
 logger = logging.getLogger(__name__)
 
+# Seconds for which the thread waits for a claim while there is nothing to renew.
+LINGER = 5.0
 # Seconds after which a renewal that failed is tried again, or sooner if the lease is short.
 RETRY_INTERVAL = 0.5
 
@@ -31,9 +33,8 @@ class _Lease:
 class Heartbeat:
     """Renews what a replica holds, all of it with one statement.
 
-    One thread, which starts with the first lease and is gone after the last. It has nothing to do
-    with the workers and event loops that the jobs run on, so that these may be as busy as they
-    like.
+    One thread, which starts with the first lease and is gone some time after the last. The workers
+    and event loops that the jobs run on have no part in it, and may be as busy as they like.
 
     :param renew: renews claims, notes their new ends, and returns which stand, by id, and whether
         each was renewed; raises ``TaskLockDatabaseError`` if the database is unavailable,
@@ -49,6 +50,7 @@ class Heartbeat:
         self._changed = threading.Condition()
         self._leases: list[_Lease] = []
         self._is_rejected = False
+        self._closed = False
         self._thread: threading.Thread | None = None
 
     def add(self, held: HeldLock) -> None:
@@ -68,6 +70,12 @@ class Heartbeat:
             self._leases = [lease for lease in self._leases if lease.held is not held]
             self._changed.notify_all()
 
+    def close(self) -> None:
+        """Let the thread end as soon as there is nothing to renew."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to renew."""
@@ -79,9 +87,13 @@ class Heartbeat:
                 while self._leases and (pause := self._next_due() - time.monotonic()) > 0:
                     self._changed.wait(pause)
                 if not self._leases:
-                    self._thread = None
                     self._on_idle()
-                    break
+                    # The next job is not far, as a rule, and a thread costs as much as a claim.
+                    self._changed.wait_for(lambda: self._leases or self._closed, LINGER)
+                    if not self._leases:
+                        self._thread = None
+                        break
+                    continue
                 batch = [lease for lease in self._leases if self._is_nearly_due(lease)]
             try:
                 self._renew_all(batch)

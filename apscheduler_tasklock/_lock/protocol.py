@@ -306,21 +306,29 @@ class TaskLockProtocol:
             "replica_id": replica_id,
             "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
         }
-        self._claim = statements.claim(name)
-        self._claim_many = statements.claim_many(name)
-        self._first_claim = statements.first_claim(name)
-        self._first_claim_many = statements.first_claim_many(name)
-        self._look = statements.look(name)
-        self._take_over = statements.take_over(name)
-        self._look_after_takeover = statements.look_after_takeover(name)
-        self._release = statements.release(name)
-        self._release_many = statements.release_many(name)
-        self._end_lease = statements.end_lease(name)
-        self._give_up = statements.give_up(name)
-        self._extend = statements.extend(name)
-        self._renew = statements.renew(name)
-        self._read = statements.read(name)
-        self._prune = statements.prune(name)
+        self._claim = _one_line(statements.claim(name))
+        self._claim_many = _one_line(statements.claim_many(name))
+        self._first_claim = _one_line(statements.first_claim(name))
+        self._first_claim_many = _one_line(statements.first_claim_many(name))
+        self._look = _one_line(statements.look(name))
+        self._take_over = _one_line(statements.take_over(name))
+        self._look_after_takeover = _one_line(statements.look_after_takeover(name))
+        self._release = _one_line(statements.release(name))
+        self._release_many = _one_line(statements.release_many(name))
+        self._end_lease = _one_line(statements.end_lease(name))
+        self._give_up = _one_line(statements.give_up(name))
+        self._extend = _one_line(statements.extend(name))
+        self._renew = _one_line(statements.renew(name))
+        self._read = _one_line(statements.read(name))
+        self._prune = _one_line(statements.prune(name))
+
+    def statement_lengths(self) -> dict[str, int]:
+        """Return how many characters each statement has, by its name."""
+        return {
+            name.lstrip("_"): len(statement)
+            for name, statement in vars(self).items()
+            if isinstance(statement, str)
+        }
 
     def claim(
         self,
@@ -499,6 +507,14 @@ class TaskLockProtocol:
         cursor.row_factory = dict_row
         rows: list[dict[str, Any]] = cursor.execute(statement, parameters).fetchall()
         return rows
+
+
+def _one_line(statement: str) -> str:
+    """Return a statement without its indentation.
+
+    psycopg takes a longer one than 4,096 characters apart each time that it is sent.
+    """
+    return " ".join(statement.split())
 
 
 def _release_parameters(task_name: str, claim_id: UUID, ending: Ending) -> dict[str, object]:

@@ -44,13 +44,12 @@ _JUST_BEFORE = """GREATEST(interval '1 microsecond',
     (LEAST(lock.window_until, lock.window_start + interval '2 seconds') - lock.window_start) / 2)"""
 
 # What the server crashes on must not be a claim that was answered: its token would be given to
-# somebody else. A row that somebody has locked is not waited for for long: others want the
-# connection. Both hold for this statement's transaction only. True, and asked last.
-_SAFELY = """(
-    CASE WHEN current_setting('synchronous_commit') = 'off'
-         THEN set_config('synchronous_commit', 'local', true) IS NOT NULL ELSE true END
-    AND set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL
-)"""
+# somebody else. It holds for this statement's transaction only. True, and asked last.
+_DURABLY = """CASE WHEN current_setting('synchronous_commit') = 'off'
+    THEN set_config('synchronous_commit', 'local', true) IS NOT NULL ELSE true END"""
+
+# Nor is a row that somebody has locked waited for for long: others want the connection.
+_SAFELY = f"({_DURABLY} AND set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL)"
 
 _RETURNED = """lock.task_name, lock.window_start AS new_start, lock.token AS new_token,
                lock.locked_until AS new_locked_until, lock.run_until AS new_run_until"""
@@ -72,19 +71,18 @@ def _rows(arrays: Mapping[str, tuple[str, str]]) -> str:
     return f"unnest({values}) AS request ({', '.join(arrays)})"
 
 
-def _fired(lag: str, run_time: str) -> str:
-    """Return the run time in database time.
+# The run time in database time. The replica says how late it is by its own clock, so that the
+# offset between the clocks cancels out; `latest` caps the database's time at what it can have been
+# when the replica said so (see clock.py). LEAST passes over a null. Where every replica computes
+# the same run time, it is that one: clocks that differ by more than a short gap of the schedule
+# would otherwise take one run time for another. More than 5 minutes away it is not believed, since
+# then the replica's clock is wrong.
+_FIRED = """GREATEST(reckoned - interval '5 minutes',
+                     LEAST(reckoned + interval '5 minutes', COALESCE(run_time, reckoned)))"""
 
-    The replica says how late it is by its own clock, so that the offset between the clocks cancels
-    out; `latest` caps the database's time at what it can have been when the replica said so (see
-    clock.py). LEAST passes over a null. Where every replica computes the same run time, it is that
-    one: clocks that differ by more than a short gap of the schedule would otherwise take one run
-    time for another. More than 5 minutes away it is not believed, since then the replica's clock is
-    wrong.
-    """
-    reckoned = f"(LEAST(now(), %(latest)s::timestamptz) - {lag} * interval '1 second')"
-    return f"""GREATEST({reckoned} - interval '5 minutes', LEAST(
-        {reckoned} + interval '5 minutes', COALESCE({run_time}, {reckoned})))"""
+
+def _reckoned(lag: str) -> str:
+    return f"LEAST(now(), %(latest)s::timestamptz) - {lag} * interval '1 second' AS reckoned"
 
 
 class _Claim:
@@ -143,15 +141,10 @@ class _Claim:
             one_off = {asked["one_off"]},
             finished_at = NULL
         """
-        # The columns of a ``ClaimAnswer`` from the row as the statement found it.
-        self.found: dict[str, str] = {
-            "granted": granted_before,
-            "running": f"NOT {NOT_RUNNING}",
-            "new_window": f"{self.new_window} AND NOT {granted_before}",
-            "unfinished": "lock.finished_at IS NULL",
-            "waits": f"{NOT_RUNNING} AND {self.waits}",
-            **_ROW_FOUND,
-        }
+        # What stands for or against the claim in the row as the statement found it.
+        self.found_state = f"""LATERAL (SELECT {granted_before} AS granted, {NOT_RUNNING} AS idle,
+                                       {self.new_window} AS new_window, {self.waits} AS waits)
+                               AS found"""
         self.made: dict[str, str] = {**_DECIDED_GRANTED, **_made(asked["claim_id"])}
         # The first token comes from the clock, in milliseconds: where a row was deleted, the tokens
         # of the next one are larger all the same.
@@ -163,6 +156,14 @@ class _Claim:
         """
 
 
+# The columns of a ``ClaimAnswer`` from the row as the statement found it.
+_FOUND = {
+    "granted": "found.granted",
+    "running": "NOT found.idle",
+    "new_window": "found.new_window AND NOT found.granted",
+    "unfinished": "lock.finished_at IS NULL",
+    "waits": "found.idle AND found.waits",
+}
 _DECIDED_GRANTED = {
     "granted": "true",
     "running": "true",
@@ -199,19 +200,30 @@ def _as(columns: Mapping[str, str]) -> str:
 
 
 def _made_or_found(made: Mapping[str, str], found: Mapping[str, str]) -> str:
-    return _as(
-        {
-            name: f"CASE WHEN claimed.new_token IS NULL THEN {found[name]} ELSE {made[name]} END"
-            for name in found
-        }
-    )
+    """Return the columns of a row as a granted claim made it, or else as it was found."""
+
+    def either(name: str) -> str:
+        if made[name] == found[name]:
+            return found[name]
+        if made[name] == "true":
+            return f"claimed.new_token IS NOT NULL OR {found[name]}"
+        if made[name] == "false":
+            return f"claimed.new_token IS NULL AND {found[name]}"
+        if made[name].startswith("claimed."):
+            return f"COALESCE({made[name]}, {found[name]})"
+        return f"CASE WHEN claimed.new_token IS NULL THEN {found[name]} ELSE {made[name]} END"
+
+    return _as({name: either(name) for name in found})
 
 
 _PARAMETERS = _parameters(_CLAIM_ARRAYS)
-_ONE = _Claim(_PARAMETERS)
+_ONE = _Claim({**_PARAMETERS, "run_time": "asked.run_time"})
 _MANY = _Claim(_columns(_CLAIM_ARRAYS))
-_ASKED_ONE = f"SELECT {_fired(_PARAMETERS['lag'], _PARAMETERS['run_time'])} AS fired"
-_ASKED_MANY = f"SELECT *, {_fired('lag', 'run_time')} AS fired FROM {_rows(_CLAIM_ARRAYS)}"
+_ASKED_ONE = f"""SELECT run_time, {_FIRED} AS fired
+                 FROM (SELECT {_PARAMETERS["run_time"]} AS run_time,
+                              {_reckoned(_PARAMETERS["lag"])}) AS request"""
+_ASKED_MANY = f"""SELECT *, {_FIRED} AS fired
+                  FROM (SELECT *, {_reckoned("lag")} FROM {_rows(_CLAIM_ARRAYS)}) AS request"""
 
 _ROW = """task_name, started_at, locked_until, run_until, window_start, window_until, locked_by,
           claim_id, token, deaths, handovers, handed_over, failover, runs, one_off"""
@@ -247,8 +259,8 @@ def claim(table: str) -> str:
             WHERE lock.task_name = {_PARAMETERS["task_name"]} AND {_ONE.may_claim} AND {_SAFELY}
             RETURNING {_RETURNED}
         )
-        SELECT {_made_or_found(_ONE.made, _ONE.found)}
-        FROM {table} AS lock CROSS JOIN asked LEFT JOIN claimed ON true
+        SELECT {_made_or_found(_ONE.made, {**_FOUND, **_ROW_FOUND})}
+        FROM {table} AS lock CROSS JOIN asked LEFT JOIN claimed ON true, {_ONE.found_state}
         WHERE lock.task_name = {_PARAMETERS["task_name"]}
     """
 
@@ -267,11 +279,13 @@ def claim_many(table: str) -> str:
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), claimed AS (
             UPDATE {table} AS lock SET {_MANY.changes} FROM asked JOIN free USING (task_name)
-            WHERE lock.task_name = free.task_name AND {_MANY.may_claim} AND {_SAFELY}
+            WHERE lock.task_name = free.task_name AND {_DURABLY}
             RETURNING {_RETURNED}
         )
-        SELECT asked.claim_id AS asked_claim_id, {_made_or_found(_MANY.made, _MANY.found)}
-        FROM asked JOIN {table} AS lock USING (task_name) LEFT JOIN claimed USING (task_name)
+        SELECT asked.claim_id AS asked_claim_id,
+               {_made_or_found(_MANY.made, {**_FOUND, **_ROW_FOUND})}
+        FROM asked JOIN {table} AS lock USING (task_name) LEFT JOIN claimed USING (task_name),
+             {_MANY.found_state}
     """
 
 
@@ -304,16 +318,20 @@ def look(table: str) -> str:
     """Return the statement that says what became of a claim that was not granted."""
     return f"""
         WITH asked AS ({_ASKED_ONE})
-        SELECT {_as(_ONE.found)} FROM {table} AS lock CROSS JOIN asked
+        SELECT {_as({**_FOUND, **_ROW_FOUND})}
+        FROM {table} AS lock CROSS JOIN asked, {_ONE.found_state}
         WHERE lock.task_name = {_PARAMETERS["task_name"]}
     """
 
 
 _LEASE = "(%(lease)s::float8 * interval '1 second')"
 _TAKEOVER_FOUND = {
-    **_ONE.found,
+    "granted": f"({_ONE.own} AND {STANDS})",
+    "running": f"NOT {NOT_RUNNING}",
     "new_window": "false",
+    "unfinished": "lock.finished_at IS NULL",
     "waits": "false",
+    **_ROW_FOUND,
 }
 
 
@@ -372,7 +390,7 @@ def release_many(table: str) -> str:
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), released AS (
             UPDATE {table} AS lock SET {changes} FROM asked JOIN free USING (task_name)
-            WHERE lock.task_name = free.task_name AND lock.claim_id = asked.claim_id AND {_SAFELY}
+            WHERE lock.task_name = free.task_name AND {_DURABLY}
             RETURNING lock.claim_id, lock.locked_until
         )
         SELECT claim_id AS asked_claim_id, released.locked_until, now() AS database_time

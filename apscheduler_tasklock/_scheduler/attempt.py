@@ -168,7 +168,8 @@ class RunAttempt:
 
         :param events: what ``run_job`` returned; ``None`` if the job was not run to its end
         """
-        self._release(self._ending_after(events))
+        if self._is_to_be_ended():
+            self._send_release(self._ending_after(events))
 
     def ending(self, events: Sequence[Any] | None, *, cut: bool) -> Operation[None]:
         """Return the release of a coroutine, for which no thread waits.
@@ -202,7 +203,9 @@ class RunAttempt:
 
         What was begun is run again only with failover: without, a window is started once.
         """
-        self._release(self._cut_short(begun=begun))
+        ending = self._cut_short(begun=begun)
+        if self._is_to_be_ended():
+            self._send_release(ending)
 
     def cut_by_shutdown(self) -> None:
         """End the claim of a coroutine that a shutdown cancels. Waits for the database."""
@@ -319,10 +322,6 @@ class RunAttempt:
             self._held.cut()
         again = self._submission.failover or not begun
         return Ending.HAND_OVER if again else Ending.KEEP
-
-    def _release(self, ending: Ending) -> None:
-        if self._is_to_be_ended():
-            self._send_release(ending)
 
     def _is_to_be_ended(self) -> bool:
         """Return whether the caller has to end the claim; another one has not."""

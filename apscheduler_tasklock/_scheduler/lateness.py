@@ -1,9 +1,9 @@
-"""How late a fire is, but for the time that the lock itself has taken.
+"""How late a run time is, but for the time that the lock itself has taken.
 
 APScheduler calls a run time a misfire if it reaches its worker too late. A worker that waits for
-a claim or a release is not free for the next fire; so while the database stalls, or when hundreds
-of jobs are due at once, fires would be misfires on account of the lock. Hence a fire is as
-late as it would be if claims and releases took no time.
+a claim or a release is not free for the next run time; so while the database stalls, or when
+hundreds of jobs are due at once, run times would be misfires on account of the lock. Hence a run
+time is as late as it would be if claims and releases took no time.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Worker:
     """A worker as it would be if claims and releases took no time.
 
     :ivar free_at: since when it is free, or when it would be
-    :ivar turns: how many fires it has that are not over
+    :ivar turns: how many run times it has that are not over
     :ivar jobs: how many of their jobs run
     """
 
@@ -83,10 +83,10 @@ class _Worker:
 
 
 class WorkerQueue:
-    """Reckons when each fire would have begun if claims and releases took no time.
+    """Reckons when each run time would have begun if claims and releases took no time.
 
-    Fires are begun in the order of their submissions, each by the worker that is free first. A
-    worker that waits for a claim or a release would be free, so another one's fire may be
+    Run times are begun in the order of their submissions, each by the worker that is free first. A
+    worker that waits for a claim or a release would be free, so another one's run time may be
     reckoned as its own.
 
     :param clock: the monotonic clock
@@ -99,9 +99,9 @@ class WorkerQueue:
         self._turns = 0
 
     def begin(self, submitted_at: float, new_worker_since: float | None = None) -> Turn:
-        """Let a worker begin a fire.
+        """Let a worker begin a run time.
 
-        :param submitted_at: when the fire was submitted, on the monotonic clock
+        :param submitted_at: when the run time was submitted, on the monotonic clock
         :param new_worker_since: since when a worker is there that has not worked before, if that is
             not for long
         """
@@ -135,7 +135,7 @@ class WorkerQueue:
 
 
 class Turn:
-    """A fire's turn on a worker, from before its claim until after its release.
+    """A run time's turn on a worker, from before its claim until after its release.
 
     :ivar at: when its next job would begin if the lock took no time, on the monotonic clock
     """

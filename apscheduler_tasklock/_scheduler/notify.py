@@ -117,7 +117,7 @@ class Reports:
         task_name = self._submission.task_name
         if not refusal.blocked or (self._submission.failover and refusal.waits):
             return  # nothing blocks it, or what does is run again
-        if self._notifier.blocked.is_news(task_name, refusal.token, renewed=refusal.renewed):
+        if self._notifier.blocked.first_seen(task_name, refusal.token, renewed=refusal.renewed):
             logger.warning(
                 "Task %r: the run time %s is not run, because %r %s the task (token %s), locked "
                 "until %s unless that is renewed. If that run hangs or is dead, free the task: %s",
@@ -158,9 +158,11 @@ class Reports:
         :param runs: whether the job runs all the same
         """
         # A run that an outage costs is a warning; a wrong set-up is an error.
-        away = isinstance(error, TaskLockDatabaseError) and not isinstance(error, RowLockedError)
+        is_outage = isinstance(error, TaskLockDatabaseError) and not isinstance(
+            error, RowLockedError
+        )
         logger.log(
-            logging.WARNING if away else logging.ERROR,
+            logging.WARNING if is_outage else logging.ERROR,
             "Task %r: %s for the run time %s: %s%s",
             self._submission.task_name,
             "run without its lock" if runs else "not run",
@@ -261,7 +263,7 @@ class BlockedTasks:
         self._runs: dict[str, tuple[int, int, bool]] = {}
         self._told: set[tuple[str, str]] = set()
 
-    def is_news(self, task_name: str, token: int, *, renewed: bool) -> bool:
+    def first_seen(self, task_name: str, token: int, *, renewed: bool) -> bool:
         """Count a run time that a run costs, and tell whether it is time to warn of that run."""
         known, count, told = self._runs.get(task_name, (token, 0, False))
         if known != token:

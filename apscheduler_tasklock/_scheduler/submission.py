@@ -32,7 +32,7 @@ class Submission:
 
     :ivar trigger: the job's trigger at that moment; ``reschedule()`` gives the job another
     :ivar options: the job's lock options, or ``None`` if it runs on every replica
-    :ivar run_unlocked: whether it runs all the same if the database stays away
+    :ivar run_unlocked: whether it runs all the same if the database stays unavailable
     :ivar logger_name: logger of the executor
     :ivar runs: what is run, as of ``ClaimRequest``
     :ivar one_off: whether the job has one run time only

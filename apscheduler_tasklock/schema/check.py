@@ -77,7 +77,7 @@ def explain_rejection(
     :param error: what PostgreSQL said
     :param table: the task lock table
     :param user: the role that asked, if known
-    :param where: the database, for people
+    :param where: the database, shown in messages
     """
     if isinstance(error, (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)):
         return missing_table(table)

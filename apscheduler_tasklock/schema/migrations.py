@@ -48,7 +48,7 @@ def upgrade(
     :return: whether there was anything to do
     :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL, or ``schema`` or ``table`` is
         no name that PostgreSQL can have
-    :raises sqlalchemy.exc.SQLAlchemyError: the database is away or refuses
+    :raises sqlalchemy.exc.SQLAlchemyError: the database is unavailable, or rejects that
     """
     return _run(database, schema, table, lambda config: command.upgrade(config, revision))
 

@@ -6,19 +6,20 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import floor
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._lock.heartbeat import RENEWALS_PER_LEASE
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.protocol import (
     ClaimRequest,
+    Ending,
+    ReadTimes,
     Renewal,
     RunState,
     TakeoverRequest,
     TaskLockProtocol,
 )
-from apscheduler_tasklock._lock.releases import Ending, send_ending
 from apscheduler_tasklock._scheduler.failover import MOST_HANDOVERS
 from apscheduler_tasklock.options import DEFAULTS
 from apscheduler_tasklock.schema.table import task_lock_table
@@ -29,8 +30,9 @@ TASK = "task"
 MIN_FACTOR, MAX_FACTOR = 0.9, 5.0
 # What the job runs, as the row has it.
 RUNS = "jobs:job"
-# The executor's own default.
+# The executor's own defaults.
 CLAIM_TIMEOUT = 10.0
+TIMINGS = Timings()
 
 
 @dataclass(frozen=True)
@@ -215,47 +217,46 @@ class TaskLockRule(Rule):
     name = "apscheduler-tasklock"
     options = DEFAULTS
     poll_interval = 5.0
-    recovery_grace = Outage("", attempt_limit(CLAIM_TIMEOUT)).grace
+    recovery_grace = Outage("", attempt_limit(CLAIM_TIMEOUT), TIMINGS).grace
     exact = True
 
     def prepare(self) -> None:
         self.execute("TRUNCATE task_lock")
+        # What does not say who asks.
         self._protocol = TaskLockProtocol(task_lock_table())
+        self._replicas: dict[str, TaskLockProtocol] = {}
 
     def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
         min_lock, max_lock = self.options.lock_times(fire.period)
         lease = self._lease(fire.period)
         request = ClaimRequest(
             TASK,
-            # By the replica's own clock, so that its being off cancels out.
-            lag=max(0.0, self.database.now - fire.time),
-            latest=None,
-            min_lock=min_lock,
-            max_lock=max_lock,
-            replica_id=replica,
-            claim_id=uuid4(),
+            min_lock,
+            max_lock,
+            run_time=moment(fire.run_time),
+            exact=self.exact and fire.exact,
             lease=lease,
-            run_time=moment(fire.run_time) if self.exact and fire.exact else None,
-            runs=RUNS,
             failover=self.failover,
-            stable=stable,
+            runs=RUNS,
         )
-        answer = self._protocol.claim(self._cursor(), request)
+        # By the replica's own clock, so that its being off cancels out.
+        times = ReadTimes(lag=max(0.0, self.database.now - fire.time), stable=stable)
+        answer = self._protocol_of(replica).claim(self._cursor(), request, times)
         if answer.granted:
             return Granted(fire.run_time, fire.period, _Holding(answer.claim_id, lease))
         blocked = answer.unfinished and answer.new_window and (answer.running or answer.waits)
         return Refused(answer.token if blocked else None, answer.waits)
 
     def release(self, granted: Granted) -> None:
-        send_ending(self._protocol, self._cursor(), TASK, granted.holding.claim_id, Ending.KEEP)
+        self._protocol.release(self._cursor(), TASK, granted.holding.claim_id)
 
     def cut(self, granted: Granted) -> None:
         ending = Ending.HAND_OVER if self.failover else Ending.KEEP
-        send_ending(self._protocol, self._cursor(), TASK, granted.holding.claim_id, ending)
+        self._protocol.release(self._cursor(), TASK, granted.holding.claim_id, ending)
 
     def renewal_interval(self, granted: Granted) -> float:
         """Return the seconds from one renewal of a claim to the next."""
-        return float(granted.holding.lease / RENEWALS_PER_LEASE)
+        return float(granted.holding.lease / TIMINGS.renewals_per_lease)
 
     def renew(self, granted: Granted) -> bool:
         """Let a claim stand for another lease; tell whether it stands."""
@@ -287,8 +288,8 @@ class TaskLockRule(Rule):
     def take_over(self, replica: str, dead: RunState, period: float) -> Granted | None:
         """Run the window of a dead holder again, unless somebody else does."""
         lease = self._lease(period)
-        request = TakeoverRequest(TASK, dead.claim_id, replica, uuid4(), lease, self.failover)
-        answer = self._protocol.take_over(self._cursor(), request)
+        request = TakeoverRequest(TASK, dead.claim_id, dead.holder, lease, self.failover)
+        answer = self._protocol_of(replica).take_over(self._cursor(), request)
         if answer is None or not answer.granted:
             return None
         run_time = seconds(answer.window_start)
@@ -302,6 +303,11 @@ class TaskLockRule(Rule):
     def _lease(self, period: float) -> float:
         _, max_lock = self.options.lock_times(period)
         return self.options.lease_within(max_lock) or max_lock
+
+    def _protocol_of(self, replica: str) -> TaskLockProtocol:
+        if replica not in self._replicas:
+            self._replicas[replica] = TaskLockProtocol(task_lock_table(), replica)
+        return self._replicas[replica]
 
     def _cursor(self) -> Any:
         return self.database.connection.cursor()

@@ -9,10 +9,9 @@ from uuid import UUID, uuid4
 import psycopg
 
 from apscheduler_tasklock import upgrade
-from apscheduler_tasklock._lock.protocol import ClaimRequest
+from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
 from apscheduler_tasklock.lock import HeldLock
-from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.schema.table import task_lock_table
 
 MAX_LOCK = 50.0
@@ -179,7 +178,7 @@ class Protocol(OnPsycopg):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._protocol = TaskLockProtocol(task_lock_table())
+        self._protocol = TaskLockProtocol(task_lock_table(), "bench")
 
     @classmethod
     def prepare(cls, url: str) -> None:
@@ -187,30 +186,30 @@ class Protocol(OnPsycopg):
 
     def claim(self, task: str) -> Any:
         task = f"protocol {task}"
-        request = ClaimRequest(task, 0.0, None, 0.0, MAX_LOCK, "bench", uuid4())
+        request = ClaimRequest(task, min_lock=0.0, max_lock=MAX_LOCK)
         answer = self._protocol.claim(self.connection.cursor(), request)
         return (task, answer.claim_id) if answer.granted else None
 
     def release(self, held: tuple[str, UUID]) -> None:
         cursor = self.connection.cursor()
-        assert self._protocol.release(cursor, *held, keep_window=True) is not None
+        assert self._protocol.release(cursor, *held) is not None
 
 
 class Library(Contender):
-    """All of the library's own: the pool, the clock bound and the error handling around it."""
+    """All of the library's own: the exchange, the clock bound and the error handling around it."""
 
     name = "apscheduler-tasklock"
 
     def __init__(self, url: str) -> None:
-        self.locks = TaskLocks(url, replica_id="bench")
+        self.locks = LockClient(LockSettings(url, "bench"))
 
     @classmethod
     def prepare(cls, url: str) -> None:
         upgrade(url)
 
     def claim(self, task: str) -> Any:
-        wanted = ClaimRequest(f"library {task}", min_lock=0.0, max_lock=MAX_LOCK)
-        claimed = self.locks.claim(wanted)
+        request = ClaimRequest(f"library {task}", min_lock=0.0, max_lock=MAX_LOCK)
+        claimed = self.locks.claim(request)
         return claimed if isinstance(claimed, HeldLock) else None
 
     def release(self, held: HeldLock) -> None:

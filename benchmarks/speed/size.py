@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from uuid import uuid4
 
 import psycopg
 
@@ -75,15 +74,15 @@ def _claim(url: str, claims: int) -> list[int]:
 
 def work(url: str, tasks: range, claims: int) -> None:
     """Claim and release one task after the other."""
-    protocol = TaskLockProtocol(task_lock_table())
+    protocol = TaskLockProtocol(task_lock_table(), "bench")
     options = "-c synchronous_commit=off"
     with psycopg.connect(url, autocommit=True, options=options) as connection:
         cursor = connection.cursor()
         for number in range(claims):
-            task, claim_id = f"task {tasks[number % len(tasks)]}", uuid4()
-            request = ClaimRequest(task, 0.0, None, 0.0, 50.0, "bench", claim_id)
+            task = f"task {tasks[number % len(tasks)]}"
+            request = ClaimRequest(task, min_lock=0.0, max_lock=50.0)
             assert protocol.claim(cursor, request).granted
-            protocol.release(cursor, task, claim_id, keep_window=True)
+            protocol.release(cursor, task, request.claim_id)
 
 
 def _details(url: str) -> tuple[int, int, float]:

@@ -1,11 +1,11 @@
-"""A process with a scheduler that does what it is told to by lines on standard input.
+"""A process with a scheduler that does what lines on standard input say.
 
 ``SCHEDULER`` has, as JSON: ``options`` of the executor; ``asyncio``, whether it is an event loop's;
 ``own_engine``, whether the library gets an engine that the process has made, and ``in_use``,
 whether the process itself uses that engine's only connection; and ``jobs``, how many there are.
 
-It prints "ready", and "runs" in each job. The lines are "run jobs"; "end
-jobs"; and "shut down", which ends the jobs, too, and makes it print how many seconds
+It prints "ready", "submitted" for each job that was, and "runs" in each job. The lines are "run
+jobs"; "end jobs"; and "shut down", which ends the jobs, too, and makes it print how many seconds
 ``scheduler.shutdown()`` took.
 """
 
@@ -21,6 +21,7 @@ import time
 from datetime import datetime, timezone
 from typing import Any
 
+from apscheduler.events import EVENT_JOB_SUBMITTED
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy import create_engine
@@ -49,6 +50,7 @@ def configured(scheduler: Any, job: Any, wanted: dict[str, Any]) -> Any:
         database = create_engine(parse_url(database), pool_size=1, max_overflow=0)
     locked = TaskLockExecutor(database, **wanted["options"])
     scheduler.configure(executors={"default": locked}, timezone="UTC")
+    scheduler.add_listener(lambda _event: say("submitted"), EVENT_JOB_SUBMITTED)
     scheduler.start()
     if wanted["in_use"]:
         scheduler.in_use = database.connect()
@@ -60,9 +62,9 @@ def configured(scheduler: Any, job: Any, wanted: dict[str, Any]) -> Any:
 
 
 def obey(scheduler: Any) -> None:
-    """Do what is told, until it is to shut down."""
-    while (told := sys.stdin.readline()) != "shut down\n":
-        if told == "end jobs\n":
+    """Do what the lines say, until it is to shut down."""
+    while (line := sys.stdin.readline()) != "shut down\n":
+        if line == "end jobs\n":
             ending.set()
         else:
             for job in scheduler.get_jobs():

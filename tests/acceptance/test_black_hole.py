@@ -15,9 +15,9 @@ from uuid import uuid4
 
 import pytest
 
-from apscheduler_tasklock import TaskLocks
-from apscheduler_tasklock._database.pool import MOST_CONNECTIONS
-from apscheduler_tasklock._lock.releases import SHORTEST_CLOSING, Ending, OwedRelease
+from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.protocol import Ending
+from apscheduler_tasklock._lock.releases import SHORTEST_CLOSING, PendingRelease
 from tests.support.faults import READ
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxy_to
@@ -198,13 +198,14 @@ def test_a_shutdown_that_waits_for_a_job_ends_soon_after_it(
 
 
 @pytest.mark.parametrize("wanted", PLAIN)
-def test_a_shutdown_ends_while_many_claims_wait_for_a_connection(
+def test_a_shutdown_ends_while_many_claims_wait_for_the_connection(
     start: Start, wanted: dict[str, Any]
 ) -> None:
     process, black_hole = start(jobs=40, options={"claim_timeout": 60}, **wanted)
     black_hole.open()
     process.tell("run jobs")
-    eventually(lambda: len(black_hole.swallowed) == MOST_CONNECTIONS)
+    eventually(lambda: len(process.lines("submitted")) == 40)
+    eventually(lambda: black_hole.swallowed)
     ends_in_time(process)
 
 
@@ -218,16 +219,19 @@ def test_a_shutdown_ends_while_a_claim_waits_for_what_the_application_uses(
     ends_in_time(process)
 
 
-def test_a_shutdown_ends_while_a_release_that_a_worker_process_owed_is_tried(
+def test_a_shutdown_ends_while_a_release_that_a_worker_process_could_not_send_is_tried(
     database_url: str,
 ) -> None:
     """It was begun after claiming was stopped, and before the shutdown came to it."""
-    with proxy_to(database_url) as proxy, closing(TaskLocks(proxy.url)) as locks:
+    with (
+        proxy_to(database_url) as proxy,
+        closing(LockClient(LockSettings(proxy.url, "replica"))) as locks,
+    ):
         until = time.monotonic() + 600
         black_hole = BlackHole(proxy)
         black_hole.open()
         locks.stop_claiming()
-        locks.adopt_pending([OwedRelease("task", uuid4(), Ending.KEEP, until)])
+        locks.adopt_pending([PendingRelease("task", uuid4(), Ending.KEEP, until)])
         eventually(lambda: len(black_hole.swallowed) == 2)  # it is tried for the second time
         begun = time.monotonic()
         locks.close(blocking=True)

@@ -175,16 +175,16 @@ def test_a_job_that_kills_its_process_is_given_up_after_three_takeovers(
     def died() -> list[ReplicaProcess]:
         return [replica for replica in replicas if replica.exit_code is not None]
 
-    def told() -> list[str]:
+    def errors() -> list[str]:
         living = [replica for replica in replicas if replica not in died()]
         return [line for replica in living for line in replica.said if line.startswith("ERROR")]
 
-    eventually(lambda: told() or len(died()) == len(replicas))
+    eventually(lambda: errors() or len(died()) == len(replicas))
     assert [replica.exit_code for replica in died()] == [-signal.SIGKILL] * 4
     assert sorted(run.how for replica in replicas for run in replica.runs) == [
         *(["again"] * 3),
         "first",
     ]
     assert rows["job"]["finished_at"] is not None
-    assert len(told()) == 1
-    assert "'job'" in told()[0]
+    assert len(errors()) == 1
+    assert "'job'" in errors()[0]

@@ -182,18 +182,18 @@ def test_a_replica_is_killed_in_mid_run_and_its_window_run_again(
         r"replica (?P=heir) ran it again\n",
         re.DOTALL,
     )
-    told = story.match(demo.out)
-    assert told is not None, demo.out
-    assert told["dead"] != told["heir"]
-    assert f"report-8s@{told['at']}" in summary[4]
-    assert f"replica {told['dead']}  exited" not in demo.out
+    matched = story.match(demo.out)
+    assert matched is not None, demo.out
+    assert matched["dead"] != matched["heir"]
+    assert f"report-8s@{matched['at']}" in summary[4]
+    assert f"replica {matched['dead']}  exited" not in demo.out
 
     event = re.compile(r"s  (replica \d  \S+) +(?:granted|refused) +\((scheduled [^,]+), (.+)\)")
     asked = {found[:2] for found in event.findall(demo.out) if not found[2].endswith("takeover")}
     without, _, outcome = demo.out.rpartition("Without the lock, ")[2].partition("\n")
     assert without == f"every replica would have run every job: {len(asked)} runs."
     assert len(asked) > int(summary[2])
-    assert f"report-8s of {told['at']} began twice" in outcome.replace("\n", " ")
+    assert f"report-8s of {matched['at']} began twice" in outcome.replace("\n", " ")
 
 
 @linux_only
@@ -327,7 +327,9 @@ def test_faults_in_the_ledger_are_counted_and_end_in_status_1(
     assert demo.out.splitlines()[-1].endswith("doubled=1 missed=1 takeovers=0")
 
 
-def test_a_database_that_is_away_is_named_without_a_traceback(start: Callable[..., Demo]) -> None:
+def test_a_database_that_is_unavailable_is_named_without_a_traceback(
+    start: Callable[..., Demo],
+) -> None:
     demo = start(4, "postgresql://app:hidden@127.0.0.1:1/app")
     assert demo.wait() == 2
     assert demo.err.startswith("The demo cannot run: ")

@@ -139,11 +139,11 @@ def test_one_other_replica_runs_the_window_of_a_killed_holder_again(replicas: Re
     for column in ("window_start", "window_until"):
         assert taken_over[column] == died[column]
     assert taken_over["started_at"] >= died["locked_until"]
-    told = replicas.said("since its holder")
-    assert len(told) == 1
-    assert told[0].startswith("INFO Task 'job': runs the window of")
+    lines = replicas.said("since its holder")
+    assert len(lines) == 1
+    assert lines[0].startswith("INFO Task 'job': runs the window of")
     holder = f"{died['locked_by']!r} (token {replicas.real(1)})"
-    assert f"(token {replicas.real(2)}), since its holder {holder} neither renewed" in told[0]
+    assert f"(token {replicas.real(2)}), since its holder {holder} neither renewed" in lines[0]
     assert len(replicas.said("granted job takeover")) == 1
 
 

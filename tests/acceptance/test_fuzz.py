@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from apscheduler_tasklock._lock.protocol import ClaimRequest
-from apscheduler_tasklock._lock.releases import Ending
-from apscheduler_tasklock.lock import HeldLock
-from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock import HeldLock
+from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.protocol import ClaimRequest, Ending
 
 PROCESSES = 8
 TASKS = ("first", "second")
@@ -28,7 +27,7 @@ def increment(counter: Path) -> None:
 
 def work(database_url: str, folder: Path, seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311  # repeatable, not secret
-    locks = TaskLocks(database_url, replica_id=f"process {seed}", claim_timeout=60)
+    locks = LockClient(LockSettings(database_url, f"process {seed}", claim_timeout=60))
     left = dict.fromkeys(TASKS, INCREMENTS)
     while left:
         task = rng.choice(sorted(left))

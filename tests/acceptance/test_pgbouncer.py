@@ -1,4 +1,4 @@
-"""Behind pgbouncer in transaction mode, which lends each transaction any connection it has."""
+"""Behind pgbouncer in transaction mode, which gives each transaction any connection it has."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock import TaskLocks
-from apscheduler_tasklock._lock.protocol import ClaimRequest, Refusal
-from apscheduler_tasklock.lock import HeldLock
+from apscheduler_tasklock import HeldLock
+from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.protocol import Refusal
+from tests.support.claims import claim, held
 from tests.support.pgbouncer import PgBouncer, UnavailableError
 from tests.support.postgres import Server
 
@@ -35,14 +36,7 @@ def start_pgbouncer(server: Server) -> Iterator[Start]:
         yield start
 
 
-def claimed(locks: TaskLocks, task: str) -> HeldLock | Refusal:
-    return locks.claim(ClaimRequest(task, min_lock=0.0, max_lock=600.0))
-
-
-def held(locks: TaskLocks, task: str) -> HeldLock:
-    lock = claimed(locks, task)
-    assert isinstance(lock, HeldLock)
-    return lock
+LONG = {"min_lock": 0.0, "max_lock": 600.0}
 
 
 @pytest.mark.parametrize("prepared", [0, 200])
@@ -58,15 +52,15 @@ def test_replicas_that_share_its_connections_claim_and_release(
     caplog.set_level(logging.WARNING, "apscheduler_tasklock")
 
     def race(task: str) -> int:
-        claims = [claimed(locks, task) for locks in (one, other)]
+        claims: list[HeldLock | Refusal] = [claim(locks, task, **LONG) for locks in (one, other)]
         locks = [lock for lock in claims if isinstance(lock, HeldLock)]
         for lock in locks:
             assert (one if claims[0] is lock else other).release(lock) is not None
         return len(locks)
 
     with (
-        closing(TaskLocks(url, replica_id="one")) as one,
-        closing(TaskLocks(url, replica_id="other")) as other,
+        closing(LockClient(LockSettings(url, "one"))) as one,
+        closing(LockClient(LockSettings(url, "other"))) as other,
         ThreadPoolExecutor(8) as pool,
     ):
         assert list(pool.map(race, [f"task {number}" for number in range(200)])) == [1] * 200
@@ -84,20 +78,20 @@ def test_an_applications_prepared_statement_is_not_run_by_a_release(
     prepared: int,
 ) -> None:
     """The application's statement happens to have the number and types of a release's values."""
-    # The connection that was given back last is lent first, as by default.
+    # The connection that was given back last is given out first, as by default.
     url = start_pgbouncer(prepared, server_round_robin="0").url_of(direct_url)
     connection.execute("CREATE TABLE audit (good boolean, note text, id uuid)")
     with (
         psycopg.connect(url, autocommit=True) as application,
-        closing(TaskLocks(url, replica_id="replica")) as locks,
+        closing(LockClient(LockSettings(url, "replica"))) as locks,
     ):
         insert = "INSERT INTO audit VALUES (%s, %s, %s) RETURNING now(), now()"
         application.execute(insert, [True, "mine", uuid.uuid4()], prepare=True)
         with application.transaction():  # it has its connection, and the library gets another
             application.execute("SELECT")
             for number in range(8):  # psycopg prepares what it has seen five times
-                locks.release(held(locks, f"task {number}"))
-            last = held(locks, "last")
+                locks.release(held(locks, f"task {number}", **LONG))
+            last = held(locks, "last", **LONG)
         locks.release(last)
     assert connection.execute("SELECT note FROM audit").fetchall() == [("mine",)]
     finished = "SELECT finished_at IS NOT NULL FROM task_lock WHERE task_name = 'last'"

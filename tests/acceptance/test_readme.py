@@ -10,9 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.protocol import ClaimRequest, Refusal
-from apscheduler_tasklock.lock import HeldLock
-from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock import HeldLock
+from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.protocol import Refusal
+from tests.support import claims
 from tests.support.polling import eventually
 
 
@@ -22,8 +23,8 @@ def blocks(checkout: Path, language: str) -> list[str]:
 
 
 @pytest.fixture
-def locks(database_url: str) -> Iterator[TaskLocks]:
-    locks = TaskLocks(database_url, replica_id="replica")
+def locks(database_url: str) -> Iterator[LockClient]:
+    locks = LockClient(LockSettings(database_url, "replica"))
     yield locks
     locks.close()
 
@@ -45,19 +46,18 @@ def test_the_first_example_runs(
 
 
 def test_a_stuck_task_is_found_and_freed_by_the_statements_given(
-    checkout: Path, locks: TaskLocks, connection: psycopg.Connection[Any]
+    checkout: Path, locks: LockClient, connection: psycopg.Connection[Any]
 ) -> None:
     find, free = blocks(checkout, "sql")
-    clean_up = ClaimRequest("clean-up", min_lock=0, max_lock=3600)
-    held = locks.claim(clean_up)
-    assert isinstance(held, HeldLock)
+    times = {"min_lock": 0.0, "max_lock": 3600.0}
+    held = claims.held(locks, "clean-up", **times)
     [(name, holder, token, *_)] = connection.execute(find).fetchall()
     assert (name, holder, token) == ("clean-up", "replica", held.token)
 
     connection.execute(free)
-    assert isinstance(locks.claim(clean_up), Refusal)
+    assert isinstance(claims.claim(locks, "clean-up", **times), Refusal)
     connection.execute(re.sub(r"token = \d+", f"token = {held.token}", free))
     assert connection.execute(find).fetchall() == []
-    # The holder, should it still live, is told.
+    # The holder, should it still live, finds out.
     assert locks.release(held) is None
-    assert isinstance(locks.claim(clean_up), HeldLock)
+    assert isinstance(claims.claim(locks, "clean-up", **times), HeldLock)

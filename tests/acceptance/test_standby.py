@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
-from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks, downgrade, upgrade
-from apscheduler_tasklock._lock.protocol import ClaimRequest
-from apscheduler_tasklock.lock import HeldLock
+from apscheduler_tasklock import HeldLock, TaskLockDatabaseError, downgrade, upgrade
+from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from tests.support import claims
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 from tests.support.standby import Pair
@@ -35,10 +35,8 @@ def url(pair: Pair, request: pytest.FixtureRequest) -> str:
     return pair.url(target_session_attrs=request.param)
 
 
-def claimed(locks: TaskLocks, task: str = "task") -> HeldLock:
-    held = locks.claim(ClaimRequest(task, min_lock=0.0, max_lock=600.0))
-    assert isinstance(held, HeldLock)
-    return held
+def claimed(locks: LockClient) -> HeldLock:
+    return claims.held(locks, min_lock=0.0, max_lock=600.0)
 
 
 def finished_at(url: str) -> datetime | None:
@@ -50,7 +48,7 @@ def finished_at(url: str) -> datetime | None:
 def test_a_claim_of_the_killed_primary_is_released_on_the_promoted_standby(
     pair: Pair, url: str
 ) -> None:
-    with closing(TaskLocks(url, replica_id="replica")) as locks:
+    with closing(LockClient(LockSettings(url, "replica"))) as locks:
         held = claimed(locks)
         pair.kill_primary()
         with pytest.raises(TaskLockDatabaseError):
@@ -64,7 +62,7 @@ def test_a_claim_of_the_killed_primary_is_released_on_the_promoted_standby(
 
 
 def test_a_claim_waits_no_longer_than_its_timeout_for_the_promotion(pair: Pair, url: str) -> None:
-    with closing(TaskLocks(url, replica_id="replica", claim_timeout=1.0)) as locks:
+    with closing(LockClient(LockSettings(url, "replica", claim_timeout=1.0))) as locks:
         locks.release(claimed(locks))
         pair.kill_primary()
         with pytest.raises(TaskLockDatabaseError, match=r"could not be used for .*read-only"):
@@ -97,6 +95,6 @@ def test_the_primary_is_found_behind_a_standby_that_is_named_first(pair: Pair) -
     url = f"postgresql://postgres@/postgres?{'&'.join(hosts)}"
     assert downgrade(url)
     assert upgrade(url)
-    with closing(TaskLocks(url, replica_id="replica", claim_timeout=5.0)) as locks:
+    with closing(LockClient(LockSettings(url, "replica", claim_timeout=5.0))) as locks:
         locks.check()
         locks.release(claimed(locks))

@@ -116,12 +116,12 @@ def test_a_job_that_kills_its_worker_is_given_up_after_three_takeovers(
         start_replica(executor="processpool", options=options, jobs=[job]) for _ in range(2)
     ]
 
-    def told() -> list[str]:
+    def given_up() -> list[str]:
         lines = [line for replica in replicas for line in replica.said]
         return [line for line in lines if line.startswith("ERROR") and "given up" in line]
 
     eventually(lambda: (row := rows.get("job")) and row["finished_at"], 2 * SOON)
-    eventually(told)
+    eventually(given_up)
     assert sorted(run.how for replica in replicas for run in replica.runs) == [
         *(["again"] * 3),
         "first",

@@ -43,7 +43,7 @@ async def append_run_time_coroutine(file: str) -> None:
 
 
 def wait_for(file: str) -> None:
-    """Make a file that tells of the job's begin, and work until somebody makes the other."""
+    """Make a file when the job has begun, and work until somebody makes the other."""
     Path(f"{file} begun").touch()
     while not Path(file).exists():
         time.sleep(0.01)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 import pytest
@@ -176,16 +175,12 @@ def test_a_dead_holders_window_is_run_again(
     replica.one(EVENT_JOB_EXECUTED, "first")
     replica.executor.locks.believe()  # that it has seen the database for long enough
     # Nobody renews this claim, as that of a holder that was killed.
-    died = TaskLockProtocol(task_lock_table()).claim(
+    died = TaskLockProtocol(task_lock_table(), "dead").claim(
         connection.cursor(),
         ClaimRequest(
-            task_name="job",
-            lag=0.0,
-            latest=None,
+            "job",
             min_lock=3240.0,
             max_lock=18000.0,
-            replica_id="dead",
-            claim_id=uuid4(),
             lease=3.0,
             runs=obj_to_ref(job("token")),
             failover=True,

@@ -18,14 +18,14 @@ from apscheduler.schedulers.qt import QtScheduler
 from apscheduler_tasklock import EVENT_TASK_LOCK_REFUSED, TaskLockExecutor, current_lock
 
 application = QCoreApplication([])
-schedulers, told = [], []
+schedulers, seen = [], []
 
 def job():
     return "granted" if current_lock() else "unlocked"
 
-def tell(event):
-    told.append(getattr(event, "retval", "refused"))
-    if len(told) == 2:
+def note(event):
+    seen.append(getattr(event, "retval", "refused"))
+    if len(seen) == 2:
         application.quit()
 
 now = datetime.now(timezone.utc)
@@ -35,13 +35,13 @@ for _ in range(2):
     scheduler.add_job(
         job, "interval", hours=1, id="job", next_run_time=now, misfire_grace_time=None
     )
-    scheduler.add_listener(tell, EVENT_JOB_EXECUTED | EVENT_TASK_LOCK_REFUSED)
+    scheduler.add_listener(note, EVENT_JOB_EXECUTED | EVENT_TASK_LOCK_REFUSED)
     scheduler.start()
     schedulers.append(scheduler)
 application.exec()
 for scheduler in schedulers:
     scheduler.shutdown()
-print(sorted(told))
+print(sorted(seen))
 """
 
 

@@ -16,7 +16,11 @@ from typing import Any
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
 
-from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_REFUSED
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+)
 from tests.support.hosts import AsyncIO, Host
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, pass_on
@@ -124,6 +128,31 @@ def test_of_40_jobs_due_while_the_database_answers_2_s_late_none_is_missed(
     )
     replica.idle()
     assert ran([replica]) == {f"job {number}": 1 for number in range(40)}
+
+
+def test_coroutines_due_at_once_take_few_statements_and_no_thread_each(
+    make_waiting: Callable[..., Replica], proxy: Proxy
+) -> None:
+    jobs = 200
+    replica = make_waiting(proxy.url, jobs, AsyncIO())
+    sent: list[bytes] = []
+    most_threads = 0
+
+    def count(data: bytes) -> bytes:
+        nonlocal most_threads
+        sent.append(data)
+        ours = [t for t in threading.enumerate() if t.name.startswith("tasklock")]
+        most_threads = max(most_threads, len(ours))
+        return data
+
+    proxy.to_server = count
+    let_all_be_due([replica])
+    eventually(lambda: outcomes([replica])[EVENT_TASK_LOCK_RELEASED] == jobs)
+    replica.idle()
+    assert ran([replica]) == {f"job {number}": 1 for number in range(jobs)}
+    assert len(sent) < jobs / 2  # of the two that each would take alone
+    assert most_threads < 10
+    assert proxy.accepted == 1
 
 
 def test_a_worker_that_is_busy_with_the_applications_own_job_makes_the_next_one_late(

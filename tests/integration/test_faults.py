@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -13,11 +14,10 @@ from apscheduler.events import EVENT_JOB_EXECUTED
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
-    TaskLocks,
     current_lock,
 )
-from apscheduler_tasklock._database import outage
-from apscheduler_tasklock._lock import heartbeat as leases
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.client import LockClient
 from tests.support.claims import die, held, row
 from tests.support.faults import (
     CLAIM,
@@ -30,6 +30,7 @@ from tests.support.faults import (
     Kind,
     Point,
 )
+from tests.support.outages import BACK, UNAVAILABLE
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.schedulers import Replica
@@ -37,7 +38,7 @@ from tests.support.schedulers import Replica
 pytestmark = pytest.mark.direct("it terminates the backends behind the proxy")
 
 MakeReplica = Callable[..., Replica]
-MakeLocks = Callable[..., TaskLocks]
+MakeLocks = Callable[..., LockClient]
 Hit = tuple[Point, Kind]
 MakeFault = Callable[..., Fault]
 Connection = psycopg.Connection[Any]
@@ -78,11 +79,21 @@ def granting(request: pytest.FixtureRequest, known_task: Callable[[str], None]) 
 
 
 @pytest.fixture
-def replica(proxy: Proxy, make_replica: MakeReplica) -> Replica:
-    """A replica behind the proxy. With failover, its claims are renewed all the time."""
-    return make_replica(
-        proxy.url, replica_id="hit", claim_timeout=CLAIM_TIMEOUT, lease=LONG_LEASE, failover=True
+def make_hit_replica(proxy: Proxy, make_replica: MakeReplica) -> MakeReplica:
+    """Make a replica behind the proxy. With failover, its claims are renewed all the time."""
+    return partial(
+        make_replica,
+        proxy.url,
+        replica_id="hit",
+        claim_timeout=CLAIM_TIMEOUT,
+        lease=LONG_LEASE,
+        failover=True,
     )
+
+
+@pytest.fixture
+def replica(make_hit_replica: MakeReplica) -> Replica:
+    return make_hit_replica()
 
 
 @pytest.fixture
@@ -104,11 +115,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """Whatever breaks, it is one outage, and nothing worse is logged than that."""
     caplog.set_level(logging.INFO, "apscheduler_tasklock")
     yield caplog
-    said = outages(caplog)
-    assert said in (
-        [],
-        ["The task lock database is away", "The task lock database is back"],
-    )
+    assert outages(caplog) in ([], [UNAVAILABLE, BACK])
 
 
 def outages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -218,14 +225,13 @@ class TestEachStatement:
 
     def test_a_renewal(
         self,
-        monkeypatch: pytest.MonkeyPatch,
-        replica: Replica,
+        make_hit_replica: MakeReplica,
         make_fault: MakeFault,
         connection: Connection,
         hit: Hit,
     ) -> None:
         # Soon, and then not again before the job has ended of its own.
-        monkeypatch.setattr(leases, "RENEWALS_PER_LEASE", 4 * LONG_LEASE)
+        replica = make_hit_replica(timings=Timings(renewals_per_lease=4 * LONG_LEASE))
         fault = make_fault(RENEWAL, hit)
         renewed: list[Any] = []
 
@@ -245,8 +251,7 @@ class TestEachStatement:
     @pytest.mark.parametrize("statement", [READ, TAKEOVER], ids=["read", "takeover"])
     def test_a_takeover(
         self,
-        monkeypatch: pytest.MonkeyPatch,
-        replica: Replica,
+        make_hit_replica: MakeReplica,
         make_locks: MakeLocks,
         make_fault: MakeFault,
         connection: Connection,
@@ -254,7 +259,7 @@ class TestEachStatement:
         statement: bytes,
     ) -> None:
         """What reads whether a run is dead, and what takes it over then."""
-        monkeypatch.setattr(outage, "RECOVERY_GRACE", 0.2)
+        replica = make_hit_replica(timings=Timings(recovery_grace=0.2))
         dead = make_locks(replica_id="dead")
         runs = f"{__name__}:Job.run"
         times = {"min_lock": 3240, "max_lock": 18000, "lease": 1}

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -29,18 +29,24 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
-from apscheduler_tasklock._lock import heartbeat as leases
-from tests.integration.test_bad_input import PASSWORD, role
+from apscheduler_tasklock._lock import heartbeat
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.heartbeat import Heartbeat
+from apscheduler_tasklock._lock.protocol import Renewal, TaskLockProtocol
 from tests.support import claims, pool_jobs
 from tests.support.claims import row
 from tests.support.hosts import AsyncIO, Host
+from tests.support.outages import BACK, UNAVAILABLE, said, said_by_its_end
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
+from tests.support.roles import PASSWORD, role
 from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
-MakeLocks = Callable[..., TaskLocks]
+MakeLocks = Callable[..., LockClient]
+MakeTaskLocks = Callable[..., TaskLocks]
 Connection = psycopg.Connection[Any]
 
 RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
@@ -62,7 +68,7 @@ def renewing_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "tasklock-renewals"]
 
 
-def hold(locks: TaskLocks, task: str = "job", **times: float) -> HeldLock:
+def hold(locks: LockClient, task: str = "job", **times: float) -> HeldLock:
     return claims.held(locks, task, **{"min_lock": 60, "max_lock": 600, "lease": 1, **times})
 
 
@@ -71,10 +77,13 @@ def test_all_that_is_held_is_renewed_by_one_thread_with_one_statement(
 ) -> None:
     locks = make_locks()
     renewed: list[int] = []
-    renew = locks._claims._leases._renew
-    monkeypatch.setattr(
-        locks._claims._leases, "_renew", lambda held: renewed.append(len(held)) or renew(held)
-    )
+    renew = TaskLockProtocol.renew
+
+    def count(protocol: TaskLockProtocol, cursor: Any, renewals: Sequence[Renewal]) -> Any:
+        renewed.append(len(renewals))
+        return renew(protocol, cursor, renewals)
+
+    monkeypatch.setattr(TaskLockProtocol, "renew", count)
     assert renewing_threads() == []
     held = [hold(locks, f"task {number}") for number in range(3)]
     first = [locked_until(connection, lock.name) for lock in held]
@@ -95,18 +104,34 @@ def test_all_that_is_held_is_renewed_by_one_thread_with_one_statement(
     eventually(lambda: renewing_threads() == [])
 
 
-def test_a_claim_whose_answer_took_most_of_its_lease_is_due_within_the_rest(
-    make_locks: MakeLocks,
-) -> None:
-    locks = make_locks()
-    held, leases = hold(locks, lease=60), locks._claims._leases
-    leases.remove(held)
-    # As if the answer to the claim had come just now, 50 s late.
-    held._lease_ends_at = time.monotonic() + 10
-    leases.add(held)
-    due = leases._leases[0].due
-    locks.release(held)
-    assert due < held._lease_ends_at
+def test_a_claim_whose_answer_took_most_of_its_lease_is_renewed_within_the_rest() -> None:
+    """It came after 50 s of a minute."""
+    claimed = datetime.now(timezone.utc)
+    held = HeldLock(
+        name="task",
+        token=1,
+        claim_id=uuid4(),
+        run_time=None,
+        window_start=claimed,
+        locked_until=claimed + timedelta(seconds=60),
+        run_until=claimed + timedelta(seconds=600),
+        ends_at=time.monotonic() + 550,
+        extender=lambda *_: False,
+        lease=60,
+    )
+    left: list[float] = []
+    told = threading.Event()
+
+    def renew(held_ones: Sequence[HeldLock]) -> dict[UUID, bool]:
+        left.extend(held.lease_left for held in held_ones)
+        told.set()
+        return {held.claim_id: True for held in held_ones}
+
+    renewing = Heartbeat(renew, lambda: None, Timings())
+    renewing.add(held)
+    assert told.wait(60)
+    renewing.remove(held)
+    assert left[0] > 0
 
 
 def test_the_thread_ends_with_the_last_lease_and_the_next_has_one_of_its_own(
@@ -236,19 +261,17 @@ def test_extend_does_not_wait_for_the_pool_that_its_job_has_used_up(
 
 
 def test_what_a_coroutine_held_whose_loop_was_closed_is_renewed_no_longer(
-    make_locks: MakeLocks, caplog: pytest.LogCaptureFixture
+    make_task_locks: MakeTaskLocks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    locks = make_locks()
+    entered = make_task_locks().hold("job", min_lock=0, max_lock=600, lease=1)
     loop = asyncio.new_event_loop()
-    held = loop.run_until_complete(
-        locks.hold("job", min_lock=0, max_lock=600, lease=1).__aenter__()
-    )
+    held = loop.run_until_complete(entered.__aenter__())
     eventually(lambda: held.locked_until > held.run_until - timedelta(seconds=598.5))
     assert renewing_threads() != []
     loop.close()
     eventually(lambda: renewing_threads() == [])
     assert "Task 'job': its event loop was closed while it ran" in caplog.text
-    locks.release(held)
+    entered.__exit__(None, None, None)
 
 
 def test_extend_that_failed_in_an_outage_and_is_asked_again_extends_once(
@@ -282,6 +305,7 @@ def test_extend_waits_for_a_row_that_somebody_has_locked(
             " WHERE wait_event_type = 'Lock' AND datname = current_database()"
         )
         eventually(lambda: connection.execute(waiting).rowcount)
+        time.sleep(0.3)  # is for how long it is locked
         session.rollback()
         extending.result(60)
     extended = held.run_until - first
@@ -311,11 +335,11 @@ def test_a_lease_outlives_an_outage_that_is_shorter(
     first = held.locked_until
     proxy.accepting = False
     proxy.cut_all()
-    eventually(lambda: "database is away" in caplog.text)
+    eventually(lambda: said(caplog) == [UNAVAILABLE])
     proxy.accepting = True
     eventually(lambda: held.locked_until > first)
     assert not held.lost
-    assert caplog.text.count("database is away") == caplog.text.count("database is back") == 1
+    assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]
     locks.release(held)
 
 
@@ -342,18 +366,17 @@ def test_it_is_renewed_while_the_event_loop_is_blocked(
         host.close()
 
 
-def test_it_is_renewed_while_every_worker_and_connection_is_busy(
+def test_it_is_renewed_while_every_worker_and_the_connection_are_busy(
     make_replica: MakeReplica, connection: Connection
 ) -> None:
     replica = make_replica(lease=1, max_workers=1)
 
+    def keep_busy(_cursor: Any) -> None:
+        until = locked_until(connection) + timedelta(seconds=2)
+        eventually(lambda: locked_until(connection) > until)
+
     def busy() -> bool:
-        database = replica.executor.locks._database
-        with ExitStack() as in_use:
-            for _ in range(5):
-                in_use.enter_context(database.cursor())
-            until = locked_until(connection) + timedelta(seconds=2)
-            eventually(lambda: locked_until(connection) > until)
+        replica.executor.locks.ask(keep_busy)
         lock = current_lock()
         assert lock is not None
         return lock.lost
@@ -456,8 +479,7 @@ def test_a_job_whose_lock_is_lost_before_it_begins_does_not_run(
     def overtake() -> None:
         taken = "UPDATE task_lock SET claim_id = gen_random_uuid(), locked_by = 'other'"
         rows.extend(connection.execute(f"{taken} RETURNING *").fetchall())
-        leases = lost.replica.executor.locks._claims._leases
-        eventually(lambda: not leases._leases)  # the renewal has found out
+        eventually(lambda: renewing_threads() == [])  # the renewal has found out
 
     lost.wait = overtake
     try:
@@ -537,7 +559,7 @@ def test_it_is_told_lost_also_when_renewals_are_refused(
     held.on_lost(told.set)
     connection.execute("ALTER TABLE task_lock RENAME TO elsewhere")
     eventually(told.is_set)
-    [refusal] = [r for r in caplog.records if r.name == leases.logger.name]
+    [refusal] = [r for r in caplog.records if r.name == heartbeat.logger.name]
     assert refusal.getMessage().startswith("Locks could not be renewed; trying again: the table")
     assert refusal.levelno == logging.WARNING
     assert refusal.exc_info is None
@@ -582,8 +604,10 @@ def test_a_coroutine_can_be_cancelled_when_its_lock_is_lost(
         host.close()
 
 
-def test_a_hold_with_a_lease_is_renewed(make_locks: MakeLocks, connection: Connection) -> None:
-    with make_locks().hold("job", min_lock=0, max_lock=60, lease=1) as lock:
+def test_a_hold_with_a_lease_is_renewed(
+    make_task_locks: MakeTaskLocks, connection: Connection
+) -> None:
+    with make_task_locks().hold("job", min_lock=0, max_lock=60, lease=1) as lock:
         until = lock.locked_until + timedelta(seconds=2)
         eventually(lambda: locked_until(connection) > until)
         assert not lock.lost

@@ -448,7 +448,7 @@ class TestClockJumps:
         assert lock.seconds_left <= left.total_seconds() + 0.5
 
 
-class TestAway:
+class TestUnavailable:
     def test_a_replica_is_not_refused_by_its_own_finished_run(
         self, make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
     ) -> None:
@@ -562,7 +562,7 @@ class TestEngine:
         failing = False
         held(locks)
 
-    def test_an_engine_that_lends_open_transactions_is_refused(
+    def test_an_engine_that_gives_open_transactions_is_refused(
         self, engine: Engine, make_locks: MakeLocks
     ) -> None:
 

@@ -166,8 +166,8 @@ def test_the_wheel_brings_its_migrations(
     here = str(Path(psycopg.__file__).parent.parent)
 
     from_wheel = partial(run, cwd=tmp_path, python=command, PYTHONPATH=here)
-    where = "import apscheduler_tasklock.schema as s; print(s._scripts_folder())"
-    folder = subprocess.run(
+    where = "import apscheduler_tasklock; print(apscheduler_tasklock.__file__)"
+    package = subprocess.run(
         [command, "-c", where],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": here},
@@ -175,7 +175,8 @@ def test_the_wheel_brings_its_migrations(
         text=True,
         check=True,
     ).stdout
-    assert Path(folder.strip()).is_relative_to(site)
+    assert Path(package.strip()).is_relative_to(site)
+    assert (Path(package.strip()).parent / "migrations" / "env.py").is_file()
     from_wheel(CLI, "upgrade", "--database", empty_database_url)
     assert tables(empty_database_url) == OURS
 
