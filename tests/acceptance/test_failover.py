@@ -213,7 +213,7 @@ def paused_past_its_lease(replicas: Replicas) -> tuple[ReplicaProcess, dict[str,
     return holder, row
 
 
-def test_a_holder_paused_past_its_lease_is_told_once_and_leaves_its_heirs_row_alone(
+def test_a_holder_paused_past_its_lease_hears_of_it_once_and_leaves_its_heirs_row_alone(
     replicas: Replicas,
 ) -> None:
     replicas.start(once=True)

@@ -54,7 +54,7 @@ def test_a_killed_holder_blocks_its_task_until_its_lease_ends_and_no_longer(
     assert taken["locked_by"] != killed["locked_by"]
 
 
-def test_a_holder_paused_past_its_lock_is_told_and_frees_nobody_elses(
+def test_a_holder_paused_past_its_lock_hears_of_it_and_frees_nobody_elses(
     start_replica: StartReplica, connection: psycopg.Connection[Any]
 ) -> None:
     holder = start_replica(**every_second(takes=3, max_lock=2))

@@ -42,7 +42,7 @@ def unreleased(connection: Connection) -> int:
     return connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return what the executors' loggers said, without the job's description."""
     return [
         record.getMessage().split(' "')[0] + " " + record.getMessage().split(" ")[-1]
@@ -69,11 +69,11 @@ def test_a_job_is_granted_on_one_replica_and_refused_on_the_other(
     assert executed.scheduled_run_time == one.of()[0].scheduled_run_time
     assert other.codes() == [EVENT_TASK_LOCK_REFUSED]
     assert refused.reason == "window"
-    assert refused.holder.partition(" worker ")[0] == "one"  # a pool's processes are told apart
-    assert told(caplog) == []
+    assert refused.holder.partition(" worker ")[0] == "one"  # a pool's processes have their own
+    assert logged(caplog) == []
 
 
-def test_a_job_that_raises_is_released_and_its_exception_told(
+def test_a_job_that_raises_is_released_and_its_exception_logged(
     make_replica: MakeReplica, job: Jobs, connection: Connection
 ) -> None:
     replica = make_replica()
@@ -86,7 +86,7 @@ def test_a_job_that_raises_is_released_and_its_exception_told(
     assert unreleased(connection) == 0
 
 
-def test_a_misfire_is_told_and_claims_nothing(
+def test_a_misfire_is_reported_and_claims_nothing(
     make_replica: MakeReplica, job: Jobs, connection: Connection
 ) -> None:
     replica = make_replica()

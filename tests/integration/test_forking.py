@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any
@@ -16,14 +18,24 @@ import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
-from apscheduler_tasklock import EVENT_TASK_LOCK_RELEASED, HeldLock, TaskLocks, current_lock
-from apscheduler_tasklock._database.connection import _is_direct
-from apscheduler_tasklock._lock.releases import Ending
-from tests.support.claims import row
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_RELEASED,
+    HeldLock,
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockExecutor,
+    TaskLocks,
+    current_lock,
+)
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol import Ending
+from apscheduler_tasklock._lock.releases import PendingRelease
+from tests.support.claims import held, row
 from tests.support.polling import eventually
+from tests.support.proxy import Proxy
 from tests.support.schedulers import Replica
 
-MakeLocks = Callable[..., TaskLocks]
+MakeTaskLocks = Callable[..., TaskLocks]
 Connection = psycopg.Connection[Any]
 
 TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": 60, "lease": 1}
@@ -66,13 +78,31 @@ async def hold_async(locks: TaskLocks) -> None:
         pass
 
 
+def mutexes(owner: object) -> list[Any]:
+    """Return what threads take turns by in an object of the library, and in all that it has."""
+    found, seen, objects = [], {id(owner)}, [owner]
+    kinds = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
+    for each in objects:
+        for value in vars(each).values():
+            if isinstance(value, kinds):
+                found.append(value)
+            elif (
+                type(value).__module__.startswith("apscheduler_tasklock.") and id(value) not in seen
+            ):
+                seen.add(id(value))
+                objects.append(value)
+    return found
+
+
 @contextmanager
-def taken(lock: Any) -> Iterator[None]:
-    """Let another thread have a lock, as it may at the moment of a fork."""
+def taken(mutexes: Sequence[Any]) -> Iterator[None]:
+    """Let another thread have all of these, as it may have any at the moment of a fork."""
     got, let_go = threading.Event(), threading.Event()
 
     def take() -> None:
-        with lock:
+        with ExitStack() as stack:
+            for mutex in mutexes:
+                stack.enter_context(mutex)
             got.set()
             let_go.wait(60)
 
@@ -86,118 +116,141 @@ def taken(lock: Any) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.parametrize(
-    "lock",
-    [
-        "_claims.owed._changed",
-        "_claims._leases._changed",
-        "_clock._lock",
-        "_attempts.outage._lock",
-        "in_use._lock",
-    ],
-)
-def test_a_lock_that_a_thread_had_at_the_fork_does_not_stop_the_child(
-    make_locks: MakeLocks, lock: str
+@pytest.fixture
+def executor(database_url: str) -> Iterator[TaskLockExecutor]:
+    """An executor that no scheduler has started; its locks can be used all the same."""
+    executor = TaskLockExecutor(database_url, replica_id="forking")
+    yield executor
+    executor.shutdown()
+
+
+def test_what_a_thread_of_the_locks_had_taken_at_the_fork_does_not_stop_the_child(
+    make_task_locks: MakeTaskLocks,
 ) -> None:
-    locks = make_locks()
+    locks = make_task_locks()
     hold(locks)
 
     def use() -> None:
-        with locks.hold("childs", **TIMES) as held:
-            locks._claims.owed.add(held.name, held.claim_id, Ending.KEEP, seconds=60)
-        locks._attempts.outage._since = 0.0  # as if the database had been away
         hold(locks)
+        asyncio.run(hold_async(locks))
         locks.close()
 
-    with taken(attrgetter(lock)(locks)):
+    found = mutexes(locks)
+    assert len(found) > 5
+    with taken(found):
         assert status_of_child(use) == 0
 
 
-def test_a_search_for_dead_runs_that_a_thread_was_changing_at_the_fork_does_not_stop_the_child(
-    database_url: str,
+def test_what_a_thread_of_an_executor_had_taken_at_the_fork_does_not_stop_the_child(
+    executor: TaskLockExecutor,
 ) -> None:
-    failover = Replica(database_url).executor._failover
-    with taken(failover._changed):
-        assert status_of_child(failover.close) == 0
+    executor.locks.release(held(executor.locks, **TIMES))
+
+    def use() -> None:
+        locks = executor.locks
+        lock = held(locks, **TIMES)
+        until = time.monotonic() + 60
+        locks.adopt_pending([PendingRelease(lock.name, lock.claim_id, Ending.KEEP, until)])
+        locks.outage.begin(TaskLockDatabaseError("as if it were"), time.monotonic())
+        locks.release(lock)
+        executor.shutdown()
+
+    found = mutexes(executor)
+    assert len(found) > 5
+    with taken(found):
+        assert status_of_child(use) == 0
 
 
 def test_a_first_connection_that_a_thread_was_making_at_the_fork_does_not_stop_the_child(
-    make_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch
+    make_task_locks: MakeTaskLocks, proxy: Proxy
 ) -> None:
-    locks = make_locks()
+    locks = make_task_locks(proxy.url, claim_timeout=180)
     begun, go_on = threading.Event(), threading.Event()
 
-    def hold_up(opened: Any) -> bool:
-        """Take long, as with a slow server."""
-        begun.set()
-        assert go_on.wait(60)
-        return _is_direct(opened)
+    def hold_up_the_first(data: bytes) -> bytes:
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(60)
+        return data
 
-    def use() -> None:
-        go_on.set()
-        hold(locks)
-
-    monkeypatch.setattr("apscheduler_tasklock._database.connection._is_direct", hold_up)
+    proxy.to_client = hold_up_the_first
     thread = threading.Thread(target=hold, args=(locks, "parents"))
     thread.start()
     assert begun.wait(60)
     try:
-        assert status_of_child(use) == 0
+        assert status_of_child(lambda: hold(locks)) == 0
     finally:
         go_on.set()
         thread.join()
 
 
-def test_a_child_has_threads_of_its_own_for_coroutines(make_locks: MakeLocks) -> None:
-    locks = make_locks()
+def test_a_child_has_threads_of_its_own_for_coroutines(make_task_locks: MakeTaskLocks) -> None:
+    locks = make_task_locks()
     asyncio.run(hold_async(locks))
     assert status_of_child(lambda: asyncio.run(hold_async(locks))) == 0
     asyncio.run(hold_async(locks))
 
 
-@pytest.mark.direct("it compares server processes, which pgbouncer lends in turn")
+def test_a_childs_copy_of_its_parents_locks_claims_nothing(executor: TaskLockExecutor) -> None:
+    """As where a job has kept them. It would use its parent's connection."""
+    parents = executor.locks
+    parents.release(held(parents, **TIMES))
+
+    def claim() -> None:
+        with pytest.raises(TaskLockError, match="these locks are closed"):
+            held(parents, **TIMES)
+
+    assert status_of_child(claim) == 0
+    parents.release(held(parents, **TIMES))
+
+
+def extend_beside_another_statement(locks: LockClient, lock: HeldLock) -> None:
+    """Extend a lock on the second connection, which stays open while there is a lease."""
+    locks.ask(lambda _cursor: lock.extend(1))
+
+
+@pytest.mark.direct("it counts the library's connections in the server")
 def test_a_child_that_closes_its_locks_does_not_close_its_parents_connections(
-    make_locks: MakeLocks,
+    executor: TaskLockExecutor, connection: Connection
 ) -> None:
-    locks = make_locks()
-    backend = "SELECT pg_backend_pid()"
+    lock = held(executor.locks, min_lock=0, max_lock=600, lease=180)
 
     def backends() -> list[Any]:
-        databases = [locks._database, locks._claims._renewing._database]
-        found = []
-        for database in databases:
-            with database.cursor() as cursor:
-                found.append(cursor.execute(backend).fetchone())
-        return found
+        extend_beside_another_statement(executor.locks, lock)
+        ours = "SELECT pid FROM pg_stat_activity WHERE application_name = 'tasklock forking'"
+        return connection.execute(f"{ours} ORDER BY 1").fetchall()
+
+    def close() -> None:
+        executor.locks.close()
+        gc.collect()
 
     parents = backends()
-    assert status_of_child(locks.close) == 0
+    assert len(parents) == 2
+    assert status_of_child(close) == 0
     assert backends() == parents
-    locks._claims._renewing.rest()
+    executor.locks.release(lock)
 
 
-def test_a_childs_renewals_leave_its_own_idle_connection_alone(make_locks: MakeLocks) -> None:
-    locks = make_locks()
-    hold(locks)
+def test_a_childs_renewals_leave_its_own_idle_connection_alone(executor: TaskLockExecutor) -> None:
+    executor.locks.release(held(executor.locks, **TIMES))
 
     def use() -> None:
-        with locks._database.cursor() as cursor:
-            before = cursor.connection
-        with locks.hold("childs", **TIMES) as held:
-            held.extend(1)  # renews, on the connection for that
-        with locks._database.cursor() as cursor:
-            assert cursor.connection is before
+        locks = executor.locks
+        before = locks.ask(attrgetter("connection"))
+        lock = held(locks, **TIMES)
+        extend_beside_another_statement(locks, lock)
+        locks.release(lock)
+        assert locks.ask(attrgetter("connection")) is before
 
     assert status_of_child(use) == 0
 
 
 @pytest.mark.parametrize("leaves", ["with", "async with"])
 def test_a_child_that_leaves_its_parents_hold_releases_nothing(
-    make_locks: MakeLocks, connection: Connection, leaves: str
+    make_task_locks: MakeTaskLocks, connection: Connection, leaves: str
 ) -> None:
-    locks = make_locks()
-    entered = locks.hold("parents", **TIMES)
-    held = entered.__enter__()
+    entered = make_task_locks().hold("parents", **TIMES)
+    lock = entered.__enter__()
 
     def leave() -> None:
         if leaves == "with":
@@ -207,8 +260,8 @@ def test_a_child_that_leaves_its_parents_hold_releases_nothing(
 
     assert status_of_child(leave) == 0
     assert row(connection, "parents")["finished_at"] is None
-    first = held.locked_until
-    eventually(lambda: held.locked_until > first + timedelta(seconds=2))
+    first = lock.locked_until
+    eventually(lambda: lock.locked_until > first + timedelta(seconds=2))
     entered.__exit__()
     assert row(connection, "parents")["finished_at"] is not None
 
@@ -217,31 +270,30 @@ def test_a_child_that_a_job_forks_has_locks_of_its_own_and_the_parent_keeps_its_
     database_url: str, connection: Connection
 ) -> None:
     replica = Replica(database_url, lease=1)
-    locks = replica.executor.locks
 
     def live() -> None:
         """Live for longer than a lease, and hold a lock for longer than one, too."""
-        with locks.hold("childs", **TIMES) as held:
-            first = held.locked_until
-            eventually(lambda: held.locked_until > first + timedelta(seconds=2))
-            threads = sorted(thread.name for thread in threading.enumerate())
-            assert [name for name in threads if name.startswith("tasklock")] == [
-                "tasklock-renewals"
-            ]
-            assert not held.lost
+        locks = replica.executor.locks
+        lock = held(locks, "childs", **TIMES)
+        first = lock.locked_until
+        eventually(lambda: lock.locked_until > first + timedelta(seconds=2))
+        threads = sorted(thread.name for thread in threading.enumerate())
+        assert [name for name in threads if name.startswith("tasklock")] == ["tasklock-renewals"]
+        assert not lock.lost
+        locks.release(lock)
         locks.close()
 
     def job() -> tuple[int, HeldLock | None, bool]:
         status = status_of_child(live)
-        held = current_lock()
-        return status, held, held is None or held.lost
+        lock = current_lock()
+        return status, lock, lock is None or lock.lost
 
     replica.start()
     replica.run_once(job)
-    status, held, lost = replica.one(EVENT_JOB_EXECUTED).retval
+    status, lock, lost = replica.one(EVENT_JOB_EXECUTED).retval
     replica.shutdown()
     assert (status, lost) == (0, False)
     replica.one(EVENT_TASK_LOCK_RELEASED)
     mine, childs = row(connection, "job"), row(connection, "childs")
-    assert (mine["token"], mine["claim_id"]) == (held.token, held.claim_id)
+    assert (mine["token"], mine["claim_id"]) == (lock.token, lock.claim_id)
     assert mine["started_at"] < childs["started_at"] < childs["finished_at"] < mine["finished_at"]

@@ -33,7 +33,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock import heartbeat
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.heartbeat import Heartbeat
+from apscheduler_tasklock._lock.heartbeat import LINGER, Heartbeat
 from apscheduler_tasklock._lock.protocol import Renewal, TaskLockProtocol
 from tests.support import claims, pool_jobs
 from tests.support.claims import row
@@ -131,10 +131,28 @@ def test_a_claim_whose_answer_took_most_of_its_lease_is_renewed_within_the_rest(
     renewing.add(held)
     assert told.wait(60)
     renewing.remove(held)
+    renewing.close()
     assert left[0] > 0
 
 
-def test_the_thread_ends_with_the_last_lease_and_the_next_has_one_of_its_own(
+def test_the_thread_waits_a_while_for_the_next_lease_and_ends_with_the_locks(
+    make_locks: MakeLocks,
+) -> None:
+    locks = make_locks()
+    locks.release(hold(locks, "first"))
+    [thread] = renewing_threads()
+    held = hold(locks)
+    first = held.locked_until
+    eventually(lambda: held.lost or held.locked_until > first)
+    threads, lost = renewing_threads(), held.lost
+    locks.release(held)
+    locks.close()
+    thread.join(LINGER / 2)
+    assert not lost
+    assert (threads, renewing_threads()) == ([thread], [])
+
+
+def test_the_thread_ends_a_while_after_the_last_lease_and_the_next_has_one_of_its_own(
     make_locks: MakeLocks,
 ) -> None:
     locks = make_locks()
@@ -470,16 +488,24 @@ def host(request: pytest.FixtureRequest) -> Iterator[Host]:
 
 
 def test_a_job_whose_lock_is_lost_before_it_begins_does_not_run(
-    database_url: str, connection: Connection, host: Host
+    database_url: str, connection: Connection, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a process that was stopped in between: another replica is running the window."""
     lost = LostAtTheStart(database_url, host, lease=1)
     rows: list[Any] = []
+    found_out = threading.Event()
+    lose = HeldLock.lose
+
+    def note(held: HeldLock) -> None:
+        lose(held)
+        found_out.set()
+
+    monkeypatch.setattr(HeldLock, "lose", note)
 
     def overtake() -> None:
         taken = "UPDATE task_lock SET claim_id = gen_random_uuid(), locked_by = 'other'"
         rows.extend(connection.execute(f"{taken} RETURNING *").fetchall())
-        eventually(lambda: renewing_threads() == [])  # the renewal has found out
+        assert found_out.wait(60)  # by the next renewal
 
     lost.wait = overtake
     try:

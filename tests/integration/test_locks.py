@@ -27,7 +27,7 @@ from apscheduler_tasklock.errors import (
 )
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
-from tests.support.claims import claim, held, row
+from tests.support.claims import claim, held, pids, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, pass_on
 
@@ -38,12 +38,6 @@ KnownTask = Callable[[str], None]
 def backends(connection: psycopg.Connection[Any]) -> int:
     """Count the server's connections from the library."""
     return len(pids(connection))
-
-
-def pids(connection: psycopg.Connection[Any]) -> set[int]:
-    """Return the server processes of the library's connections."""
-    query = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tasklock %'"
-    return {pid for (pid,) in connection.execute(query)}
 
 
 def threads(name: str) -> list[threading.Thread]:

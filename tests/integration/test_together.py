@@ -19,7 +19,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol import Refusal
 from apscheduler_tasklock.lock import HeldLock
-from tests.support.claims import claim, die, held, row
+from tests.support.claims import claim, die, held, pids, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 
@@ -343,9 +343,3 @@ class TestRenewals:
         eventually(lambda: len(pids(connection)) == 1)
         assert not lock.lost
         die(locks, lock)
-
-
-def pids(connection: Connection) -> set[int]:
-    """Return the server processes of the library's connections."""
-    query = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tasklock %'"
-    return {pid for (pid,) in connection.execute(query)}

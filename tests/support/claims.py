@@ -38,3 +38,9 @@ def row(connection: psycopg.Connection[Any], task: str = "job") -> dict[str, Any
     found = cursor.execute(query, [task]).fetchone()
     assert found is not None
     return found
+
+
+def pids(connection: psycopg.Connection[Any]) -> set[int]:
+    """Return the server processes of the library's connections."""
+    query = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'tasklock %'"
+    return {pid for (pid,) in connection.execute(query)}

@@ -33,7 +33,7 @@ DELAY = 0.01
 
 
 class Story:
-    """A history that is told by hand. All times are seconds from its start.
+    """A history that is written by hand. All times are seconds from its start.
 
     Two replicas, whose run times are 0.7 s apart: ``a`` at 0, 2, 4 .. and ``b`` at 0.7, 2.7, 4.7 ..
     """
@@ -161,7 +161,7 @@ def killed() -> Story:
 
 
 def stopped() -> Story:
-    """The holder of token 3 is stopped past its lease, and is told so when it goes on."""
+    """The holder of token 3 is stopped past its lease, and finds out when it goes on."""
     story = Story()
     story.fires("a", ended=4.1)
     story.fires("a", begun=10.0)
@@ -242,7 +242,7 @@ def long() -> Story:
 
 
 def stopped_before_it_began() -> Story:
-    """The holder of token 3 is stopped between its claim and its run, told at its begin."""
+    """The holder of token 3 is stopped between claim and run, and finds out as it begins."""
     story = stopped()
     story.without(kind="begin", token=3)
     story.without(kind="written", token=3)
@@ -649,7 +649,7 @@ def test_an_opened_window_that_nobody_runs() -> None:
     assert faults(story) == [MISSED]
 
 
-def test_a_run_time_that_is_told_of_after_its_claim_was_refused() -> None:
+def test_a_run_time_that_is_recorded_after_its_claim_was_refused() -> None:
     """A busy scheduler tells late, when what stood against it has opened its window."""
     story = raised()
     story.events = [event for event in story.events if event.token < 2]

@@ -123,7 +123,7 @@ DIED = run(2, 2, 3, None)
 
 
 def again(replica: int = 3, token: int = 3, took: float | None = 0.5) -> Run:
-    """Return a run of the window of ``DIED`` that is told to be a takeover."""
+    """Return a run of the window of ``DIED`` that is said to be a takeover."""
     return run(token, replica, 3, took, late=2.3, takeover=True)
 
 
@@ -239,9 +239,9 @@ def test_verdict_on_deaths_by_spacing(
 def test_the_summary_says_which_windows_were_run_again() -> None:
     found = judge_deaths(CRON, [BEFORE, DIED, again()], {2: 4})
     assert found.takeovers == [Takeover("task", BASE + 3, died=2, replica=3)]
-    (told,) = describe_takeovers([found])
-    at = told.removeprefix("task of ").partition(": ")[0]
-    assert told.endswith(": replica 2 was killed in mid-run, replica 3 ran it again")
+    (described,) = describe_takeovers([found])
+    at = described.removeprefix("task of ").partition(": ")[0]
+    assert described.endswith(": replica 2 was killed in mid-run, replica 3 ran it again")
     line = f"windows=2 runs=2 doubled=0 missed=0 takeovers=1 run_again=task@{at}"
     assert summary([found]) == line
     assert summary([found, found]).endswith(f"takeovers=2 run_again=task@{at},task@{at}")
@@ -290,7 +290,7 @@ def test_the_last_line_is_explained_field_by_field() -> None:
         ),
     ],
 )
-def test_it_is_told_what_would_have_been_without_the_lock(
+def test_it_is_said_what_would_have_been_without_the_lock(
     runs: list[Run], deaths: dict[int, float], expected: str
 ) -> None:
     found = judge_deaths(CRON, [BEFORE, *runs, run(9, 1, 6 if runs else 3)], deaths)
@@ -301,7 +301,7 @@ def test_it_is_told_what_would_have_been_without_the_lock(
     assert max(map(len, lines)) <= 80
 
 
-def test_two_windows_that_began_twice_are_told_in_their_order() -> None:
+def test_two_windows_that_began_twice_are_described_in_their_order() -> None:
     task = DemoTask("task", 3, on_grid=True, about="")
     runs = [
         run(1, 1, 0, None),
@@ -311,9 +311,9 @@ def test_two_windows_that_began_twice_are_told_in_their_order() -> None:
     ]
     found = judge_deaths(task, runs, {1: 0.5, 2: 3.5})
     first, second = summary([found]).rpartition("run_again=")[2].split(",")
-    told = " ".join(compare_with_no_lock([found], 6).split("\n"))
+    compared = " ".join(compare_with_no_lock([found], 6).split("\n"))
     begun = ", ".join(f"task of {at.removeprefix('task@')} began twice" for at in (first, second))
-    assert told.endswith(f"ran once ({begun}, because their holders were killed).")
+    assert compared.endswith(f"ran once ({begun}, because their holders were killed).")
 
 
 def fired(replica: int, kind: str, time: float, reason: str | None = None) -> Event:

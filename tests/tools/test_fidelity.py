@@ -199,7 +199,7 @@ def test_two_versions_share_a_window_by_the_shorter_period() -> None:
     assert account(CALM, History(runs)).doubled == WINDOWS - 5  # all but the first of the version
 
 
-def test_silence_is_told_in_periods() -> None:
+def test_silence_is_counted_in_periods() -> None:
     assert counted(without=(4, 5)).silence == pytest.approx(2.8)
 
 

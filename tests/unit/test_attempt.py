@@ -9,7 +9,7 @@ import pytest
 from apscheduler_tasklock._scheduler.attempt import is_being_cancelled
 
 
-def test_a_coroutine_that_somebody_cancels_is_told_from_one_that_gives_up_by_itself() -> None:
+def test_a_coroutine_that_is_cancelled_is_distinguished_from_one_that_gives_up_by_itself() -> None:
     seen: list[bool] = []
 
     async def job(*, by_itself: bool) -> None:

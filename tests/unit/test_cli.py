@@ -20,7 +20,7 @@ from apscheduler_tasklock.cli import main
         ("--replicas", "0", "must be a whole number, 1 or more, not '0'"),
     ],
 )
-def test_an_invalid_number_is_told_with_what_is_allowed(
+def test_an_invalid_number_is_named_with_what_is_allowed(
     option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

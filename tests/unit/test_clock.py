@@ -136,7 +136,7 @@ def test_answers_may_arrive_out_of_order() -> None:
 
 
 class Stepped:
-    """A clock, and the steps that it told of."""
+    """A clock, and the steps that it reported."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
@@ -150,7 +150,7 @@ class Stepped:
     ("database", "step"),
     [(3600.0, 3590.0), (-3600.0, -3610.0), (12.0, 2.0), (8.0, -2.0), (10.9, None), (9.1, None)],
 )
-def test_a_step_is_told_once_with_its_length(database: float, step: float | None) -> None:
+def test_a_step_is_reported_once_with_its_length(database: float, step: float | None) -> None:
     stepped = Stepped()
     stepped.learn(0, 0, 0)
     stepped.learn(10, 10, database)

@@ -183,7 +183,7 @@ def test_a_lock_whose_lease_alone_has_ended_is_not_lost(stopped_clock: list[floa
     assert lock.lost
 
 
-def test_a_lock_whose_run_is_cut_is_lost_and_nobody_is_told() -> None:
+def test_a_lock_whose_run_is_cut_is_lost_and_nobody_is_called() -> None:
     lock, calls = held_lock(lease=20), []
     lock.on_lost(lambda: calls.append("lost"))
     lock.cut()

@@ -266,7 +266,7 @@ def test_it_looks_several_times_in_the_shortest_lease(
         eventually(lambda: found.jobs.of("task"))
 
 
-def test_the_executor_tells_the_leases_of_its_jobs_before_they_fire(
+def test_the_executor_knows_the_leases_of_its_jobs_before_they_fire(
     database_url: str, rows: Rows
 ) -> None:
     replica = Replica(database_url, lease=1, failover=True, poll_interval=3600)
@@ -432,7 +432,7 @@ def test_a_takeover_occupies_its_worker_like_any_job(database_url: str, rows: Ro
         ),
     ],
 )
-def test_a_dead_run_is_given_up_and_told_once(
+def test_a_dead_run_is_given_up_and_reported_once(
     found: Found, rows: Rows, row: dict[str, Any], reason: str
 ) -> None:
     rows.dead("task")
@@ -470,7 +470,7 @@ class SlowLocks(LockClient):
         return states
 
 
-def test_of_two_replicas_that_give_a_run_up_one_tells(database_url: str, rows: Rows) -> None:
+def test_of_two_replicas_that_give_a_run_up_one_reports_it(database_url: str, rows: Rows) -> None:
     rows.dead("task")
     rows.set("task", deaths=3)
     with closing(SlowLocks(LockSettings(database_url, "replica"))) as locks:

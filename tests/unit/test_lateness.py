@@ -205,7 +205,8 @@ def test_a_fork_knows_of_no_worker(
             eventually(lambda: connection.execute(WAITING).fetchone(), 20)
             child.start()
             child.join(30)
-            status, _ = child.exitcode, child.kill()
+            status = child.exitcode
+            child.kill()
     finally:
         replica.shutdown()
     assert status == 0

@@ -195,7 +195,7 @@ def test_after_a_shutdown_and_a_restart_dead_workers_are_freed_again() -> None:
     LostWorkers(before).add({8: Process(reading, alive=True)}, submission)
     before.over.set()
     eventually(nobody_looks)
-    after: Any = Locks()  # as a restart makes anew
+    after: Any = Locks()  # as a restart makes new ones
     LostWorkers(after).add({7: Process(reading, alive=False)}, submission)
     eventually(lambda: after.ended == [["replica worker 7"]])
     assert not before.ended
