@@ -195,10 +195,10 @@ def report_jobs(
     ended: Callable[[str, RunResult | None], None],
     failed: Callable[[str, BaseException], None],
 ) -> None:
-    """Let a started executor report the events of the jobs, not those of their carriers.
+    """Let a started executor report the events of the jobs, not those of their wrappers.
 
-    :param ended: gets the job's id and what its carrier returned, if it did
-    :param failed: gets the job's id and why its carrier was not run to its end
+    :param ended: gets the job's id and what its wrapper returned, if it did
+    :param failed: gets the job's id and why its wrapper was not run to its end
     """
     logger = inner._logger
     report, report_error = inner._run_job_success, inner._run_job_error
@@ -228,7 +228,7 @@ class _JobReport:
         self._ended = ended
 
     def __call__(self, job_id: str, events: list[Any], *more: Any, **named: Any) -> None:
-        self.report(job_id, _carried(events, self._inner, self._logger), *more, **named)
+        self.report(job_id, _unwrapped(events, self._inner, self._logger), *more, **named)
         # Only now is the instance counted out that a takeover needs.
         results = [event.retval for event in events if event.code == EVENT_JOB_EXECUTED]
         self._ended(job_id, next((r for r in results if isinstance(r, RunResult)), None))
@@ -251,19 +251,19 @@ class _ErrorReport:
         self._failed(job_id, exc)
 
 
-def _carried(events: list[Any], inner: Any, logger: logging.Logger) -> list[Any]:
-    carried: list[Any] = []
+def _unwrapped(events: list[Any], inner: Any, logger: logging.Logger) -> list[Any]:
+    unwrapped: list[Any] = []
     for event in events:
         if event.code == EVENT_JOB_EXECUTED and isinstance(event.retval, RunResult):
-            carried.extend(event.retval)
+            unwrapped.extend(event.retval)
         elif event.code == EVENT_JOB_EXECUTED and iscoroutine(event.retval):
-            carried.append(_never_awaited(event, inner, logger))
+            unwrapped.append(_never_awaited(event, inner, logger))
         else:
             if event.code == EVENT_JOB_ERROR:
-                # The carrier itself failed, and its own log line went to the quiet logger.
+                # The wrapper itself failed, and its own log line went to the quiet logger.
                 logger.error("Error running job %s", event.job_id, exc_info=event.exception)
-            carried.append(event)
-    return carried
+            unwrapped.append(event)
+    return unwrapped
 
 
 def _never_awaited(event: Any, inner: Any, logger: logging.Logger) -> Any:
@@ -280,7 +280,7 @@ def _never_awaited(event: Any, inner: Any, logger: logging.Logger) -> Any:
 
 
 class _InnerLogger(logging.LoggerAdapter):  # type: ignore[type-arg]  # generic from Python 3.11
-    """The wrapped executor's logger, under the name that its workers log the carrier to."""
+    """The wrapped executor's logger, under the name that its workers log the wrapper to."""
 
     @property
     def name(self) -> str:

@@ -20,6 +20,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
+from apscheduler_tasklock._scheduler.triggers import time_of_day
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import RESERVED_KEY
 
@@ -146,11 +147,10 @@ def canonical_trigger(trigger: Any) -> Any:
     if kind is DateTrigger:
         return {"type": "date", "run": _instant(trigger.run_date)}
     if kind is CalendarIntervalTrigger:
-        at = trigger._time
         return {
             "type": "calendarinterval",
             "length": [trigger.years, trigger.months, trigger.weeks, trigger.days],
-            "time": [at.hour, at.minute, at.second],
+            "time": time_of_day(trigger),
             "end": trigger.end_date and trigger.end_date.isoformat(),
             "jitter": _jitter(trigger),
         }

@@ -81,9 +81,20 @@ def is_shared(trigger: Any, nominal: datetime) -> bool:
         return False
     if type(trigger) is CalendarIntervalTrigger:
         # Its walk from the start date would take long.
-        return bool(nominal.astimezone(trigger.timezone).timetz() == trigger._time)
+        local = nominal.astimezone(trigger.timezone)
+        return local.microsecond == 0 and time_of_day(trigger) == [
+            local.hour,
+            local.minute,
+            local.second,
+        ]
     first = _first_from(_without_jitter_and_end(trigger), nominal)
     return first is not None and first.timestamp() == nominal.timestamp()
+
+
+def time_of_day(calendar_interval: Any) -> list[int]:
+    """Return the hour, minute and second of a calendar interval trigger, as it pickles them."""
+    time: list[int] = list(calendar_interval.__getstate__()["time"])
+    return time
 
 
 def _has_shared_times(trigger: Any) -> bool:

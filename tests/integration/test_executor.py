@@ -39,8 +39,10 @@ from apscheduler_tasklock import (
     task_lock,
 )
 from apscheduler_tasklock._scheduler.names import UnnamedTask
+from tests.support.faults import CLAIM
+from tests.support.outages import UNAVAILABLE, refuse, restore, why_unavailable
 from tests.support.polling import eventually
-from tests.support.proxy import Gate, Proxy, pass_on
+from tests.support.proxy import Gate, Proxy
 from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
@@ -610,7 +612,7 @@ class TestJobsWithoutAnId:
         assert rows(connection) == {}
 
     @pytest.mark.parametrize(
-        "settle",
+        "change",
         [
             pytest.param(lambda other: other.remove(), id="removed"),
             pytest.param(lambda other: other.modify(args=[1]), id="modified"),
@@ -618,8 +620,8 @@ class TestJobsWithoutAnId:
             pytest.param(lambda other: other.modify(executor="plain"), id="of-another-executor"),
         ],
     )
-    def test_one_of_two_that_nothing_tells_apart_runs_once_the_other_is_settled(
-        self, make_replica: MakeReplica, settle: Callable[[Any], None]
+    def test_one_of_two_that_nothing_tells_apart_runs_once_the_other_is_changed_or_gone(
+        self, make_replica: MakeReplica, change: Callable[[Any], None]
     ) -> None:
         replica = make_replica()
         replica.scheduler.pause()
@@ -627,7 +629,7 @@ class TestJobsWithoutAnId:
             replica.scheduler.add_job(_takes, "interval", hours=1, **now()) for _ in range(2)
         )
         replica.scheduler.add_executor("threadpool", "plain")
-        settle(other)
+        change(other)
         replica.scheduler.resume()
         replica.one(EVENT_JOB_EXECUTED, job.id)
 
@@ -785,19 +787,19 @@ class TestCurrentLock:
         assert current_lock() is None
 
 
-class TestDatabaseAway:
+class TestUnavailableDatabase:
     def test_a_job_is_skipped_with_one_event_and_the_scheduler_lives_on(
         self, make_replica: MakeReplica, proxy: Proxy
     ) -> None:
         replica = make_replica(proxy.url, claim_timeout=0.2)
-        _go_away(proxy)
+        refuse(proxy)
         replica.run_once(lambda: None)
         error = replica.one(EVENT_TASK_LOCK_ERROR)
         replica.idle()
         assert isinstance(error.exception, TaskLockDatabaseError)
         assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
 
-        proxy.accepting = True
+        restore(proxy)
         replica.run_once(lambda: None, job_id="next")
         replica.one(EVENT_JOB_EXECUTED, "next")
 
@@ -805,7 +807,7 @@ class TestDatabaseAway:
         self, make_replica: MakeReplica, proxy: Proxy
     ) -> None:
         replica = make_replica(proxy.url, claim_timeout=0.2, on_database_error="run")
-        _go_away(proxy)
+        refuse(proxy)
         replica.run_once(current_lock)
         assert replica.one(EVENT_JOB_EXECUTED).retval is None
         assert replica.codes() == [EVENT_TASK_LOCK_ERROR, EVENT_JOB_EXECUTED]
@@ -844,7 +846,7 @@ class TestDatabaseAway:
     ) -> None:
         """All but one of them wait for their turn first, and only then for who has locked it."""
         known_task("job")
-        replicas = [make_replica(claim_timeout=9, on_database_error="run") for _ in range(3)]
+        replicas = [make_replica(claim_timeout=3, on_database_error="run") for _ in range(3)]
         with psycopg.connect(direct_url) as session:
             session.execute("SELECT FROM task_lock FOR UPDATE")
             for replica in replicas:
@@ -854,7 +856,7 @@ class TestDatabaseAway:
             replica.idle()
             assert "lock timeout" in str(error.exception)
             assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
-        assert "is away" not in caplog.text
+        assert UNAVAILABLE not in caplog.text
 
     @pytest.mark.parametrize(
         ("on_database_error", "told_by_the_other"),
@@ -872,13 +874,21 @@ class TestDatabaseAway:
         known_task("job")
         options = {"on_database_error": on_database_error, "poll_interval": 600}
         replica = make_replica(proxy.url, claim_timeout=0.5, **options)
-        eventually(lambda: replica.executor._failover._listed)  # the connection is free
-        proxy.to_client = lambda _data: None  # the claim is granted, and its answer lost
+        claimed = threading.Event()
+
+        def lose_the_answers_from_the_claim_on(
+            _number: int, to_server: bool, data: bytes
+        ) -> bytes | None:
+            if to_server and CLAIM in data:
+                claimed.set()
+            return None if claimed.is_set() and not to_server else data
+
+        proxy.tap = lose_the_answers_from_the_claim_on
         replica.run_once(lambda: None)
         replica.one(EVENT_TASK_LOCK_ERROR)
         replica.idle()
         assert (EVENT_JOB_EXECUTED in replica.codes()) is (on_database_error == "run")
-        proxy.to_client = pass_on
+        proxy.tap = None
         eventually(lambda: rows(connection)["job"]["token"] == 1)
         ended = "finished_at" if on_database_error == "run" else "handed_over"
         eventually(lambda: rows(connection)["job"][ended])
@@ -893,9 +903,9 @@ class TestDatabaseAway:
         self, make_replica: MakeReplica, proxy: Proxy
     ) -> None:
         replica = make_replica(proxy.url, claim_timeout=3600, on_database_error="run")
-        _go_away(proxy)
+        refuse(proxy)
         replica.run_once(lambda: None)
-        eventually(lambda: replica.executor.locks._attempts.outage._since is not None)
+        eventually(lambda: why_unavailable(replica))
         replica.scheduler.shutdown()
         assert replica.codes() == []
 
@@ -903,7 +913,7 @@ class TestDatabaseAway:
         self, make_replica: MakeReplica, proxy: Proxy, connection: psycopg.Connection[Any]
     ) -> None:
         def fail() -> None:
-            _go_away(proxy)
+            refuse(proxy)
             raise ValueError("the job's own")
 
         replica = make_replica(proxy.url)
@@ -914,16 +924,16 @@ class TestDatabaseAway:
         assert replica.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_ERROR, EVENT_JOB_ERROR]
         assert rows(connection)["job"]["finished_at"] is None
 
-        proxy.accepting = True
+        restore(proxy)
         eventually(lambda: rows(connection)["job"]["finished_at"])
 
-    def test_a_scheduler_starts_while_its_database_is_away(
+    def test_a_scheduler_starts_while_its_database_is_unavailable(
         self, make_replica: MakeReplica, proxy: Proxy
     ) -> None:
-        _go_away(proxy)
+        refuse(proxy)
         replica = make_replica(proxy.url, claim_timeout=30)
         replica.run_once(lambda: None)
-        proxy.accepting = True
+        restore(proxy)
         replica.one(EVENT_JOB_EXECUTED)
 
 
@@ -983,8 +993,13 @@ class TestScheduler:
     ) -> None:
         """Its job has not begun; so another replica runs the window, also without failover."""
         replica = make_replica(proxy.url, claim_timeout=60)
-        eventually(lambda: replica.executor._failover._listed)  # the connection is free
-        gate.shut()
+
+        def shut_the_gate_at_the_claim(_number: int, to_server: bool, data: bytes) -> bytes:
+            if to_server and CLAIM in data:
+                gate.shut()
+            return data
+
+        proxy.tap = shut_the_gate_at_the_claim
         replica.run_once(lambda: None)
         assert gate.reached.wait(60)
         stopping = threading.Thread(target=replica.scheduler.shutdown, args=[wait])
@@ -1062,11 +1077,6 @@ def _wait_for(event: threading.Event) -> Callable[..., None]:
         assert event.wait(60)
 
     return wait
-
-
-def _go_away(proxy: Proxy) -> None:
-    proxy.accepting = False
-    proxy.cut_all()
 
 
 def _expired(connection: psycopg.Connection[Any]) -> bool:
