@@ -40,6 +40,3 @@ class TaskLockRefusedError(TaskLockError):
 
 class TaskLockDatabaseError(TaskLockError):
     """The database could not be reached, or did not answer in time."""
-
-    # When the connection that failed was opened, on the monotonic clock; None if there was none.
-    _opened_at: float | None = None

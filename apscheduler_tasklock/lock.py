@@ -167,6 +167,11 @@ class HeldLock:
         :raises TaskLockDatabaseError: the database is unavailable; ask again
         """
         seconds = parse_positive_seconds(by, "by", f"extend() of task {self.name!r}")
+        if self.inherited:
+            raise TaskLockError(
+                f"the lock of task {self.name!r} is its parent process's, and cannot be extended "
+                "in a forked child"
+            )
         if self.lost or not self._extender(self, seconds):
             self.lose()
             raise TaskLockError(

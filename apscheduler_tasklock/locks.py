@@ -26,6 +26,7 @@ from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, RELEASE_LIMIT
 from apscheduler_tasklock._database.exchange import Outcome
+from apscheduler_tasklock._lock.claim import Decision
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.offload import Operation, result_of
@@ -214,7 +215,7 @@ class Hold:
 
             with client.in_use:
                 held = await client.offload.claim(
-                    Operation(lambda: attempt, claim, ATTEMPT_LIMIT),
+                    Operation(lambda: attempt, claim, ATTEMPT_LIMIT, _is_waited_for),
                     partial(self._release, ending=Ending.OPEN),
                 )
             held.runs_on(asyncio.get_running_loop())
@@ -337,6 +338,11 @@ class Hold:
             return
         if released is None and is_unknown:
             logger.warning(LOST, held.name, held.token)
+
+
+def _is_waited_for(decision: Decision) -> bool:
+    """Tell whether a claim is asked for again after this answer; see ``Hold._granted``."""
+    return decision.answer is not None and decision.answer.waits
 
 
 def _call_of(function: Callable[..., Any]) -> Any:

@@ -147,10 +147,12 @@ class _Sender:
 
     :ivar thread: in which it sends, if that is known
     :ivar over_at: when it has vanished, if it still has it then, on the monotonic clock
+    :ivar batch: what it sends
     """
 
     thread: threading.Thread | None
     over_at: float
+    batch: Sequence[_Entry[Any]] = ()
 
     @property
     def vanished(self) -> bool:
@@ -183,6 +185,7 @@ class Exchange:
         self._lock = threading.Lock()
         self._waiting: deque[_Entry[Any]] = deque()
         self._sender: _Sender | None = None
+        self._vanished: list[_Sender] = []
 
     @property
     def waiting(self) -> int:
@@ -262,7 +265,7 @@ class Exchange:
             return True
         if entry.sent:
             if self._is_free():
-                entry.fail(TaskLockDatabaseError("the thread that asked for it has vanished"))
+                entry.fail(_has_vanished())
             return entry.outcome is not None
         if self._is_free():
             self._waiting.remove(entry)
@@ -279,6 +282,9 @@ class Exchange:
         return sender is None or sender.vanished
 
     def _new_sender(self) -> _Sender:
+        """Return this thread as who has the connection, in place of who had it."""
+        if self._sender is not None and self._sender.vanished:
+            self._vanished.append(self._sender)
         limit = OVERDUE * self._pool.attempt
         return _Sender(threading.current_thread(), time.monotonic() + limit)
 
@@ -290,7 +296,9 @@ class Exchange:
             for group in groups:
                 begun = opened_at = time.monotonic()
                 requests = [other.request for other in group]
+                pooled = None
                 try:
+                    _check_turn(deadline, entry)
                     pooled = self._pool.acquire(deadline)
                     opened_at = pooled.opened_at
                     with self._pool.cursor(pooled, deadline) as cursor:
@@ -299,7 +307,7 @@ class Exchange:
                         else:
                             answers = requests[0].send_together(cursor, requests)
                 except Exception as error:  # noqa: BLE001  # for who asked, whatever it is
-                    if len(group) > 1 and isinstance(error, psycopg.Error):
+                    if len(group) > 1 and pooled and isinstance(error, psycopg.Error):
                         # One task's mistake is its own.
                         groups.extend([other] for other in group)
                     else:
@@ -315,6 +323,10 @@ class Exchange:
         with self._lock:
             batch = self._batch_with(entry)
             sender = self._sender = self._new_sender()
+            sender.batch = batch
+            vanished, self._vanished = self._vanished, []
+        for lost in vanished:
+            self._abandon(lost)
         try:
             yield batch
         except BaseException as error:
@@ -326,6 +338,13 @@ class Exchange:
             if self._sender is sender:  # else somebody has taken it for vanished
                 self._hand_on()
             self._tell([other for other in batch if other is not entry or entry.on_done])
+
+    def _abandon(self, vanished: _Sender) -> None:
+        """Tell those that no thread waits for that their sender will never answer."""
+        abandoned = [each for each in vanished.batch if each.on_done and each.outcome is None]
+        for entry in abandoned:
+            entry.fail(_has_vanished())
+        self._tell(abandoned)
 
     def _batch_with(self, entry: _Entry[Any]) -> list[_Entry[Any]]:
         """Take those out of the queue that travel with this one."""
@@ -345,6 +364,8 @@ class Exchange:
                     batch.append(other)
                 else:
                     left.append(other)
+                    if request.task_name:  # as a release that waits, and the next claim
+                        tasks.add(request.task_name)
             self._waiting = left
         for each in batch:
             each.sent = True
@@ -354,7 +375,7 @@ class Exchange:
         """Note why requests that travelled together have no answer."""
         cause = error.__cause__ or error
         if isinstance(error, TaskLockDatabaseError):
-            if not isinstance(error, ConflictError):
+            if not isinstance(error, (ConflictError, NotSentError)):
                 self._outage.begin(error, opened_at)
         elif isinstance(error, psycopg.Error):
             # The message has what PostgreSQL said; its own traceback would only hide it.
@@ -406,6 +427,16 @@ def _outcome(answer: Any) -> Outcome[Any]:
     if isinstance(answer, TaskLockDatabaseError):
         return Outcome(error=answer)
     return Outcome(answer)
+
+
+def _has_vanished() -> TaskLockDatabaseError:
+    return TaskLockDatabaseError("the thread that asked for it has vanished")
+
+
+def _check_turn(deadline: Deadline, entry: _Entry[Any]) -> None:
+    """Raise an error if the turn has come too late."""
+    if deadline.seconds_left <= 0:
+        raise _no_turn(entry.since)
 
 
 def _no_turn(since: float) -> NotSentError:

@@ -108,7 +108,7 @@ class ClaimAttempt(Request[Decision]):
     def send_together(
         cls, cursor: Any, requests: Sequence[ClaimAttempt]
     ) -> list[Decision | TaskLockDatabaseError]:
-        """Ask for several claims in one statement."""
+        """Ask for several claims in one statement, and one more for the tasks without a row."""
         context = requests[0]._context
         sent, lags = time.monotonic(), [attempt._lag() for attempt in requests]
         bound = context.clock.latest(sent)
@@ -117,6 +117,14 @@ class ClaimAttempt(Request[Decision]):
         times = ReadTimes(latest=bound, stable=context.outage.stable)
         asked = [attempt.request for attempt in requests]
         answers = context.protocol.claim_many(cursor, asked, lags, times)
+        new = [number for number, each in enumerate(asked) if each.claim_id not in answers]
+        if new:
+            for attempt in requests:
+                # The first statement has been committed, whatever becomes of the second.
+                answer = answers.get(attempt.request.claim_id)
+                attempt.in_doubt = attempt.in_doubt or (answer is not None and answer.granted)
+            firsts, their_lags = [asked[number] for number in new], [lags[n] for n in new]
+            answers |= context.protocol.first_claim_many(cursor, firsts, their_lags, times)
         is_bound = True
         for answer in list(answers.values())[:1]:  # they have the same time
             is_bound = context.clock.learn(

@@ -35,17 +35,20 @@ class Operation(Generic[Result]):
     :ivar finish: gets what became of that request, and does the rest in a thread. It may wait for
         the database if that was no plain answer.
     :ivar limit: seconds that the request may take once claiming is stopped
+    :ivar waits: whether ``finish`` waits for the database although there is this answer
     """
 
     prepare: Callable[[], Request[Any] | None]
     finish: Callable[[Outcome[Any] | None], Result]
     limit: float
+    waits: Callable[[Any], bool] = lambda _answer: False
 
 
 class ThreadOffload:
     """Does what coroutines want of the database, without a thread for each of them.
 
-    One thread prepares, and finishes what was plainly answered; a few more try again what was not.
+    One thread prepares and sends, and one finishes what was plainly answered; a few more try again
+    what was not. Who sends must never wait for a turn, which may be the next one of its own.
     What was begun is brought to its end, also when the coroutine that waits for it is cancelled, or
     left behind on a loop that has ended.
 
@@ -57,6 +60,7 @@ class ThreadOffload:
         self._closing = closing
         self._claiming = claiming
         self._background = ThreadPoolExecutor(1, "tasklock-background")
+        self._finishing = ThreadPoolExecutor(1, "tasklock-finishing")
         self._claims = ThreadPoolExecutor(THREADS, "tasklock-claims")
         # Of their own, so that they do not queue behind claims.
         self._releases = ThreadPoolExecutor(THREADS, "tasklock-ends")
@@ -66,7 +70,7 @@ class ThreadOffload:
 
     def close(self) -> None:
         """End the threads."""
-        for pool in (self._background, self._claims, self._releases):
+        for pool in (self._background, self._finishing, self._claims, self._releases):
             pool.shutdown(wait=False)
 
     def in_background(self, function: Callable[[], None]) -> None:
@@ -151,14 +155,15 @@ class ThreadOffload:
     def _answered(
         self, running: _Running[Any], request: Request[Any], outcome: Outcome[Any]
     ) -> None:
-        """Finish what was answered, here; what was not, in a thread that may wait."""
-        if outcome.error is None:
+        """Finish what was answered in one thread; what was not, in one that may wait."""
+        if isinstance(outcome.error, RowLockedError) and self._asks_later(running, request):
+            return
+        may_wait = outcome.error is not None or running.operation.waits(outcome.answer)
+        pool = running.pool if may_wait or running.is_abandoned else self._finishing
+        try:
+            pool.submit(running.finish, outcome)
+        except RuntimeError:  # it is closed, or the interpreter ends
             running.finish(outcome)
-        elif not (isinstance(outcome.error, RowLockedError) and self._asks_later(running, request)):
-            try:
-                running.pool.submit(running.finish, outcome)
-            except RuntimeError:  # it is closed, or the interpreter ends
-                running.finish(outcome)
 
     def _asks_later(self, running: _Running[Any], request: Request[Any]) -> bool:
         """Ask again after a short pause, in which another replica has committed its claim."""

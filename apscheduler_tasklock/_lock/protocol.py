@@ -373,19 +373,43 @@ class TaskLockProtocol:
         """Try to take many tasks, each for one run time and each only once in the batch.
 
         :param lags: of each request, in place of the one in ``times``
-        :return: the answers by the ids of the requests. One that is missing, or that looks free, is
-            to be asked again: somebody else has its row locked, or is about to insert it.
+        :return: the answers by the ids of the requests. One that is missing has no row: see
+            :meth:`first_claim_many`. One that looks free is to be asked again: somebody else has
+            its row locked.
         """
-        answers: dict[UUID, ClaimAnswer] = {}
+        return self._claims(cursor, self._claim_many, requests, lags, times)
+
+    def first_claim_many(
+        self,
+        cursor: Any,
+        requests: Sequence[ClaimRequest],
+        lags: Sequence[float],
+        times: ReadTimes,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Try to take many tasks that have no row. See :meth:`claim_many`.
+
+        :return: the answers of those that were granted. One that is missing is to be asked again:
+            it has a row by now.
+        """
+        return self._claims(cursor, self._first_claim_many, requests, lags, times)
+
+    def _claims(
+        self,
+        cursor: Any,
+        statement: str,
+        requests: Sequence[ClaimRequest],
+        lags: Sequence[float],
+        times: ReadTimes,
+    ) -> dict[UUID, ClaimAnswer]:
         asked = [r.parameters(lag) for r, lag in zip(requests, lags, strict=True)]
-        for statement in (self._claim_many, self._first_claim_many):
-            waiting = [parameters for parameters in asked if parameters["claim_id"] not in answers]
-            if waiting:
-                arrays = statements.arrays_of_claims(waiting)
-                more = {"latest": times.latest, "stable": times.stable}
-                rows = self._rows(cursor, statement, {**self._own, **arrays, **more})
-                answers.update((row.pop("asked_claim_id"), ClaimAnswer(**row)) for row in rows)
-        return answers
+        parameters = {
+            **self._own,
+            **statements.arrays_of_claims(asked),
+            "latest": times.latest,
+            "stable": times.stable,
+        }
+        rows = self._rows(cursor, statement, parameters)
+        return {row.pop("asked_claim_id"): ClaimAnswer(**row) for row in rows}
 
     def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:
         """Try to take over the claim of a dead holder. ``None``: the task has no row any more."""

@@ -126,7 +126,8 @@ class RunAttempt:
                     self._sent = self._locks.attempt(self._request())
             return self._sent
 
-        return Operation(prepare, self.begin, ATTEMPT_LIMIT)
+        # What is granted after the stop is given back.
+        return Operation(prepare, self.begin, ATTEMPT_LIMIT, lambda _: self._locks.closed)
 
     @property
     def lost(self) -> bool:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
+from psycopg.rows import dict_row
 from sqlalchemy import Table
 
 from apscheduler_tasklock._database.errors import one_line
@@ -16,12 +17,12 @@ from apscheduler_tasklock.schema.table import DEFAULT_TABLE, quoted, quoted_name
 # From the catalogue, which every role may read: the run-time role has rights on the task lock
 # table only, and so cannot read the version that Alembic notes in a table of its own.
 _CHECK = """
-    SELECT now(), found.oid IS NOT NULL,
+    SELECT now() AS database_time, found.oid IS NOT NULL AS table_exists,
            ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
-                 WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped),
+                 WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped) AS columns,
            has_table_privilege(found.oid, 'SELECT') AND has_table_privilege(found.oid, 'INSERT')
-           AND has_table_privilege(found.oid, 'UPDATE'),
-           current_setting('transaction_read_only') = 'on',
+           AND has_table_privilege(found.oid, 'UPDATE') AS permitted,
+           current_setting('transaction_read_only') = 'on' AS read_only,
            CASE WHEN row_security_active(found.oid) THEN ARRAY(
                SELECT command
                FROM (VALUES ('SELECT', 'r'), ('INSERT', 'a'), ('UPDATE', 'w')) AS _ (command, code)
@@ -30,7 +31,7 @@ _CHECK = """
                    WHERE polrelid = found.oid AND polpermissive AND polcmd IN ('*', code::"char")
                          AND EXISTS (SELECT FROM unnest(polroles) AS role
                                      WHERE role = 0 OR pg_has_role(role, 'USAGE'))))
-           ELSE '{}' END
+           ELSE '{}' END AS without_policy
     FROM (SELECT to_regclass(%s) AS oid) AS found
 """
 
@@ -48,22 +49,22 @@ def check_table(cursor: Any, table: Table, user: str | None) -> datetime:
     :raises TaskLockSchemaError: the table is missing, old, or not permitted
     :raises TaskLockDatabaseError: the database can only be read, as during a failover
     """
-    row = cursor.execute(_CHECK, [quoted_name(table)]).fetchone()
-    database_time, exists, columns, permitted, read_only, without_policy = row
-    if not exists:
+    cursor.row_factory = dict_row
+    found = cursor.execute(_CHECK, [quoted_name(table)]).fetchone()
+    if not found["table_exists"]:
         raise missing_table(table)
-    missing = [column.name for column in table.columns if column.name not in columns]
+    missing = [column.name for column in table.columns if column.name not in found["columns"]]
     if missing:
         raise old_table(table, missing[0])
-    if not permitted:
+    if not found["permitted"]:
         raise missing_grant(table, user)
-    if without_policy:  # else the rows would not be there for it, and each claim would be refused
-        raise missing_policy(table, user, without_policy)
-    if read_only:
+    if found["without_policy"]:  # else the rows would not be there, and each claim be refused
+        raise missing_policy(table, user, found["without_policy"])
+    if found["read_only"]:
         raise TaskLockDatabaseError(
             "it is read-only: a standby, or default_transaction_read_only is on"
         )
-    return database_time  # type: ignore[no-any-return]  # the cursor's rows are untyped
+    return found["database_time"]  # type: ignore[no-any-return]  # the cursor's rows are untyped
 
 
 UPGRADE_COMMAND = "apscheduler-tasklock upgrade"

@@ -240,7 +240,10 @@ class ClaimHistory(RuleBasedStateMachine):
         protocol = self.protocols[asked[0].replica]
         times = ReadTimes(lags[0], None if latest is None else as_time(latest), stable)
         if self.together:
-            return protocol.claim_many(self.cursor, requests, lags, times)
+            answers = protocol.claim_many(self.cursor, requests, lags, times)
+            new = [n for n, request in enumerate(requests) if request.claim_id not in answers]
+            firsts = [requests[n] for n in new], [lags[n] for n in new]
+            return answers | protocol.first_claim_many(self.cursor, *firsts, times)
         return {asked[0].claim_id: protocol.claim(self.cursor, requests[0], times)}
 
     def check(

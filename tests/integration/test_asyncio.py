@@ -32,10 +32,10 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_RELEASED,
     TaskLockEvent,
     TaskLockExecutor,
-    TaskLocks,
     current_lock,
     task_lock,
 )
+from apscheduler_tasklock._lock.client import LockClient
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
 
@@ -47,6 +47,12 @@ def is_handed_over(connection: psycopg.Connection[Any]) -> bool:
     """Tell whether a run has not ended, and is for others to take over at once."""
     handed_over = "handed_over AND finished_at IS NULL AND locked_until <= now()"
     return connection.execute(f"SELECT FROM task_lock WHERE {handed_over}").rowcount == 1
+
+
+def no_thread_is_left() -> bool:
+    """Tell whether the library has ended its threads: once no coroutine needs them any more."""
+    gc.collect()  # nothing else ends a coroutine that is thrown away with its loop
+    return not [t for t in threading.enumerate() if t.name.startswith("tasklock")]
 
 
 class Loop:
@@ -204,8 +210,8 @@ def test_a_job_that_raises_is_released(
 def test_waiting_for_a_claim_does_not_make_a_coroutine_job_late(
     database_url: str, proxy: Proxy
 ) -> None:
-    """Its misfire is decided when it fires, however many claims are before it."""
-    threads, jobs, latency = 5, 60, 0.15
+    """Its misfire is decided when it fires, however long the claims before it take."""
+    jobs, latency = 60, 0.6
 
     def delay(data: bytes) -> bytes:
         time.sleep(latency)  # is the latency
@@ -222,7 +228,9 @@ def test_waiting_for_a_claim_does_not_make_a_coroutine_job_late(
     def executed(loop: Loop) -> list[Any]:
         return [event for event in loop.events if event.code == EVENT_JOB_EXECUTED]
 
-    assert latency * jobs / threads > 1  # the last claim is made after the grace time
+    # The first claim of a new task has two answers; the others are made together after it, and so
+    # after the grace time.
+    assert latency * 2 > 1
     asyncio.run(main())
 
 
@@ -281,7 +289,7 @@ def test_a_coroutine_that_the_shutdown_cuts_is_released_or_with_failover_handed_
         assert jobs[0].lost == [True]
         assert sorted(loop.codes()) == sorted(RAISED)
     del loop, jobs[:]
-    gc.collect()  # the coroutine that was thrown away
+    eventually(no_thread_is_left)
 
 
 def test_a_window_that_a_shutdown_has_cut_is_run_by_another_replica_at_once(
@@ -399,7 +407,7 @@ def test_a_loop_that_ends_without_another_turn_leaves_no_lock(
     """Nothing is cancelled; the coroutine is thrown away where it waits for its claim."""
     event_loop = asyncio.new_event_loop()
 
-    async def main() -> TaskLocks:
+    async def main() -> LockClient:
         loop = Loop(proxy.url, claim_timeout=60)
         loop.scheduler.start()
         gate.shut()
@@ -414,12 +422,7 @@ def test_a_loop_that_ends_without_another_turn_leaves_no_lock(
     gate.open()
     eventually(lambda: is_handed_over(connection))
     del event_loop
-
-    def ended() -> bool:
-        gc.collect()  # nothing else ends the coroutine, once the claiming thread has let it go
-        return not [t for t in threading.enumerate() if t.name.startswith("tasklock")]
-
-    eventually(ended)
+    eventually(no_thread_is_left)
     assert locks.closed
 
 
@@ -524,12 +527,12 @@ def test_lock_events_come_before_those_of_the_job_from_any_executor(database_url
 
 
 def test_claims_do_not_block_the_event_loop(database_url: str, proxy: Proxy) -> None:
-    """While 200 coroutine jobs are claimed with 50 ms of latency, a heartbeat goes on.
+    """While 200 coroutine jobs are claimed with 0.3 s of latency, a heartbeat goes on.
 
-    Done on the loop, one claim after another would stop it for 10 s. What is asserted is not how
-    fast a beat is, but that there was always one while the claims were under way.
+    Waited for on the loop, a single answer would stop it for so long. What is asserted is not how
+    fast a beat is, but that there was always one while an answer was under way.
     """
-    latency = 0.05
+    latency = 0.3
 
     def delay(data: bytes) -> bytes:
         time.sleep(latency)  # is the latency
@@ -550,10 +553,9 @@ def test_claims_do_not_block_the_event_loop(database_url: str, proxy: Proxy) -> 
                 loop.run_once(coroutine_job, f"job {number}")
             executed = EVENT_JOB_EXECUTED
             await loop.until(lambda: sum(event.code == executed for event in loop.events) == 200)
-            took = time.monotonic() - beats[0]
             proxy.to_client = lambda data: data
             beating.cancel()
         longest = max(later - earlier for earlier, later in pairwise(beats))
-        assert longest < took / 4, (longest, took)
+        assert longest < latency, longest
 
     asyncio.run(main())

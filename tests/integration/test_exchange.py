@@ -133,6 +133,14 @@ class TestTogether:
         setup.ask_all([Numbers(1), other, Numbers(2)])
         assert Numbers.sent == [[1, 2], [99]]
 
+    def test_a_later_kind_does_not_overtake_an_earlier_one_of_its_task(self, setup: Setup) -> None:
+        """As a claim that comes after the release of the same task, and before other claims."""
+        sent: list[str] = []
+        release: Call[None] = Call(lambda _cursor: sent.append("release"))
+        release.task_name = "one"
+        setup.ask_all([Numbers(0, "other"), release, Numbers(1, "one")])
+        assert Numbers.sent == [[0], [1]]
+
     def test_two_for_one_task_are_decided_one_after_the_other(self, setup: Setup) -> None:
         setup.ask_all([Numbers(1, "one"), Numbers(2, "one"), Numbers(3, "other")])
         assert Numbers.sent == [[1, 3], [2]]
@@ -212,6 +220,33 @@ class TestFailures:
             asked = Asked(setup, Numbers(1))
             eventually(lambda: setup.waiting() == 1)
         assert asked.ended().answer == 1
+
+    def test_what_travelled_with_a_sender_that_vanished_is_told_so(self, setup: Setup) -> None:
+        class Stuck(Numbers):
+            @classmethod
+            def send_together(cls, cursor: Any, requests: Any) -> Any:
+                before.switch()
+
+        outcomes: list[Outcome[int]] = []
+        kept: list[greenlet] = []
+        before: Any = None
+
+        def vanish() -> None:
+            nonlocal before
+            before = getcurrent()
+            kept.append(greenlet(lambda: setup.ask(Stuck(1))))
+            kept[0].switch()
+
+        with setup.in_use():
+            thread = Thread(target=vanish)
+            thread.start()
+            eventually(lambda: setup.waiting() == 1)
+            setup.exchange.submit([Stuck(2)], Deadline(setup.closing), [outcomes.append])
+        thread.join(60)
+        assert outcomes == []
+        assert setup.ask(Numbers(3)) == 3
+        eventually(lambda: outcomes)
+        assert isinstance(outcomes[0].error, TaskLockDatabaseError)
 
     def test_a_turn_that_does_not_come_in_time_sends_nothing(self, setup: Setup) -> None:
         with setup.in_use(), pytest.raises(NotSentError, match="turn on the connection"):

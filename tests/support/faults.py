@@ -14,7 +14,7 @@ CLAIM = b"), claimed AS ("
 TAKEOVER = b"WITH claimed AS ("
 FIRST_CLAIM = b"ON CONFLICT DO NOTHING"
 RELEASE = b"finished_at = COALESCE("
-RENEWAL = b"FROM unnest("
+RENEWAL = b"AS renewal ("
 READ = b"AS read_only) AS server"
 
 Point = Literal["before", "after", "halfway"]
