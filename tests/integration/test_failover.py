@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -23,22 +23,23 @@ from apscheduler_tasklock import (
     HeldLock,
     TaskLockDatabaseError,
     TaskLockExecutor,
-    TaskLocks,
     current_lock,
 )
+from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol import TakeoverRequest
 from apscheduler_tasklock._scheduler import failover
-from tests.integration.test_bad_input import role
-from tests.integration.test_faults_outages import count_looks
-from tests.support import claims
+from apscheduler_tasklock._scheduler.failover import Failover
+from tests.support import claims, outages
 from tests.support.claims import row
 from tests.support.faults import CLAIM
+from tests.support.outages import count_looks
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
+from tests.support.roles import role
 from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
-MakeLocks = Callable[..., TaskLocks]
+MakeLocks = Callable[..., LockClient]
 MakeHolder = Callable[..., HeldLock]
 Connection = psycopg.Connection[Any]
 
@@ -61,12 +62,12 @@ RUNS = f"{__name__}:token_and_takeover"
 
 
 @pytest.fixture
-def dying(make_locks: MakeLocks) -> TaskLocks:
+def dying(make_locks: MakeLocks) -> LockClient:
     return make_locks(replica_id="dead")
 
 
 @pytest.fixture
-def holder(dying: TaskLocks) -> MakeHolder:
+def holder(dying: LockClient) -> MakeHolder:
     """Let a replica called "dead" claim a task and not be heard of again, as after SIGKILL.
 
     That the real thing leaves the same behind is shown by tests/acceptance.
@@ -100,15 +101,12 @@ def make_heir(make_replica: MakeReplica) -> MakeReplica:
 @pytest.fixture
 def until_looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Replica], None]]:
     """Wait until a replica has looked for dead runs some times more."""
-    counted: dict[int, list[list[str]]] = {}
+    counted: dict[int, list[Sequence[str]]] = {}
 
     def wait(replica: Replica) -> None:
-        looks = counted.setdefault(id(replica), [])
-        if not looks:
-            counted[id(replica)] = looks = count_looks(replica, monkeypatch)
-        before = len(looks)
-        # The first of them may be under way already.
-        eventually(lambda: len(looks) > before + 2)
+        if id(replica) not in counted:
+            counted[id(replica)] = count_looks(replica, monkeypatch)
+        outages.until_looked(counted[id(replica)])
 
     yield wait
     monkeypatch.undo()
@@ -154,7 +152,7 @@ class TestWhoTakesOver:
 
     @pytest.mark.parametrize("joins", ["before the death", "after the death"])
     def test_a_replica_that_was_never_refused_and_whose_next_run_is_an_hour_away(
-        self, make_heir: MakeReplica, holder: MakeHolder, dying: TaskLocks, joins: str
+        self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient, joins: str
     ) -> None:
         held = holder(lives=joins == "before the death")
         replica = make_heir(start=False)
@@ -167,7 +165,7 @@ class TestWhoTakesOver:
         assert replica.codes() == RUN
 
     def test_the_successor_of_the_replica_that_was_refused(
-        self, make_heir: MakeReplica, holder: MakeHolder, dying: TaskLocks
+        self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient
     ) -> None:
         """As in a rolling deployment in mid-job, after which the holder is killed."""
         held = holder(lives=True)
@@ -202,7 +200,7 @@ class TestWhoTakesOver:
         self,
         make_heir: MakeReplica,
         holder: MakeHolder,
-        dying: TaskLocks,
+        dying: LockClient,
         until_looked: Callable[[Replica], None],
     ) -> None:
         held = holder(lives=True)
@@ -226,7 +224,7 @@ class TestWhoTakesOver:
         without: str,
     ) -> None:
         died = holder(failover=without != "the holder")
-        replica = make_heir(failover=without == "the holder")
+        replica = make_heir(failover=without == "the holder", poll_interval=0.5)
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
         until_its_lease_ends(connection)
@@ -252,7 +250,7 @@ class TestWhatIsRun:
         assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
 
     def test_a_job_whose_last_run_time_has_passed(
-        self, make_heir: MakeReplica, holder: MakeHolder, dying: TaskLocks
+        self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient
     ) -> None:
         held = holder(lives=True)
         replica = make_heir()
@@ -345,7 +343,7 @@ class TestWhatIsRun:
         self,
         make_heir: MakeReplica,
         holder: MakeHolder,
-        dying: TaskLocks,
+        dying: LockClient,
         connection: Connection,
         until_looked: Callable[[Replica], None],
         by: str,
@@ -497,20 +495,19 @@ class TestWhenItIsRun:
     ) -> None:
         died = holder()
         replica = make_heir(on_database_error=way)
-        locks, outages = replica.executor.locks, [1]
-        take_over = locks.take_over
+        locks, failures = replica.executor.locks, [TaskLockDatabaseError("unavailable")]
+        claim = locks.claim
 
-        def take_over_after_an_outage(*arguments: Any, **options: Any) -> Any:
-            if outages:
-                outages.pop()
-                raise TaskLockDatabaseError("away")
-            return take_over(*arguments, **options)
+        def claim_after_an_outage(wanted: Any, *arguments: Any) -> Any:
+            if isinstance(wanted, TakeoverRequest) and failures:
+                raise failures.pop()
+            return claim(wanted, *arguments)
 
-        monkeypatch.setattr(locks, "take_over", take_over_after_an_outage)
+        monkeypatch.setattr(locks, "claim", claim_after_an_outage)
         replica.run_once(token_and_takeover)
         executed = replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
-        assert not outages
+        assert not failures
         assert executed.retval == (died.token + 1, True)
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED, EVENT_TASK_LOCK_ERROR, *RUN]
 
@@ -520,7 +517,7 @@ class TestLooking:
         self,
         make_heir: MakeReplica,
         holder: MakeHolder,
-        dying: TaskLocks,
+        dying: LockClient,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         tasks = [f"job {number}" for number in range(5)]
@@ -567,7 +564,11 @@ class TestLooking:
         assert refusal.exc_info is None
 
     def test_ends_with_the_scheduler_and_begins_with_it_again(
-        self, make_heir: MakeReplica, holder: MakeHolder, monkeypatch: pytest.MonkeyPatch
+        self,
+        make_heir: MakeReplica,
+        holder: MakeHolder,
+        monkeypatch: pytest.MonkeyPatch,
+        until_looked: Callable[[Replica], None],
     ) -> None:
         """What was refused while the shutdown waits for it is not kept."""
         died = holder(min_lock=0.001)
@@ -584,14 +585,17 @@ class TestLooking:
         replica.run_once(token_and_takeover)
         assert refused.wait(60)
         replica.shutdown()
-        assert replica.executor._failover._thread is None
-        assert not replica.executor._failover._blocked
+        assert not [t for t in threading.enumerate() if t.name == "tasklock-failover"]
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
 
         monkeypatch.undo()
         replica.start()
+        replica.executor.locks.believe()
         replica.run_once(token_and_takeover, next_run_time=next_hour())
         assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+        until_looked(replica)
+        replica.idle()
+        assert replica.codes() == REFUSED_THEN_RUN
 
 
 class TestOwnWindows:
@@ -602,14 +606,14 @@ class TestOwnWindows:
         self, make_heir: MakeReplica, holder: MakeHolder
     ) -> tuple[HeldLock, Replica, datetime]:
         held = holder(lives=True, min_lock=0.001, failover=False)
-        replica = make_heir(failover=False)
+        replica = make_heir(failover=False, poll_interval=0.5)
         own = replica.run_once(token_and_takeover, misfire_grace_time=1).next_run_time
         replica.one(EVENT_TASK_LOCK_REFUSED)
         replica.idle()
         return held, replica, own
 
     def test_run_once_the_lease_of_a_dead_holder_has_ended(
-        self, refused: tuple[HeldLock, Replica, datetime], dying: TaskLocks
+        self, refused: tuple[HeldLock, Replica, datetime], dying: LockClient
     ) -> None:
         """Without failover, only the dead holder's own window is lost; and it is no misfire."""
         held, replica, own = refused
@@ -625,20 +629,21 @@ class TestOwnWindows:
     def test_are_dropped_when_the_holder_ends(
         self,
         refused: tuple[HeldLock, Replica, datetime],
-        dying: TaskLocks,
+        dying: LockClient,
         connection: Connection,
+        until_looked: Callable[[Replica], None],
     ) -> None:
         """As in plain APScheduler, with one instance at a time."""
         held, replica, _ = refused
         dying.release(held)
-        eventually(lambda: not replica.executor._failover._blocked)
+        until_looked(replica)
         replica.idle()
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
         assert row(connection)["token"] == held.token
 
     @pytest.mark.parametrize("coalesce", [True, False])
     def test_run_all_or_the_last_one_as_the_job_coalesces(
-        self, make_heir: MakeReplica, holder: MakeHolder, dying: TaskLocks, coalesce: bool
+        self, make_heir: MakeReplica, holder: MakeHolder, dying: LockClient, coalesce: bool
     ) -> None:
         held = holder(lives=True, min_lock=0.001)
         replica = make_heir(min_factor=0.5, failover=False)
@@ -673,13 +678,13 @@ class TestOwnWindows:
 
 class TestGivingUp:
     @pytest.fixture
-    def poison(self, holder: MakeHolder, dying: TaskLocks, connection: Connection) -> HeldLock:
+    def poison(self, holder: MakeHolder, dying: LockClient, connection: Connection) -> HeldLock:
         """Let the job kill its holder, and those of two takeovers."""
         held = holder()
         for _ in range(2):
             until_its_lease_ends(connection)
             dead = TakeoverRequest("job", held.claim_id, "dead", 1, failover=True)
-            taken_over = dying.take_over(dead)
+            taken_over = dying.claim(dead)
             assert isinstance(taken_over, HeldLock)
             held = taken_over
             claims.die(dying, held)
@@ -784,10 +789,10 @@ class TestClaimsGivenBack:
         proxy: Proxy,
         again: bool,
     ) -> None:
-        """The link of the one is away, and comes back. The other has the database all the time."""
+        """The link of the one is cut, and comes back. The other has the database all the time."""
         known_task("job")
         # It would see to the window itself, but for this.
-        away = make_replica(
+        cut_off = make_replica(
             proxy.url, claim_timeout=0.5, failover=again, lease=600, poll_interval=600
         )
         claimed = threading.Event()
@@ -799,8 +804,8 @@ class TestClaimsGivenBack:
             return None if claimed.is_set() else data
 
         proxy.tap = cut_from_the_claim_on
-        away.run_once(token_and_takeover)
-        away.one(EVENT_TASK_LOCK_ERROR)
+        cut_off.run_once(token_and_takeover)
+        cut_off.one(EVENT_TASK_LOCK_ERROR)
         assert row(connection)["token"] == 1
         other = make_heir(failover=again)
         other.run_once(token_and_takeover)
@@ -810,22 +815,20 @@ class TestClaimsGivenBack:
         assert other.one(EVENT_JOB_EXECUTED).retval == (2, True)
         other.idle()
         assert other.codes() == REFUSED_THEN_RUN
-        assert EVENT_JOB_EXECUTED not in away.codes()
+        assert EVENT_JOB_EXECUTED not in cut_off.codes()
 
 
 class TestRetention:
     @pytest.fixture
-    def pruning(self, make_replica: MakeReplica) -> Callable[..., Replica]:
-        """Make a replica that deletes old rows all the time."""
+    def pruning(
+        self, make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[..., Replica]:
+        """Make a replica that deletes old rows at each look, but for the first one maybe."""
+        at_each_look = partial(Failover, prune_interval=0.001)
+        monkeypatch.setattr("apscheduler_tasklock.executor.Failover", at_each_look)
 
-        def make(*arguments: Any) -> Replica:
-            replica = make_replica(*arguments, start=False, poll_interval=0.5)
-            ours = replica.executor._failover
-            replica.executor._failover = failover.Failover(
-                ours._locks, ours._jobs, ours._state, 0.5, ours._given_up, prune_interval=0.1
-            )
-            replica.scheduler.start()
-            return replica
+        def make(*arguments: Any, **options: Any) -> Replica:
+            return make_replica(*arguments, **{"poll_interval": 0.5, **options})
 
         return make
 
@@ -860,15 +863,10 @@ class TestRetention:
         assert replica.one(EVENT_JOB_EXECUTED, "old").retval[0] > tokens["old"]
 
     def test_a_day_of_thousands_of_them_is_deleted_in_one_go(
-        self,
-        make_replica: MakeReplica,
-        connection: Connection,
-        monkeypatch: pytest.MonkeyPatch,
+        self, pruning: Callable[..., Replica], dying: LockClient, connection: Connection
     ) -> None:
         """Though a statement deletes 1,000 at most."""
-        replica = make_replica(start=False, poll_interval=0.5)
-        locks = replica.executor.locks
-        locks.release(claims.held(locks, "job", one_off=True))
+        dying.release(claims.held(dying, "job", one_off=True))
         connection.execute(
             "UPDATE task_lock SET finished_at = past, window_until = past, run_until = past,"
             " locked_until = past FROM (SELECT now() - interval '8 days' AS past) AS _"
@@ -880,8 +878,8 @@ class TestRetention:
             f"INSERT INTO task_lock (task_name, {columns})"
             f" SELECT number::text, {columns} FROM task_lock, generate_series(1, 2500) AS number"
         )
-        monkeypatch.setattr(failover.random, "uniform", lambda *_: 0.0)
-        replica.scheduler.start()
+        replica = pruning(poll_interval=600, failover=True, lease=1800)
+        replica.run_once(token_and_takeover, next_run_time=next_hour())  # it looks once more
         count = "SELECT count(*) FROM task_lock"
         eventually(lambda: connection.execute(count).fetchall() == [(0,)])
 

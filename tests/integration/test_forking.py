@@ -266,6 +266,22 @@ def test_a_child_that_leaves_its_parents_hold_releases_nothing(
     assert row(connection, "parents")["finished_at"] is not None
 
 
+def test_a_child_cannot_extend_its_parents_lock(
+    make_task_locks: MakeTaskLocks, connection: Connection
+) -> None:
+    with make_task_locks().hold("parents", **TIMES) as lock:
+        before = row(connection, "parents")["run_until"]
+
+        def extend() -> None:
+            with pytest.raises(TaskLockError, match="in a forked child"):
+                lock.extend(60)
+
+        assert status_of_child(extend) == 0
+        assert row(connection, "parents")["run_until"] == before
+        lock.extend(60)
+        assert row(connection, "parents")["run_until"] > before
+
+
 def test_a_child_that_a_job_forks_has_locks_of_its_own_and_the_parent_keeps_its_own(
     database_url: str, connection: Connection
 ) -> None:

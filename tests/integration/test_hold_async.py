@@ -148,3 +148,29 @@ def test_cancelled_during_its_release_it_is_released(
 
     asyncio.run(asyncio.wait_for(main(), 60))
     eventually(lambda: finished(connection))
+
+
+@pytest.mark.parametrize("holds", [1, 3])
+def test_one_that_waits_for_a_dead_run_keeps_no_other_waiting(
+    make_task_locks: MakeLocks, connection: psycopg.Connection[Any], holds: int
+) -> None:
+    """Right after the start nobody knows whether a holder died, and its claim is asked again."""
+    dead = make_task_locks(replica_id="dead")
+    with dead.hold("task", min_lock=0, max_lock=600, lease=None):
+        connection.execute("UPDATE task_lock SET locked_until = now()")  # a lease that has ended
+        locks = make_task_locks(claim_timeout=30)
+
+        async def hold(name: str) -> str:
+            async with locks.hold(name, min_lock=0, max_lock=600):
+                return name
+
+        async def main() -> list[str]:
+            waiting = [asyncio.ensure_future(hold("task")) for _ in range(holds)]
+            others = await asyncio.gather(*(hold(f"other {n}") for n in range(20)))
+            assert not any(each.done() for each in waiting)
+            for each in waiting:
+                each.cancel()
+            await asyncio.wait(waiting)
+            return others
+
+        assert asyncio.run(main()) == [f"other {n}" for n in range(20)]

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock import TaskLockError, upgrade
@@ -201,6 +202,29 @@ class TestLostAnswers:
         assert {row(connection, task)["token"] for task in TASKS[:5]} == {1}
         proxy.to_client = lambda data: data
         eventually(lambda: all(row(connection, task)["handed_over"] for task in TASKS[:5]))
+
+    def test_a_grant_is_not_forgotten_if_the_statement_after_it_fails(
+        self,
+        make_locks: MakeLocks,
+        pool: ThreadPoolExecutor,
+        connection: Connection,
+        direct_url: str,
+        known_task: Callable[[str], None],
+    ) -> None:
+        """Tasks without a row take a second statement, and the first one is committed by then."""
+        locks = make_locks(claim_timeout=0.001)  # no time for another attempt
+        locks.check()
+        known_task("known")
+        with psycopg.connect(direct_url) as other, other.transaction(force_rollback=True):
+            other.execute(
+                "INSERT INTO task_lock SELECT (jsonb_populate_record(lock, %s)).*"
+                " FROM task_lock AS lock WHERE task_name = 'known'",
+                [Jsonb({"task_name": "new"})],
+            )
+            asked = together(locks, pool, claims(locks, ["known", "new"]))
+            assert all(isinstance(each.exception(60), RowLockedError) for each in asked)
+            assert row(connection, "known")["token"] == 1
+            eventually(lambda: row(connection, "known")["finished_at"])
 
 
 class TestLockedRows:
