@@ -290,21 +290,22 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             with shutting_down(self._inner):
                 self._inner.shutdown(wait)
             unwrap(self._inner)
-        cuts = self._cut_coroutines()
         deadline = time.monotonic() + CLOSING_TIMEOUT
+        runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
+        # Coroutines that the wrapped executor has cancelled, and that have not noticed.
+        calls = [
+            self.locks.offload.call(r.cut_by_shutdown) for r in runs if not r.is_being_released
+        ]
         self.locks.claiming.wait(CLOSING_TIMEOUT)
-        futures.wait(cuts, timeout=max(0.0, deadline - time.monotonic()))
+        futures.wait(calls, timeout=max(0.0, deadline - time.monotonic()))
+        for run in runs:
+            if run.is_being_released:
+                run.wait_for_release(max(0.0, deadline - time.monotonic()))
         self._adapter.remove_listeners(
             self._check_job, self._forget_job, self._tell_of_unknown_jobs
         )
         self.locks.close(blocking=True)
         self._started_in = None
-
-    def _cut_coroutines(self) -> list[futures.Future[None]]:
-        """Begin to end the claims of coroutine jobs that the wrapped executor has cancelled."""
-        if not cancels_coroutines(self._inner):
-            return []
-        return [self.locks.offload.call(run.cut_by_shutdown) for run in list(self._coroutines)]
 
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
         """Hand a job to the wrapped executor; its worker will claim it. No database work here.

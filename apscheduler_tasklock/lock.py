@@ -32,7 +32,6 @@ class HeldLock:
     :ivar claim_id: what releases match on
     :ivar lease: seconds for which the claim stands after each renewal, or ``None`` if it stands
         until the maximum lock
-    :ivar runs: what is run, as of ``ClaimRequest``
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class HeldLock:
         extender: Callable[[HeldLock, float], bool],
         lease: float | None = None,
         dead_holder: str | None = None,
-        runs: str = "",
     ) -> None:
         self.name = name
         self.token = token
@@ -59,7 +57,6 @@ class HeldLock:
         self.is_takeover = dead_holder is not None
         self.dead_holder = dead_holder
         self.lease = lease
-        self.runs = runs
         self._locked_until = locked_until
         self._run_until = run_until
         self._ends_at = ends_at

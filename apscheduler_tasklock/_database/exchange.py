@@ -108,6 +108,8 @@ class _Entry(Generic[Answer]):
     :ivar on_done: gets its outcome, if no thread waits for it
     :ivar sent: whether it was given to a sender, and may have reached the database
     :ivar sends: whether it is its turn, and its thread has to send
+    :ivar sender: to whom it was given
+    :ivar is_told: whether ``on_done`` was called
     """
 
     def __init__(
@@ -123,13 +125,16 @@ class _Entry(Generic[Answer]):
         self.thread = None if on_done else threading.current_thread()
         self.sent = False
         self.sends = False
+        self.sender: _Sender | None = None
+        self.is_told = False
         self.outcome: Outcome[Answer] | None = None
         self.changed: threading.Event | None = None
 
     def fail(self, error: Exception, cause: BaseException | None = None) -> None:
-        """Note why there is no answer."""
-        self.request.note_failure(cause or error)
-        self.outcome = Outcome(error=error)
+        """Note why there is no answer, unless there is one."""
+        if self.outcome is None:
+            self.request.note_failure(cause or error)
+            self.outcome = Outcome(error=error)
 
     def must_wait(self) -> None:
         """Make it ready to wait, before others know of it."""
@@ -261,10 +266,10 @@ class Exchange:
 
     def _is_given_up(self, entry: _Entry[Any], turn_within: float) -> bool:
         """Tell whether a request need not wait on: its time is over, or its sender has vanished."""
-        if entry.sends:
+        if entry.sends or entry.outcome is not None:
             return True
-        if entry.sent:
-            if self._is_free():
+        if entry.sender is not None:
+            if entry.sender is not self._sender or entry.sender.vanished:
                 entry.fail(_has_vanished())
             return entry.outcome is not None
         if self._is_free():
@@ -292,19 +297,22 @@ class Exchange:
         """Send a request and what travels with it."""
         with self._turn(entry) as batch:
             deadline = Deadline.latest([other.deadline for other in batch])
-            groups = [batch]
+            groups = [list(batch)]
             for group in groups:
                 begun = opened_at = time.monotonic()
-                requests = [other.request for other in group]
                 pooled = None
                 try:
-                    _check_turn(deadline, entry)
+                    _check_turn(deadline, entry, TURN * self._pool.attempt)
                     pooled = self._pool.acquire(deadline)
                     opened_at = pooled.opened_at
                     with self._pool.cursor(pooled, deadline) as cursor:
+                        # Those that have been told that their sender vanished are not sent.
+                        group[:] = [other for other in group if other.outcome is None]
+                        requests = [other.request for other in group]
+                        answers: Sequence[Any] = []
                         if len(group) == 1:
-                            answers: Sequence[Any] = [requests[0].send(cursor)]
-                        else:
+                            answers = [requests[0].send(cursor)]
+                        elif group:
                             answers = requests[0].send_together(cursor, requests)
                 except Exception as error:  # noqa: BLE001  # for who asked, whatever it is
                     if len(group) > 1 and pooled and isinstance(error, psycopg.Error):
@@ -315,7 +323,7 @@ class Exchange:
                 else:
                     self._outage.end(begun)
                     for other, answer in zip(group, answers, strict=True):
-                        other.outcome = _outcome(answer)
+                        other.outcome = other.outcome or _outcome(answer)
 
     @contextmanager
     def _turn(self, entry: _Entry[Any]) -> Iterator[list[_Entry[Any]]]:
@@ -324,6 +332,8 @@ class Exchange:
             batch = self._batch_with(entry)
             sender = self._sender = self._new_sender()
             sender.batch = batch
+            for each in batch:
+                each.sender = sender
             vanished, self._vanished = self._vanished, []
         for lost in vanished:
             self._abandon(lost)
@@ -409,7 +419,8 @@ class Exchange:
         for entry in batch:
             if entry.on_done is None:
                 entry.tell()
-            elif entry.outcome is not None:
+            elif entry.outcome is not None and not entry.is_told:
+                entry.is_told = True
                 callbacks.append(partial(entry.on_done, entry.outcome))
         if callbacks:
             self._in_background(partial(_call_all, callbacks))
@@ -430,12 +441,13 @@ def _outcome(answer: Any) -> Outcome[Any]:
 
 
 def _has_vanished() -> TaskLockDatabaseError:
-    return TaskLockDatabaseError("the thread that asked for it has vanished")
+    return TaskLockDatabaseError("the thread that sent it has vanished")
 
 
-def _check_turn(deadline: Deadline, entry: _Entry[Any]) -> None:
-    """Raise an error if the turn has come too late."""
-    if deadline.seconds_left <= 0:
+def _check_turn(deadline: Deadline, entry: _Entry[Any], turn_within: float) -> None:
+    """Raise an error if the turn has come too late; a thread that waits has looked itself."""
+    is_late = entry.on_done is not None and time.monotonic() > entry.since + turn_within
+    if is_late or deadline.seconds_left <= 0:
         raise _no_turn(entry.since)
 
 

@@ -311,25 +311,32 @@ class LockClient:
         self._heartbeat.remove(held)
         self._released_at = time.monotonic()
         try:
-            reason = self.outage.reason
-            if reason is not None and first is None and self._closing.is_over(RELEASE_LIMIT):
-                # Many releases one after the other, each with a limit of its own, would keep the
-                # process from ending.
-                raise TaskLockDatabaseError(reason)
+            self._check_time_to_release(first)
             return self._retrier.run_until(
                 self._timings.release_timeout,
                 Release(self._protocol, held.name, held.claim_id, ending),
                 limit=RELEASE_LIMIT,
                 first=first,
             )
-        except TaskLockError:
-            # Also when it is rejected, as while a role lacks a right, and beyond the end of a
-            # lease: until somebody takes the run over, it can still be told that it ended.
+        except BaseException:
+            # Also when it is rejected, as while a role lacks a right, or interrupted, and beyond
+            # the end of a lease: until somebody takes the run over, the row can be told its end.
             self._pending.add(held.name, held.claim_id, ending, seconds=held.seconds_left)
             raise
         finally:
             if held.end():
                 self.in_use.end_use()
+
+    def _check_time_to_release(self, first: Outcome[ReleaseAnswer | None] | None) -> None:
+        """Raise an error in an outage if the time for releases is over, after a stop.
+
+        Many releases one after the other, each with a limit of its own, would keep the process from
+        ending.
+        """
+        reason = self.outage.reason
+        has_failed = first is None or first.error is not None
+        if reason is not None and has_failed and self._closing.is_over(RELEASE_LIMIT):
+            raise TaskLockDatabaseError(reason)
 
     def abandon(self, held: HeldLock) -> None:
         """Renew a claim no more, and never release it, as if its process were killed."""

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 
 class _Inbox:
@@ -19,24 +19,26 @@ class _Inbox:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: deque[Callable[[], object]] = deque()
+        # Weak, as the loop has them: one that is closed drops them, and what they refer to.
+        self._calls: ref[deque[Callable[[], object]]] | None = None
 
     def put(self, loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
         with self._lock:
             if loop.is_closed():
                 raise RuntimeError("the event loop is closed")
-            self._calls.append(function)
-            if len(self._calls) > 1:
-                return  # the loop has been woken
-            try:
-                loop.call_soon_threadsafe(self._call_all, loop)
-            except RuntimeError:
-                self._calls.clear()
-                raise
+            calls = None if self._calls is None else self._calls()
+            if calls is not None:  # the loop has been woken
+                calls.append(function)
+                return
+            calls = deque([function])
+            loop.call_soon_threadsafe(self._call_all, loop, calls)
+            self._calls = ref(calls)
 
-    def _call_all(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _call_all(
+        self, loop: asyncio.AbstractEventLoop, calls: deque[Callable[[], object]]
+    ) -> None:
         with self._lock:
-            calls, self._calls = self._calls, deque()
+            self._calls = None
         for function in calls:
             loop.call_soon(function)
 

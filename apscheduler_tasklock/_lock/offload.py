@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from apscheduler_tasklock._lock.lifetime import InProgress
 from apscheduler_tasklock._lock.loops import call_on
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
 
 # How many claims, and how many releases, are tried again at a time while the database does not
 # answer as it should.
@@ -61,24 +64,29 @@ class ThreadOffload:
         self._claiming = claiming
         self._background = ThreadPoolExecutor(1, "tasklock-background")
         self._finishing = ThreadPoolExecutor(1, "tasklock-finishing")
+        self._pausing = ThreadPoolExecutor(1, "tasklock-pausing")
         self._claims = ThreadPoolExecutor(THREADS, "tasklock-claims")
         # Of their own, so that they do not queue behind claims.
         self._releases = ThreadPoolExecutor(THREADS, "tasklock-ends")
         self._lock = threading.Lock()
         self._begun: deque[_Running[Any]] = deque()
+        self._locked: list[tuple[_Running[Any], Request[Any], Outcome[Any]]] = []
         self.exchange: Exchange | None = None
 
     def close(self) -> None:
         """End the threads."""
-        for pool in (self._background, self._finishing, self._claims, self._releases):
+        for pool in (
+            self._background,
+            self._finishing,
+            self._pausing,
+            self._claims,
+            self._releases,
+        ):
             pool.shutdown(wait=False)
 
     def in_background(self, function: Callable[[], None]) -> None:
         """Run a short function in a thread, or here if threads have ended."""
-        try:
-            self._background.submit(function)
-        except RuntimeError:  # it is closed, or the interpreter ends
-            function()
+        _submit_once(self._background, function)
 
     async def claim(self, claim: Operation[Result], give_back: Callable[[Result], Any]) -> Result:
         """Wait until a claim is decided.
@@ -149,35 +157,66 @@ class ThreadOffload:
             running.fail(error)
             return None
         if request is None:
-            running.finish(None)
+            _submit_once(running.pool, partial(running.finish, None))
         return request
 
     def _answered(
         self, running: _Running[Any], request: Request[Any], outcome: Outcome[Any]
     ) -> None:
         """Finish what was answered in one thread; what was not, in one that may wait."""
-        if isinstance(outcome.error, RowLockedError) and self._asks_later(running, request):
+        if isinstance(outcome.error, RowLockedError) and running.may_ask_again():
+            self._ask_later(running, request, outcome)
             return
         may_wait = outcome.error is not None or running.operation.waits(outcome.answer)
         pool = running.pool if may_wait or running.is_abandoned else self._finishing
-        try:
-            pool.submit(running.finish, outcome)
-        except RuntimeError:  # it is closed, or the interpreter ends
-            running.finish(outcome)
+        _submit_once(pool, partial(running.finish, outcome))
 
-    def _asks_later(self, running: _Running[Any], request: Request[Any]) -> bool:
+    def _ask_later(
+        self, running: _Running[Any], request: Request[Any], outcome: Outcome[Any]
+    ) -> None:
         """Ask again after a short pause, in which another replica has committed its claim."""
-        if running.loop is None or running.locked == len(LOCKED_BACKOFF) or self._closing.stopped:
-            return False
-        pause = jittered(LOCKED_BACKOFF[running.locked])
-        running.locked += 1
-        limit = running.operation.limit
-        again = partial(self.in_background, partial(self._submit, [request], [running], limit))
-        try:
-            call_on(running.loop, partial(running.loop.call_later, pause, again))
-        except RuntimeError:  # the loop is closed
-            return False
-        return True
+        with self._lock:
+            self._locked.append((running, request, outcome))
+            is_first = len(self._locked) == 1
+        if is_first:
+            pause = jittered(LOCKED_BACKOFF[running.locked - 1])
+            _submit_once(self._pausing, partial(self._ask_again_after, pause))
+
+    def _ask_again_after(self, pause: float) -> None:
+        """Pause, and ask again together for all that were found locked meanwhile."""
+        self._closing.wait(pause)
+        with self._lock:
+            locked, self._locked = self._locked, []
+        asked = []
+        for running, request, outcome in locked:
+            if self._closing.stopped or running.is_abandoned:
+                _submit_once(running.pool, partial(running.finish, outcome))
+            else:
+                asked.append((running, request))
+        if asked:
+            limit = asked[0][0].operation.limit  # they are claims, all of them
+            self._submit([request for _, request in asked], [each for each, _ in asked], limit)
+
+
+def _submit_once(pool: ThreadPoolExecutor, function: Callable[[], None]) -> None:
+    """Run a function in a pool's thread, or here if it is closed or the interpreter ends.
+
+    A pool that cannot start another thread says so after it has queued the function, and one of its
+    other threads runs it as well.
+    """
+    lock, is_run = threading.Lock(), False
+
+    def run_once() -> None:
+        nonlocal is_run
+        with lock:
+            was_run, is_run = is_run, True
+        if not was_run:
+            function()
+
+    try:
+        pool.submit(run_once)
+    except RuntimeError:
+        run_once()
 
 
 class _Running(Generic[Result]):
@@ -214,10 +253,18 @@ class _Running(Generic[Result]):
             if not is_unwanted:
                 self.future.set_result(result)
         if is_unwanted:
-            if self._give_back is not None:
-                self._give_back(result)
+            try:
+                if self._give_back is not None:
+                    self._give_back(result)
+            except Exception:  # nothing may end a thread unseen
+                logger.exception("What a coroutine did not wait for could not be given back")
             with suppress(InvalidStateError):
                 self.future.set_result(result)
+
+    def may_ask_again(self) -> bool:
+        """Count that a claim's row was found locked; tell whether it is asked again shortly."""
+        self.locked += 1
+        return self.loop is not None and self.locked <= len(LOCKED_BACKOFF)
 
     @property
     def is_abandoned(self) -> bool:

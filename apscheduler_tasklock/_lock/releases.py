@@ -32,21 +32,29 @@ class Release(Request[ReleaseAnswer | None]):
     """A claim that is to be ended. The answer is ``None`` if it no longer stood.
 
     :param ending: what becomes of its window
+    :param alone: whether it never travels with others, whose time limits differ
     """
 
     def __init__(
-        self, protocol: TaskLockProtocol, task_name: str, claim_id: UUID, ending: Ending
+        self,
+        protocol: TaskLockProtocol,
+        task_name: str,
+        claim_id: UUID,
+        ending: Ending,
+        *,
+        alone: bool = False,
     ) -> None:
         self.kind = Release
         self.task_name = task_name
         self._protocol = protocol
         self._claim_id = claim_id
         self._ending = ending
+        self._alone = alone
 
     @property
     def goes_alone(self) -> bool:
-        """Whether it is handed over, which is another statement."""
-        return self._ending is Ending.HAND_OVER
+        """Whether it was asked to, or is handed over, which is another statement."""
+        return self._alone or self._ending is Ending.HAND_OVER
 
     def send(self, cursor: Any) -> ReleaseAnswer | None:
         """End the claim."""
@@ -232,7 +240,11 @@ class PendingReleases:
             if time.monotonic() < pending.until:
                 # One that is under way when somebody closes must not make that take long.
                 release = Release(
-                    self._protocol, pending.task_name, pending.claim_id, pending.ending
+                    self._protocol,
+                    pending.task_name,
+                    pending.claim_id,
+                    pending.ending,
+                    alone=True,
                 )
                 self._exchange.ask(release, Deadline(self._closing, self._until, RELEASE_LIMIT))
             else:

@@ -17,7 +17,7 @@ from uuid import UUID
 from apscheduler.events import EVENT_JOB_ERROR
 
 from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, RELEASE_LIMIT
-from apscheduler_tasklock._database.errors import RowLockedError
+from apscheduler_tasklock._database.errors import NotSentError, RowLockedError
 from apscheduler_tasklock._database.exchange import Outcome
 from apscheduler_tasklock._lock.claim import ClaimAttempt, Decision, TakeoverAttempt
 from apscheduler_tasklock._lock.client import LockClient
@@ -208,11 +208,18 @@ class RunAttempt:
         if self._is_to_be_ended():
             self._send_release(ending)
 
+    @property
+    def is_being_released(self) -> bool:
+        """Whether its job has ended, so that its release is on the way."""
+        return self._job_ended
+
+    def wait_for_release(self, seconds: float) -> None:
+        """Wait until it is released, for so long at most."""
+        self._released.wait(seconds)
+
     def cut_by_shutdown(self) -> None:
         """End the claim of a coroutine that a shutdown cancels. Waits for the database."""
-        if self._job_ended:
-            self._released.wait(RELEASE_LIMIT)  # its release is on the way
-        else:
+        if not self._job_ended:
             self.cut(begun=self.running)
 
     def _decided(self, claimed: HeldLock | Refusal | None) -> bool:
@@ -241,6 +248,8 @@ class RunAttempt:
             self._submission.run_unlocked
             and self._submission.dead_run is None
             and not isinstance(error, RowLockedError)
+            # Its turn did not come, although the database answers.
+            and not (isinstance(error, NotSentError) and self._locks.outage.reason is None)
         )
         if self._submission.dead_run is not None:
             self._reports.not_taken_over(error)
