@@ -252,31 +252,31 @@ class Reports:
         )
 
 
-# How many run times a run may cost that is renewed, until it is told of: it may merely take long.
-PATIENCE = 3
+# How many run times a run may cost that is renewed, until a warning: it may merely take long.
+RUN_TIMES_UNTIL_WARNING = 3
 
 
 class BlockedTasks:
-    """What a replica has told of the runs and windows that cost run times of its tasks."""
+    """Which warnings a replica has logged of the runs and windows that cost run times."""
 
     def __init__(self) -> None:
         self._runs: dict[str, tuple[int, int, bool]] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
 
     def first_seen(self, task_name: str, token: int, *, renewed: bool) -> bool:
-        """Count a run time that a run costs, and tell whether it is time to warn of that run."""
-        known, count, told = self._runs.get(task_name, (token, 0, False))
+        """Count a run time that a run costs, and return whether it is time to warn of that run."""
+        known, count, is_warned = self._runs.get(task_name, (token, 0, False))
         if known != token:
-            count, told = 0, False
-        news = not told and count + 1 >= (PATIENCE if renewed else 1)
-        self._runs[task_name] = (token, count + 1, told or news)
-        return news
+            count, is_warned = 0, False
+        is_time = not is_warned and count + 1 >= (RUN_TIMES_UNTIL_WARNING if renewed else 1)
+        self._runs[task_name] = (token, count + 1, is_warned or is_time)
+        return is_time
 
     def is_first(self, what: str, task_name: str) -> bool:
-        """Tell whether this is met here for the first time of this task."""
-        news = (what, task_name) not in self._told
-        self._told.add((what, task_name))
-        return news
+        """Return whether this is met here for the first time of this task."""
+        is_first = (what, task_name) not in self._warned
+        self._warned.add((what, task_name))
+        return is_first
 
 
 def statement_to_free(table: Table, task_name: str, token: int) -> str:
