@@ -39,7 +39,7 @@ class Heartbeat:
     :param renew: renews claims, notes their new ends, and returns which stand, by id, and whether
         each was renewed; raises ``TaskLockDatabaseError`` if the database is unavailable,
         and ``TaskLockError`` if it rejects that
-    :param on_idle: called when there is nothing to renew any more
+    :param on_idle: called when there is nothing to renew any more, after a renewal
     :param timings: has the number of renewals in a lease
     """
 
@@ -48,7 +48,10 @@ class Heartbeat:
         self._on_idle = on_idle
         self._per_lease = timings.renewals_per_lease
         self._changed = threading.Condition()
-        self._leases: list[_Lease] = []
+        self._leases: dict[UUID, _Lease] = {}  # by the claim's id
+        self._looks_at = 0.0  # when the thread looks at them again, on the monotonic clock
+        self._idle_since: float | None = None
+        self._has_renewed = False
         self._is_rejected = False
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -61,14 +64,17 @@ class Heartbeat:
                 # Before all else: where threads are limited, it fails, and nobody gets the lock.
                 thread.start()
                 self._thread = thread
-            self._leases.append(_Lease(held, self._first_due(held)))
-            self._changed.notify_all()
+            lease = self._leases[held.claim_id] = _Lease(held, self._first_due(held))
+            # Else the thread looks early enough. To wake it for each claim costs as much as one.
+            if lease.due < self._looks_at:
+                self._changed.notify_all()
 
     def remove(self, held: HeldLock) -> None:
         """Renew a claim no longer."""
         with self._changed:
-            self._leases = [lease for lease in self._leases if lease.held is not held]
-            self._changed.notify_all()
+            self._leases.pop(held.claim_id, None)
+            if not self._leases and (self._has_renewed or self._closed):
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Let the thread end as soon as there is nothing to renew."""
@@ -82,27 +88,39 @@ class Heartbeat:
         return not self._leases
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                while self._leases and (pause := self._next_due() - time.monotonic()) > 0:
-                    self._changed.wait(pause)
-                if not self._leases:
-                    self._on_idle()
-                    # The next job is not far, as a rule, and a thread costs as much as a claim.
-                    self._changed.wait_for(lambda: self._leases or self._closed, LINGER)
-                    if not self._leases:
-                        self._thread = None
-                        break
-                    continue
-                batch = [lease for lease in self._leases if self._is_nearly_due(lease)]
+        while (batch := self._wait()) is not None:
             try:
                 self._renew_all(batch)
             except Exception:  # nothing may end this thread unseen
                 logger.exception("Locks could not be renewed; trying again")
                 _put_off(batch)
 
-    def _next_due(self) -> float:
-        return min(lease.due for lease in self._leases)
+    def _wait(self) -> list[_Lease] | None:
+        """Wait for leases to renew; ``None`` if there has been none for a while."""
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                if self._leases:
+                    self._idle_since = None
+                    self._looks_at = min(lease.due for lease in self._leases.values())
+                    if self._looks_at <= now:
+                        leases = self._leases.values()
+                        return [lease for lease in leases if self._is_nearly_due(lease)]
+                else:
+                    self._looks_at = self._note_idle(now) + LINGER
+                    if self._closed or self._looks_at <= now:
+                        self._thread = None
+                        return None
+                self._changed.wait(self._looks_at - now)
+
+    def _note_idle(self, now: float) -> float:
+        """Note that there is nothing to renew; return since when, on the monotonic clock."""
+        if self._idle_since is None:
+            self._idle_since = now
+        if self._has_renewed:
+            self._has_renewed = False
+            self._on_idle()
+        return self._idle_since
 
     def _renew_all(self, batch: Sequence[_Lease]) -> None:
         """Renew what stands, and tell of what is lost."""
@@ -124,6 +142,7 @@ class Heartbeat:
         if not standing:
             return
         now = time.monotonic()
+        self._has_renewed = True
         try:
             renewed = self._renew([lease.held for lease in standing])
         except TaskLockError as error:
@@ -146,8 +165,7 @@ class Heartbeat:
 
     def _lose(self, lost: _Lease) -> None:
         with self._changed:
-            released = lost not in self._leases
-            self._leases = [lease for lease in self._leases if lease is not lost]
+            released = self._leases.pop(lost.held.claim_id, None) is None
         if not released:
             lost.held.lose()
 

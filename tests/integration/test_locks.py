@@ -1,4 +1,4 @@
-"""LockClient on a real server: races, retries, lost answers, and releases that are owed."""
+"""LockClient on a real server: races, retries, lost answers, and releases that are pending."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class PgBouncer:
         with ExitStack() as clients:
             for _ in range(connections):
                 client = clients.enter_context(psycopg.connect(url))
-                client.execute("SELECT")  # in a transaction, which keeps the connection lent
+                client.execute("SELECT")  # in a transaction, which keeps the connection
         return url
 
     @property
