@@ -193,10 +193,19 @@ def fires(draw: st.DrawFn, *, combined: bool = True) -> tuple[Any, datetime]:
 
 def clocks_go_forward(zone: ZoneInfo, start: datetime, end: datetime) -> bool:
     """Tell whether they do so between two moments."""
-    first, last = (moment.astimezone(zone).utcoffset() for moment in (start, end))
+    return any(later > earlier for earlier, later in pairwise(offsets(zone, start, end)))
+
+
+def clocks_go_back(zone: Any, start: datetime, end: datetime) -> bool:
+    """Tell whether they do so between two moments."""
+    return any(later < earlier for earlier, later in pairwise(offsets(zone, start, end)))
+
+
+def offsets(zone: Any, start: datetime, end: datetime) -> list[timedelta]:
+    """Return the offsets of a zone at the hours between two moments, and at both."""
     hours = (end - start) // timedelta(hours=1)
-    offsets = [(start + timedelta(hours=n)).astimezone(zone).utcoffset() for n in range(hours)]
-    return any(later > earlier for earlier, later in pairwise([first, *offsets, last]))
+    moments = [start, *(start + timedelta(hours=n) for n in range(hours)), end]
+    return [moment.astimezone(zone).utcoffset() or timedelta() for moment in moments]
 
 
 @given(fires(), st.none() | st.integers(1, 7200), st.booleans())
@@ -224,6 +233,9 @@ def test_a_nominal_time_is_the_last_moment_that_the_fields_allow(
     nominal = due.astimezone(timezone.utc)
     run_time = nominal + timedelta(seconds=round(share * jitter, 3))
     assume(not clocks_go_forward(schedule.zone, nominal - timedelta(hours=3), run_time))
+    if CalendarIntervalTrigger is None:
+        # Asked in the hour that comes twice, APScheduler 3.10 answers with a time of the first one.
+        assume(not clocks_go_back(schedule.zone, nominal - timedelta(hours=3), run_time))
     for at in schedule.grain.after(nominal):
         if at > run_time:
             break
