@@ -102,10 +102,12 @@ class Heartbeat:
                 now = time.monotonic()
                 if self._leases:
                     self._idle_since = None
-                    self._looks_at = min(lease.due for lease in self._leases.values())
-                    if self._looks_at <= now:
-                        leases = self._leases.values()
+                    leases = self._leases.values()
+                    due = min(lease.due for lease in leases)
+                    if due <= now:
                         return [lease for lease in leases if self._is_nearly_due(lease)]
+                    # Not as late as a long lease is due: what ends meanwhile does not wake it.
+                    self._looks_at = min(due, now + LINGER)
                 else:
                     self._looks_at = self._note_idle(now) + LINGER
                     if self._closed or self._looks_at <= now:
