@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import psycopg
 
+from apscheduler_tasklock._database.background import BackgroundThreads
 from apscheduler_tasklock._database.deadline import WAKE_INTERVAL, Deadline
 from apscheduler_tasklock._database.errors import ConflictError, NotSentError
 from apscheduler_tasklock._database.outage import Outage
@@ -106,9 +107,9 @@ class _Entry(Generic[Answer]):
     """A request on its way.
 
     :ivar on_done: gets its outcome, if no thread waits for it
-    :ivar sent: whether it was given to a sender, and may have reached the database
     :ivar sends: whether it is its turn, and its thread has to send
     :ivar sender: to whom it was given
+    :ivar sent: whether it may have reached the database
     :ivar is_told: whether ``on_done`` was called
     """
 
@@ -123,9 +124,9 @@ class _Entry(Generic[Answer]):
         self.on_done = on_done
         self.since = time.monotonic()
         self.thread = None if on_done else threading.current_thread()
-        self.sent = False
         self.sends = False
         self.sender: _Sender | None = None
+        self.sent = False
         self.is_told = False
         self.outcome: Outcome[Answer] | None = None
         self.changed: threading.Event | None = None
@@ -133,7 +134,8 @@ class _Entry(Generic[Answer]):
     def fail(self, error: Exception, cause: BaseException | None = None) -> None:
         """Note why there is no answer, unless there is one."""
         if self.outcome is None:
-            self.request.note_failure(cause or error)
+            if self.sent:
+                self.request.note_failure(cause or error)
             self.outcome = Outcome(error=error)
 
     def must_wait(self) -> None:
@@ -172,8 +174,8 @@ class Exchange:
     :param pool: where the connection comes from
     :param outage: is told when the database is unavailable, and when it is back
     :param explain: returns what to raise for a failure that another attempt would not overcome
-    :param in_background: runs a function in a thread: the sending of requests that no thread waits
-        for, and what is done with their answers
+    :param background: sends requests that no thread waits for, and calls who wants their outcome.
+        Who sends must never wait for a turn, which may be the next one of its own.
     """
 
     def __init__(
@@ -181,12 +183,12 @@ class Exchange:
         pool: Pool,
         outage: Outage,
         explain: Callable[[psycopg.Error], TaskLockError],
-        in_background: Callable[[Callable[[], None]], None],
+        background: BackgroundThreads,
     ) -> None:
         self._pool = pool
         self._outage = outage
         self._explain = explain
-        self._in_background = in_background
+        self._background = background
         self._lock = threading.Lock()
         self._waiting: deque[_Entry[Any]] = deque()
         self._sender: _Sender | None = None
@@ -276,7 +278,7 @@ class Exchange:
             self._waiting.remove(entry)
             self._sender = self._new_sender()
             entry.sends = True
-        elif entry.deadline.seconds_left <= 0 or time.monotonic() > entry.since + turn_within:
+        elif self._is_too_late(entry, turn_within):
             self._waiting.remove(entry)
             entry.outcome = Outcome(error=_no_turn(entry.since))
         return entry.sends or entry.outcome is not None
@@ -302,12 +304,11 @@ class Exchange:
                 begun = opened_at = time.monotonic()
                 pooled = None
                 try:
-                    _check_turn(deadline, entry, TURN * self._pool.attempt)
+                    _check_turn(deadline, entry.since)
                     pooled = self._pool.acquire(deadline)
                     opened_at = pooled.opened_at
                     with self._pool.cursor(pooled, deadline) as cursor:
-                        # Those that have been told that their sender vanished are not sent.
-                        group[:] = [other for other in group if other.outcome is None]
+                        group[:] = self._still_wanted(group)
                         requests = [other.request for other in group]
                         answers: Sequence[Any] = []
                         if len(group) == 1:
@@ -324,6 +325,14 @@ class Exchange:
                     self._outage.end(begun)
                     for other, answer in zip(group, answers, strict=True):
                         other.outcome = other.outcome or _outcome(answer)
+
+    def _still_wanted(self, group: Sequence[_Entry[Any]]) -> list[_Entry[Any]]:
+        """Return those that are sent now: not those that took their sender for vanished."""
+        with self._lock:
+            wanted = [entry for entry in group if entry.outcome is None]
+            for entry in wanted:
+                entry.sent = True
+        return wanted
 
     @contextmanager
     def _turn(self, entry: _Entry[Any]) -> Iterator[list[_Entry[Any]]]:
@@ -377,8 +386,6 @@ class Exchange:
                     if request.task_name:  # as a release that waits, and the next claim
                         tasks.add(request.task_name)
             self._waiting = left
-        for each in batch:
-            each.sent = True
         return batch
 
     def _fail(self, group: Sequence[_Entry[Any]], error: Exception, opened_at: float) -> None:
@@ -401,17 +408,36 @@ class Exchange:
 
     def _hand_on(self) -> None:
         """Give the connection to whose request is the oldest."""
+        late: list[_Entry[Any]] = []
+        oldest: _Entry[Any] | None = None
         with self._lock:
-            if not self._waiting:
-                self._sender = None
-                return
-            entry = self._waiting.popleft()
-            entry.sends = True
-            self._sender = _Sender(entry.thread, time.monotonic() + OVERDUE * self._pool.attempt)
-        if entry.on_done is None:
-            entry.tell()
+            while self._waiting and oldest is None:
+                entry = self._waiting.popleft()
+                # A thread that waits looks by itself whether it is too late.
+                if self._is_too_late(entry, TURN * self._pool.attempt):
+                    late.append(entry)
+                else:
+                    oldest = entry
+            self._sender = None
+            if oldest is not None:
+                oldest.sends = True
+                limit = OVERDUE * self._pool.attempt
+                self._sender = _Sender(oldest.thread, time.monotonic() + limit)
+        for each in late:
+            each.fail(_no_turn(each.since))
+        self._tell(late)
+        if oldest is None:
+            return
+        if oldest.on_done is None:
+            oldest.tell()
         else:
-            self._in_background(partial(self._send, entry))
+            self._background.run(partial(self._send, oldest))
+
+    @staticmethod
+    def _is_too_late(entry: _Entry[Any], turn_within: float) -> bool:
+        """Tell whether a request waits for its turn no longer."""
+        is_late = time.monotonic() > entry.since + turn_within
+        return is_late or entry.deadline.seconds_left <= 0
 
     def _tell(self, batch: Sequence[_Entry[Any]]) -> None:
         """Let those know that sent nothing themselves."""
@@ -423,7 +449,7 @@ class Exchange:
                 entry.is_told = True
                 callbacks.append(partial(entry.on_done, entry.outcome))
         if callbacks:
-            self._in_background(partial(_call_all, callbacks))
+            self._background.run(partial(_call_all, callbacks))
 
 
 def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
@@ -444,11 +470,10 @@ def _has_vanished() -> TaskLockDatabaseError:
     return TaskLockDatabaseError("the thread that sent it has vanished")
 
 
-def _check_turn(deadline: Deadline, entry: _Entry[Any], turn_within: float) -> None:
-    """Raise an error if the turn has come too late; a thread that waits has looked itself."""
-    is_late = entry.on_done is not None and time.monotonic() > entry.since + turn_within
-    if is_late or deadline.seconds_left <= 0:
-        raise _no_turn(entry.since)
+def _check_turn(deadline: Deadline, since: float) -> None:
+    """Raise an error if the turn has come too late."""
+    if deadline.seconds_left <= 0:
+        raise _no_turn(since)
 
 
 def _no_turn(since: float) -> NotSentError:

@@ -69,7 +69,6 @@ class ClaimAttempt(Request[Decision]):
         self._context = context
         run_time = request.run_time
         self._due = _local_time() if run_time is None else run_time.timestamp()
-        self._is_sent = False
         self._to_take_back: Ending | None = None
 
     @property
@@ -91,7 +90,6 @@ class ClaimAttempt(Request[Decision]):
             # Both clocks are read as late as can be, on a connection that stands.
             sent, lag = time.monotonic(), self._lag()
             bound = context.clock.latest(sent)
-            self._is_sent = True
             times = ReadTimes(lag, bound, context.outage.stable)
             answer = context.protocol.claim(cursor, self.request, times)
             is_bound = context.clock.learn(
@@ -112,8 +110,6 @@ class ClaimAttempt(Request[Decision]):
         context = requests[0]._context
         sent, lags = time.monotonic(), [attempt._lag() for attempt in requests]
         bound = context.clock.latest(sent)
-        for attempt in requests:
-            attempt._is_sent = True
         times = ReadTimes(latest=bound, stable=context.outage.stable)
         asked = [attempt.request for attempt in requests]
         answers = context.protocol.claim_many(cursor, asked, lags, times)
@@ -140,8 +136,7 @@ class ClaimAttempt(Request[Decision]):
 
     def note_failure(self, error: BaseException) -> None:
         """Note whether it may have been granted all the same."""
-        if self._is_sent and not is_rolled_back(error):
-            self.in_doubt = True
+        self.in_doubt = self.in_doubt or not is_rolled_back(error)
 
     def _lag(self) -> float:
         return max(0.0, _local_time() - self._due)
@@ -191,7 +186,6 @@ class TakeoverAttempt(Request[Decision]):
         self.request = request
         self.in_doubt = False
         self._context = context
-        self._is_sent = False
 
     def send(self, cursor: Any) -> Decision:
         """Ask; the answer is ``None`` if the row is gone.
@@ -202,7 +196,6 @@ class TakeoverAttempt(Request[Decision]):
         context.pending.send_for(self.task_name, cursor)
         for _ in range(ROUNDS):
             sent = time.monotonic()
-            self._is_sent = True
             answer = context.protocol.take_over(cursor, self.request)
             if answer is not None:
                 context.clock.learn(
@@ -220,8 +213,7 @@ class TakeoverAttempt(Request[Decision]):
 
     def note_failure(self, error: BaseException) -> None:
         """Note whether it may have been granted all the same."""
-        if self._is_sent and not is_rolled_back(error):
-            self.in_doubt = True
+        self.in_doubt = self.in_doubt or not is_rolled_back(error)
 
 
 def is_over(answer: ClaimAnswer, sent: float) -> bool:

@@ -15,6 +15,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock._database.background import BackgroundThreads
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.deadline import (
     RELEASE_LIMIT,
@@ -108,7 +109,7 @@ class LockClient:
         self._closing = Closing()
         self._released_at = 0.0
         self.claiming = InProgress()
-        self.offload = ThreadOffload(self._closing, self.claiming)
+        background = BackgroundThreads(1, "tasklock-background")
         self.outage = Outage(self.where, attempt_limit(settings.claim_timeout), settings.timings)
         self._pool = make_pool(
             settings.database,
@@ -117,18 +118,15 @@ class LockClient:
             closing=self._closing,
             ended=self.outage.idle_connection_ended,
         )
-        self._exchange = self.offload.exchange = Exchange(
-            self._pool, self.outage, self._explain, self.offload.in_background
-        )
+        self._exchange = Exchange(self._pool, self.outage, self._explain, background)
+        self.offload = ThreadOffload(self._exchange, background, self._closing, self.claiming)
         self._second_pool = make_second_pool(
             settings.database,
             timeout=settings.claim_timeout,
             application_name=self._application_name,
             ended=self.outage.idle_connection_ended,
         )
-        self._second = Exchange(
-            self._second_pool, self.outage, self._explain, self.offload.in_background
-        )
+        self._second = Exchange(self._second_pool, self.outage, self._explain, background)
         self._retrier = Retrier(self._exchange, self.outage, self._closing, self.where)
         self._protocol = TaskLockProtocol(self.table, settings.replica_id)
         self.clock = DatabaseClock(self.outage.clock_stepped)

@@ -7,12 +7,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from apscheduler_tasklock._database.background import BackgroundThreads
 from apscheduler_tasklock._database.deadline import Closing, Deadline
 from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.exchange import Exchange, Outcome, Request
@@ -50,43 +51,46 @@ class Operation(Generic[Result]):
 class ThreadOffload:
     """Does what coroutines want of the database, without a thread for each of them.
 
-    One thread prepares and sends, and one finishes what was plainly answered; a few more try again
-    what was not. Who sends must never wait for a turn, which may be the next one of its own.
-    What was begun is brought to its end, also when the coroutine that waits for it is cancelled, or
-    left behind on a loop that has ended.
+    The thread that sends prepares as well, and one finishes what was plainly answered; a few more
+    try again what was not. What was begun is brought to its end, also when the coroutine that waits
+    for it is cancelled, or left behind on a loop that has ended.
 
+    :param exchange: sends the requests
+    :param background: the thread that sends
     :param closing: says when claiming is stopped
     :param claiming: counts the claims that are not decided, or are given back
     """
 
-    def __init__(self, closing: Closing, claiming: InProgress) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        background: BackgroundThreads,
+        closing: Closing,
+        claiming: InProgress,
+    ) -> None:
+        self._exchange = exchange
+        self._background = background
         self._closing = closing
         self._claiming = claiming
-        self._background = ThreadPoolExecutor(1, "tasklock-background")
-        self._finishing = ThreadPoolExecutor(1, "tasklock-finishing")
-        self._pausing = ThreadPoolExecutor(1, "tasklock-pausing")
-        self._claims = ThreadPoolExecutor(THREADS, "tasklock-claims")
+        self._finishing = BackgroundThreads(1, "tasklock-finishing")
+        self._pausing = BackgroundThreads(1, "tasklock-pausing")
+        self._claims = BackgroundThreads(THREADS, "tasklock-claims")
         # Of their own, so that they do not queue behind claims.
-        self._releases = ThreadPoolExecutor(THREADS, "tasklock-ends")
+        self._releases = BackgroundThreads(THREADS, "tasklock-ends")
         self._lock = threading.Lock()
         self._begun: deque[_Running[Any]] = deque()
         self._locked: list[tuple[_Running[Any], Request[Any], Outcome[Any]]] = []
-        self.exchange: Exchange | None = None
 
     def close(self) -> None:
         """End the threads."""
-        for pool in (
+        for threads in (
             self._background,
             self._finishing,
             self._pausing,
             self._claims,
             self._releases,
         ):
-            pool.shutdown(wait=False)
-
-    def in_background(self, function: Callable[[], None]) -> None:
-        """Run a short function in a thread, or here if threads have ended."""
-        _submit_once(self._background, function)
+            threads.close()
 
     async def claim(self, claim: Operation[Result], give_back: Callable[[Result], Any]) -> Result:
         """Wait until a claim is decided.
@@ -102,7 +106,7 @@ class ThreadOffload:
             return await result_of(running.future)
         except (asyncio.CancelledError, GeneratorExit):
             if running.abandon():
-                self._releases.submit(give_back, running.future.result())
+                self._releases.run(partial(give_back, running.future.result()))
             raise
 
     def release(self, release: Operation[Result]) -> Future[Result]:
@@ -113,14 +117,14 @@ class ThreadOffload:
 
     def call(self, function: Callable[[], Result]) -> Future[Result]:
         """Call a function that may wait for the database in a thread."""
-        return self._releases.submit(function)
+        return self._releases.call(function)
 
     def _begin(self, running: _Running[Any]) -> None:
         with self._lock:
             self._begun.append(running)
             is_first = len(self._begun) == 1
         if is_first:
-            self.in_background(self._send)
+            self._background.run(self._send)
 
     def _send(self) -> None:
         """Prepare what was begun, and send it together."""
@@ -139,8 +143,7 @@ class ThreadOffload:
     def _submit(
         self, requests: list[Request[Any]], running: list[_Running[Any]], limit: float
     ) -> None:
-        assert self.exchange is not None
-        self.exchange.submit(
+        self._exchange.submit(
             requests,
             Deadline(self._closing, limit=limit),
             [partial(self._answered, *each) for each in zip(running, requests, strict=True)],
@@ -157,7 +160,7 @@ class ThreadOffload:
             running.fail(error)
             return None
         if request is None:
-            _submit_once(running.pool, partial(running.finish, None))
+            running.threads.run(partial(running.finish, None))
         return request
 
     def _answered(
@@ -168,8 +171,8 @@ class ThreadOffload:
             self._ask_later(running, request, outcome)
             return
         may_wait = outcome.error is not None or running.operation.waits(outcome.answer)
-        pool = running.pool if may_wait or running.is_abandoned else self._finishing
-        _submit_once(pool, partial(running.finish, outcome))
+        threads = running.threads if may_wait or running.is_abandoned else self._finishing
+        threads.run(partial(running.finish, outcome))
 
     def _ask_later(
         self, running: _Running[Any], request: Request[Any], outcome: Outcome[Any]
@@ -180,7 +183,7 @@ class ThreadOffload:
             is_first = len(self._locked) == 1
         if is_first:
             pause = jittered(LOCKED_BACKOFF[running.locked - 1])
-            _submit_once(self._pausing, partial(self._ask_again_after, pause))
+            self._pausing.run(partial(self._ask_again_after, pause))
 
     def _ask_again_after(self, pause: float) -> None:
         """Pause, and ask again together for all that were found locked meanwhile."""
@@ -190,7 +193,7 @@ class ThreadOffload:
         asked = []
         for running, request, outcome in locked:
             if self._closing.stopped or running.is_abandoned:
-                _submit_once(running.pool, partial(running.finish, outcome))
+                running.threads.run(partial(running.finish, outcome))
             else:
                 asked.append((running, request))
         if asked:
@@ -198,42 +201,22 @@ class ThreadOffload:
             self._submit([request for _, request in asked], [each for each, _ in asked], limit)
 
 
-def _submit_once(pool: ThreadPoolExecutor, function: Callable[[], None]) -> None:
-    """Run a function in a pool's thread, or here if it is closed or the interpreter ends.
-
-    A pool that cannot start another thread says so after it has queued the function, and one of its
-    other threads runs it as well.
-    """
-    lock, is_run = threading.Lock(), False
-
-    def run_once() -> None:
-        nonlocal is_run
-        with lock:
-            was_run, is_run = is_run, True
-        if not was_run:
-            function()
-
-    try:
-        pool.submit(run_once)
-    except RuntimeError:
-        run_once()
-
-
 class _Running(Generic[Result]):
     """An operation under way, of which nobody may want to know any more when it is done.
 
+    :param threads: in which it may wait for the database
     :ivar locked: how often it found its row locked
     """
 
     def __init__(
         self,
         operation: Operation[Result],
-        pool: ThreadPoolExecutor,
+        threads: BackgroundThreads,
         loop: asyncio.AbstractEventLoop | None = None,
         give_back: Callable[[Result], Any] | None = None,
     ) -> None:
         self.operation = operation
-        self.pool = pool
+        self.threads = threads
         self.loop = loop
         self.locked = 0
         self.future: Future[Result] = Future()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID, uuid4
 
 from psycopg.rows import class_row, dict_row
@@ -15,8 +15,6 @@ from sqlalchemy import Table
 from apscheduler_tasklock._lock import statements
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.schema.table import quoted_name
-
-Row = TypeVar("Row")
 
 # How often a claim looks for its row, which others may insert and delete meanwhile.
 ROUNDS = 10

@@ -255,6 +255,48 @@ class TestFailures:
         assert setup.outage.reason is None
         assert setup.ask(Numbers(2)) == 2
 
+    def test_without_a_thread_it_gives_up_when_claiming_was_stopped_and_it_is_no_outage(
+        self, setup: Setup
+    ) -> None:
+        outcomes: list[Outcome[int]] = []
+        deadline = Deadline(setup.closing)
+        with setup.in_use():
+            setup.exchange.submit([Numbers(1)], deadline, [outcomes.append])
+            setup.closing.stop()
+            eventually(lambda: deadline.seconds_left <= 0)
+        eventually(lambda: outcomes)
+        assert isinstance(outcomes[0].error, NotSentError)
+        assert Numbers.sent == []
+        assert setup.outage.reason is None
+
+    def test_what_is_given_up_is_not_sent_later(
+        self, database_url: str, make_setup: Callable[..., Setup]
+    ) -> None:
+        """Its sender comes back after it was taken for vanished, as from a late name server."""
+        Numbers.sent = []
+        setup = make_setup(database_url, timeout=1)
+        with setup.in_use():
+            sender = Asked(setup, Numbers(1))
+            eventually(lambda: setup.waiting() == 1)
+            follower = Asked(setup, Numbers(2))
+            eventually(lambda: setup.waiting() == 2)
+            connects, go_on = Event(), Event()
+            acquire = setup.pool.acquire
+
+            def acquire_late(deadline: Deadline) -> Any:
+                connects.set()
+                assert go_on.wait(60)
+                return acquire(deadline)
+
+            setup.pool.acquire = acquire_late
+        assert connects.wait(60)
+        setup.pool.acquire = acquire
+        assert isinstance(follower.ended().error, TaskLockDatabaseError)
+        go_on.set()
+        sender.ended()
+        assert Numbers.sent == [[1]]
+        assert follower.request.failures == []
+
     def test_who_waits_gives_up_when_claiming_was_stopped(self, setup: Setup) -> None:
         with setup.in_use():
             asked = Asked(setup, Numbers(1))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
 from typing import Any
 
 from apscheduler_tasklock import TaskLockError
+from apscheduler_tasklock._database.background import BackgroundThreads
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.deadline import Closing, Deadline
 from apscheduler_tasklock._database.exchange import Call, Exchange, Request
@@ -24,7 +24,7 @@ class Setup:
     def __init__(self, database: Any, timeout: float = 60.0) -> None:
         self.closing = Closing()
         self.outage = Outage("here", attempt_limit(timeout))
-        self.background = ThreadPoolExecutor(1)
+        self.background = BackgroundThreads(1, "background")
         self.pool: Pool = make_pool(
             database,
             timeout=timeout,
@@ -36,7 +36,7 @@ class Setup:
             self.pool,
             self.outage,
             lambda error: TaskLockError(f"rejected: {error.sqlstate}"),
-            lambda function: void(self.background.submit(function)),
+            self.background,
         )
 
     def ask(self, request: Request[Any], turn_within: float | None = None) -> Any:
@@ -59,11 +59,7 @@ class Setup:
 
     def close(self) -> None:
         self.pool.close()
-        self.background.shutdown()
-
-
-def void(_: object) -> None:
-    """Forget a value."""
+        self.background.close()
 
 
 class Asked(Thread):

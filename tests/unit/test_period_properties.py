@@ -242,7 +242,9 @@ def test_a_nominal_time_is_the_last_moment_that_the_fields_allow(
         nominal = at if schedule.fires_at(at) else nominal
 
     trigger = schedule.trigger(jitter=jitter)
-    assert nominal_time(trigger, run_time.astimezone(schedule.zone)) == nominal
+    answer = nominal_time(trigger, run_time.astimezone(schedule.zone))
+    # Python takes moments of two zones for unequal if one is in an hour that comes twice.
+    assert answer.timestamp() == nominal.timestamp()
 
 
 @pytest.mark.skipif(CalendarIntervalTrigger is None, reason="APScheduler 3.10 has none")
