@@ -82,7 +82,7 @@ class ClaimRequest:
             "claim_id": self.claim_id,
             "lag": lag,
             "run_time": self.run_time if self.exact else None,
-            # psycopg cannot send a list of integers and floats.
+            # psycopg prepares a statement anew for integers of each size.
             "min_lock": float(self.min_lock),
             "max_lock": float(self.max_lock),
             "lease": None if self.lease is None else float(self.lease),
@@ -399,10 +399,10 @@ class TaskLockProtocol:
         lags: Sequence[float],
         times: ReadTimes,
     ) -> dict[UUID, ClaimAnswer]:
-        asked = [r.parameters(lag) for r, lag in zip(requests, lags, strict=True)]
+        asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
         parameters = {
             **self._own,
-            **statements.arrays_of_claims(asked),
+            **statements.many(asked),
             "latest": times.latest,
             "stable": times.stable,
         }
@@ -440,8 +440,8 @@ class TaskLockProtocol:
         :return: the answers of the claims that stood, by claim id. ``None``: somebody else has the
             row locked; it is to be sent again.
         """
-        arrays = statements.arrays_of_releases(_release_parameters(*each) for each in releases)
-        rows = self._rows(cursor, self._release_many, {**self._own, **arrays})
+        asked = statements.many(_release_parameters(*each) for each in releases)
+        rows = self._rows(cursor, self._release_many, {**self._own, **asked})
         return {
             row.pop("asked_claim_id"): ReleaseAnswer(**row) if row["locked_until"] else None
             for row in rows

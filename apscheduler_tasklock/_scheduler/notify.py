@@ -135,9 +135,10 @@ class Reports:
         if refusal.reason != "window":
             return
         nominal = nominal_time(self._submission.trigger, self.run_time)
+        if refusal.window_start >= nominal:
+            return
         # Run times that each replica has of its own fall into each other's windows all the time.
-        shared = self._submission.run_time_is_shared(nominal)
-        if not shared or refusal.window_start >= nominal:
+        if not self._submission.run_time_is_shared(nominal):
             return
         if self._submission.one_off and refusal.holder != self._locks.replica_id:
             return  # another replica has added the same one, a moment before

@@ -35,7 +35,7 @@ AND_TRIGGER_ROUNDS = 2000
 LONGEST_WALK = 36500
 
 # Triggers whose attributes are replaced and never changed, so that a shallow copy is a copy.
-_STOCK = (CronTrigger, IntervalTrigger, CalendarIntervalTrigger)
+_STOCK = (CronTrigger, DateTrigger, IntervalTrigger, CalendarIntervalTrigger)
 
 _INSTANT = timedelta(microseconds=1)
 
