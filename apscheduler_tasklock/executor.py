@@ -45,7 +45,7 @@ from apscheduler_tasklock._scheduler.adapter import (
 from apscheduler_tasklock._scheduler.attempt import RunAttempt
 from apscheduler_tasklock._scheduler.failover import Failover
 from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
-from apscheduler_tasklock._scheduler.lateness import SchedulerPasses, WorkerQueue
+from apscheduler_tasklock._scheduler.lateness import SchedulerPass, SchedulerPasses, WorkerQueue
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Reports
 from apscheduler_tasklock._scheduler.submission import JobKey, RunResult, Submission
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
@@ -328,7 +328,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         submission = self._jobs.submission(job, jobstore, task, run_times)
         self._know(job, jobstore, task)
         try:
-            self._submit(replace(submission, scheduler_pass=scheduler_pass))
+            self._submit(submission, scheduler_pass)
         except RuntimeError:
             if not self.locks.closed:
                 raise
@@ -345,8 +345,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if task.options is not None and not self._failover.knows(task.name, key):
             self._failover.know(task.name, key, self._jobs.lease(job, jobstore, task))
 
-    def _submit(self, submission: Submission) -> None:
-        submission = replace(submission, claim_ids=tuple(uuid4() for _ in submission.run_times))
+    def _submit(self, submission: Submission, scheduler_pass: SchedulerPass) -> None:
+        claim_ids = tuple(uuid4() for _ in submission.run_times)
+        submission = replace(submission, scheduler_pass=scheduler_pass, claim_ids=claim_ids)
         dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=submission.awaited)
         context = RunContext(
             self.locks, Notifier(dispatch, self._blocked), self._workers, self._coroutines
@@ -367,7 +368,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
         def submit() -> None:
             try:
-                self._submit(replace(submission, scheduler_pass=self._passes.alone()))
+                self._submit(submission, self._passes.alone())
             except MaxInstancesReachedError:
                 not_now()
             except Exception as error:  # noqa: BLE001  # whatever the wrapped executor raises

@@ -293,10 +293,9 @@ def resolve(*places: Any, where: str) -> LockOptions | Literal[False]:
     given = [parse_job_options(place, where) for place in places if place is not None]
     if given and given[0] is False:
         return False
-    resolved = LockOptions()
-    for options in given:
-        if options is not False:
-            resolved = resolved.over(options, where)
+    resolved, *weaker = [options for options in given if options is not False] or [LockOptions()]
+    for options in weaker:
+        resolved = resolved.over(options, where)
     return resolved
 
 

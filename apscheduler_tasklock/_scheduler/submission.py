@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -73,7 +74,7 @@ class Submission:
         """Return the same for the window of a run that died; it is late by nature."""
         return replace(self, dead_run=dead, exempt_from_misfire=True)
 
-    @property
+    @cached_property
     def awaited(self) -> bool:
         """Whether the job is a coroutine, for an event loop to await."""
         return bool(iscoroutinefunction_partial(self.job.func))
