@@ -22,6 +22,11 @@ class Lifetime:
         self._lock = threading.Lock()
         self._users = 0
 
+    @property
+    def count(self) -> int:
+        """How many users there are."""
+        return self._users
+
     def close(self) -> None:
         """Give up what is shared: at once, or when its last user has ended."""
         with self._lock:

@@ -27,6 +27,7 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.support.hosts import Host
+from tests.support.internals import instances
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 
@@ -159,7 +160,7 @@ def test_shutdown_releases_what_runs_and_claims_nothing_new(
     stopping.start()
     eventually(lambda: replica.executor.locks.closed)
     host.submit_late(replica.executor, late)
-    eventually(lambda: not replica.executor._instances.get("late"))
+    eventually(lambda: not instances(replica.executor).get("late"))
     go_on.touch()
     stopping.join(60)
     eventually(lambda: unreleased(connection) == 0)

@@ -36,6 +36,7 @@ from apscheduler_tasklock import (
     task_lock,
 )
 from apscheduler_tasklock._lock.client import LockClient
+from tests.support.internals import abandon, coroutines, instances
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
 
@@ -108,7 +109,7 @@ async def running(database: str, **options: Any) -> AsyncIterator[Loop]:
     finally:
         if loop.scheduler.running:
             loop.scheduler.shutdown()
-        await loop.until(lambda: not any(loop.executor._instances.values()))
+        await loop.until(lambda: not any(instances(loop.executor).values()))
         await loop.until(lambda: not loop.scheduler.running)
 
 
@@ -276,7 +277,7 @@ def test_a_coroutine_that_the_shutdown_cuts_is_released_or_with_failover_handed_
         await asyncio.sleep(0)  # in which the scheduler does it
         assert not loop.scheduler.running
         if goes_on:
-            await loop.until(lambda: not any(loop.executor._instances.values()))
+            await loop.until(lambda: not any(instances(loop.executor).values()))
         return loop
 
     loop = event_loop.run_until_complete(main())
@@ -413,8 +414,7 @@ def test_a_loop_that_ends_without_another_turn_leaves_no_lock(
         gate.shut()
         loop.run_once(coroutine_job)
         await gate.until_reached()
-        loop.executor.locks.close()
-        loop.executor._failover.close()
+        abandon(loop.executor)
         return loop.executor.locks
 
     locks = event_loop.run_until_complete(main())
@@ -463,9 +463,9 @@ def test_cancelled_in_the_first_of_several_run_times_it_claims_no_other(
             start = datetime.now(timezone.utc) - timedelta(hours=2, minutes=1)
             loop.run_once(endless, next_run_time=start, start_date=start, coalesce=False)
             await asyncio.wait_for(started.wait(), 60)
-            (run,) = loop.executor._inner._pending_futures
+            (run,) = coroutines(loop.executor)
             run.cancel()  # as asyncio.run does with every task there is, at its end
-            await loop.until(lambda: not any(loop.executor._instances.values()))
+            await loop.until(lambda: not any(instances(loop.executor).values()))
             assert loop.codes() == RAISED
             claimed.append(loop.events[0].token)
 
@@ -482,9 +482,9 @@ def test_a_coroutine_that_begins_after_the_shutdown_claims_nothing(
     async def main() -> None:
         async with running(database_url) as loop:
             loop.submit(coroutine_job)
-            loop.executor._inner._pending_futures.clear()  # tornado's executor cancels nothing
+            coroutines(loop.executor).clear()  # tornado's executor cancels nothing
             loop.executor.shutdown()
-            await loop.until(lambda: not any(loop.executor._instances.values()))
+            await loop.until(lambda: not any(instances(loop.executor).values()))
             assert loop.codes() == []
 
     asyncio.run(main())
@@ -503,7 +503,7 @@ def test_a_shutdown_sends_pending_releases_before_the_loop_may_end(
         async with running(proxy.url) as loop:
             loop.run_once(ends)
             await loop.until(lambda: EVENT_TASK_LOCK_ERROR in loop.codes())
-            await loop.until(lambda: not any(loop.executor._instances.values()))
+            await loop.until(lambda: not any(instances(loop.executor).values()))
             proxy.accepting = True
             loop.executor.shutdown()
             assert connection.execute(released).rowcount == 1

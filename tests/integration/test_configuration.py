@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 from apscheduler_tasklock import TaskLockExecutor, TaskLockOptionError
 from apscheduler_tasklock._scheduler.adapter import report_jobs
 from tests.support.hosts import ThreadPerJobExecutor
+from tests.support.internals import executor_of, inner_of, pool_of, worker_count
 from tests.support.polling import eventually
 
 Connection = psycopg.Connection[Any]
@@ -38,7 +39,7 @@ def started() -> Iterator[Started]:
             noop, "interval", hours=1, id="job", next_run_time=now, misfire_grace_time=None
         )
         scheduler.start()
-        return scheduler._executors["default"]
+        return executor_of(scheduler)
 
     yield start
     for scheduler in schedulers:
@@ -66,7 +67,7 @@ def test_a_configuration_dict(started: Started, database_url: str, connection: C
     }
     executor = started(BackgroundScheduler(executors={"default": config}))
     assert ran(connection)[0] == timedelta(minutes=30)
-    assert executor._inner._pool._max_workers == 3
+    assert worker_count(executor) == 3
 
 
 def test_the_class_by_its_reference(
@@ -92,8 +93,8 @@ def test_dotted_keys_with_a_nested_executor(
         )
     )
     assert ran(connection)[0] == timedelta(minutes=15)
-    assert isinstance(executor._inner, ProcessPoolExecutor)
-    assert executor._inner._pool._max_workers == 1
+    assert isinstance(inner_of(executor), ProcessPoolExecutor)
+    assert worker_count(executor) == 1
 
 
 def test_an_ini_file(started: Started, database_url: str, connection: Connection) -> None:
@@ -127,7 +128,7 @@ def test_flask_apschedulers_settings(
     executor = started(extension.scheduler)
     ran(connection)
     assert isinstance(executor, TaskLockExecutor)
-    assert executor._inner._pool._max_workers == 2
+    assert worker_count(executor) == 2
 
 
 def test_an_instance_of_the_inner_executor_and_an_engine(
@@ -136,7 +137,7 @@ def test_an_instance_of_the_inner_executor_and_an_engine(
     inner = ThreadPoolExecutor(2)
     executor = started(BackgroundScheduler(executors={"default": TaskLockExecutor(engine, inner)}))
     ran(connection)
-    assert executor._inner is inner
+    assert inner_of(executor) is inner
 
 
 @pytest.mark.parametrize(
@@ -215,5 +216,5 @@ def test_an_executor_that_another_one_wraps_is_refused(database_url: str) -> Non
     with pytest.raises(TaskLockOptionError, match="is wrapped by another one already"):
         scheduler.add_executor(second, "second")
     scheduler.remove_executor("second")  # APScheduler has kept it; its shutdown ends nothing
-    assert pool._pool.submit(int).result() == 0
+    assert pool_of(first).submit(int).result() == 0
     scheduler.shutdown()

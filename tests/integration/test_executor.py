@@ -40,6 +40,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._scheduler.names import UnnamedTask
 from tests.support.faults import CLAIM
+from tests.support.internals import instances
 from tests.support.outages import UNAVAILABLE, refuse, restore, why_unavailable
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
@@ -397,7 +398,7 @@ class TestLateness:
                 misfire_grace_time=None,
                 max_instances=100,
             )
-        eventually(lambda: starved.executor._instances.get("job", 0) >= 3)
+        eventually(lambda: instances(starved.executor).get("job", 0) >= 3)
         eventually(lambda: len(runs) >= 3)
         go_on.set()
         eventually(lambda: starved.codes().count(EVENT_TASK_LOCK_REFUSED) >= 3)
@@ -957,7 +958,7 @@ class TestScheduler:
         replica.run_once(go_on.wait, args=[60])
         replica.run_once(lambda: None, job_id="queued")
         replica.one(EVENT_TASK_LOCK_GRANTED)
-        eventually(lambda: replica.executor._instances.get("queued"))
+        eventually(lambda: instances(replica.executor).get("queued"))
         stopping = threading.Thread(target=replica.scheduler.shutdown)
         stopping.start()
         eventually(lambda: replica.executor.locks.closed)

@@ -32,6 +32,7 @@ from apscheduler_tasklock._scheduler.failover import Failover
 from tests.support import claims, outages
 from tests.support.claims import row
 from tests.support.faults import CLAIM
+from tests.support.internals import instances, instances_lock
 from tests.support.outages import count_looks
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -458,7 +459,7 @@ class TestWhenItIsRun:
         eventually(busy.is_set)
         until_its_lease_ends(connection)
         until_looked(replica)
-        assert replica.executor._instances["job"] == 1
+        assert instances(replica.executor)["job"] == 1
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
         go_on.set()
         assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
@@ -476,13 +477,13 @@ class TestWhenItIsRun:
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
         replica.idle()
-        with replica.executor._inner._lock:
-            replica.executor._instances["job"] += 1
+        with instances_lock(replica.executor):
+            instances(replica.executor)["job"] += 1
         until_its_lease_ends(connection)
         until_looked(replica)
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
-        with replica.executor._inner._lock:
-            del replica.executor._instances["job"]
+        with instances_lock(replica.executor):
+            del instances(replica.executor)["job"]
         assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
 
     @pytest.mark.parametrize("way", ["skip", "run"])

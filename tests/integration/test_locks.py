@@ -131,11 +131,11 @@ class TestClaim:
         proxy.cut_all()
         with pytest.raises(TaskLockDatabaseError):
             claim(other)
-        assert other.in_use._users == 0
-        assert one.in_use._users == 1
+        assert other.in_use.count == 0
+        assert one.in_use.count == 1
         one.release(lock)
         one.release(lock)  # does no harm
-        assert one.in_use._users == 0
+        assert one.in_use.count == 0
 
     def test_one_thousand_refused_write_no_wal_and_take_no_transaction_id(
         self, make_locks: MakeLocks, connection: psycopg.Connection[Any]

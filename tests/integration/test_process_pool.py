@@ -23,6 +23,7 @@ from apscheduler_tasklock import (
 )
 from tests.support import pool_jobs
 from tests.support.claims import row
+from tests.support.internals import instances
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 
@@ -197,7 +198,7 @@ def test_what_waits_for_a_worker_is_not_claimed_after_the_shutdown(
     replica = make_pooled()
     for number in range(6):
         replica.run_once(pool_jobs.wait_for, args=[str(go_on)], job_id=f"job {number}")
-    eventually(lambda: len(replica.executor._instances) == 6)
+    eventually(lambda: len(instances(replica.executor)) == 6)
     eventually(lambda: connection.execute("SELECT FROM task_lock").rowcount == 1)
     stopping = threading.Thread(target=replica.scheduler.shutdown)
     stopping.start()
@@ -206,7 +207,7 @@ def test_what_waits_for_a_worker_is_not_claimed_after_the_shutdown(
     stopping.join(60)
     claimed = connection.execute("SELECT task_name FROM task_lock").fetchall()
     assert {("job 0",)} <= set(claimed) <= {("job 0",), ("job 1",), ("job 2",)}
-    assert not replica.executor._instances
+    assert not instances(replica.executor)
 
 
 def test_a_coroutine_says_that_a_process_pool_does_not_await_it(

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from apscheduler.executors.base import BaseExecutor, run_job
 from apscheduler.schedulers.background import BackgroundScheduler
 
+from tests.support.internals import pool_of
 from tests.support.polling import eventually
 
 
@@ -58,7 +59,7 @@ class ThreadPool(Host):
 class ProcessPool(Host):
     def submit_late(self, executor: Any, job: Any) -> None:
         # What the pool still takes runs in another process, which knows of no shutdown.
-        eventually(lambda: executor._inner._pool._shutdown_thread)
+        eventually(lambda: pool_of(executor)._shutdown_thread)
         super().submit_late(executor, job)
 
 

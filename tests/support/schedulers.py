@@ -14,6 +14,7 @@ from apscheduler.executors.base import BaseExecutor
 from apscheduler_tasklock import EVENT_TASK_LOCK_ALL, TaskLockEvent, TaskLockExecutor
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.hosts import Host
+from tests.support.internals import inner_of, instances, instances_lock
 from tests.support.polling import eventually
 
 
@@ -124,11 +125,11 @@ class Replica:
         eventually(lambda: not self._runs() and not _reports.count)
 
     def _runs(self) -> bool:
-        inner = self.executor._inner
-        if inner is None:  # it was never started
+        if inner_of(self.executor) is None:  # it was never started
             return False
-        with inner._lock:  # an instance is counted in it, after the job was submitted
-            return any(inner._instances.values())
+        # An instance is counted in it, after the job was submitted.
+        with instances_lock(self.executor):
+            return any(instances(self.executor).values())
 
     def run_once(self, function: Callable[..., Any], *, job_id: str = "job", **job: Any) -> Any:
         """Add a job that fires now, and not again for an hour."""

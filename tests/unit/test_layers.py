@@ -110,11 +110,10 @@ ALLOWED = {
 _OF_OBJECTS = ("getattr", "setattr", "hasattr", "delattr")
 
 
-def modules(checkout: Path) -> dict[str, ast.Module]:
-    """Return the modules of the library by their paths in it."""
-    package = checkout / "apscheduler_tasklock"
-    found = sorted(package.rglob("*.py"))
-    return {path.relative_to(package).as_posix(): ast.parse(path.read_text()) for path in found}
+def modules(folder: Path) -> dict[str, ast.Module]:
+    """Return the modules in a folder by their paths in it."""
+    found = sorted(folder.rglob("*.py"))
+    return {path.relative_to(folder).as_posix(): ast.parse(path.read_text()) for path in found}
 
 
 def is_private(name: str) -> bool:
@@ -162,7 +161,7 @@ def own(module: ast.Module) -> set[str]:
 
 def test_private_attributes_of_others_are_used_only_where_that_is_allowed(checkout: Path) -> None:
     """Classes of one module may know each other's; of APScheduler's one module knows."""
-    found = modules(checkout)
+    found = modules(checkout / "apscheduler_tasklock")
     apschedulers = {name for name, _ in accesses(found[ADAPTER])}
     assert {"_dispatch_event", "_jobstores", "_pool"} <= apschedulers
     wrong = [
@@ -178,10 +177,26 @@ def test_private_attributes_of_others_are_used_only_where_that_is_allowed(checko
 def test_nothing_private_is_imported_from_another_module(checkout: Path) -> None:
     wrong = [
         f"{path}:{node.lineno}: {alias.name}"
-        for path, module in modules(checkout).items()
+        for path, module in modules(checkout / "apscheduler_tasklock").items()
         for node in ast.walk(module)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
         if is_private(alias.name)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+# What executors and instrumentation override, which tests do as well; and Python's own.
+OVERRIDDEN = {"_do_submit_job", "_run_job_success", "_run_job_error", "_dispatch_event"}
+PYTHONS = {"_exit", "_getframe", "_current_frames", "_replace"}
+
+
+def test_tests_use_private_attributes_in_their_support_only(checkout: Path) -> None:
+    wrong = [
+        f"{path}:{line}: {name}"
+        for path, module in modules(checkout / "tests").items()
+        if not path.startswith("support/")
+        for name, line in accesses(module)
+        if name not in own(module) | OVERRIDDEN | PYTHONS
     ]
     assert not wrong, "\n".join(wrong)

@@ -1,0 +1,51 @@
+"""What tests need of APScheduler, and of our executor, that has no public name."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+
+def instances(executor: Any) -> dict[str, int]:
+    """Return how many instances of each job an executor counts as running, by the jobs' ids."""
+    counted: dict[str, int] = executor._instances
+    return counted
+
+
+def instances_lock(executor: Any) -> threading.RLock:
+    """Return the lock under which an executor counts its instances."""
+    lock: threading.RLock = inner_of(executor)._lock
+    return lock
+
+
+def inner_of(executor: Any) -> Any:
+    """Return the executor that ours wraps; ``None`` before it is started."""
+    return executor._inner
+
+
+def pool_of(executor: Any) -> Any:
+    """Return the pool of threads or processes of the executor that ours wraps."""
+    return inner_of(executor)._pool
+
+
+def worker_count(executor: Any) -> int:
+    """Return how many workers the pool has at most."""
+    count: int = pool_of(executor)._max_workers
+    return count
+
+
+def coroutines(executor: Any) -> set[Any]:
+    """Return the futures of the coroutines that the wrapped executor of an event loop runs."""
+    pending: set[Any] = inner_of(executor)._pending_futures
+    return pending
+
+
+def abandon(executor: Any) -> None:
+    """End an executor's threads, as at the end of a process that has not shut it down."""
+    executor.locks.close()
+    executor._failover.close()
+
+
+def executor_of(scheduler: Any) -> Any:
+    """Return a scheduler's default executor."""
+    return scheduler._executors["default"]
