@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from apscheduler_tasklock._database.errors import ConflictError, RowLockedError, is_rolled_back
@@ -23,9 +23,11 @@ from apscheduler_tasklock._lock.protocol import (
 from apscheduler_tasklock._lock.releases import PendingReleases
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
-# How often a claim is asked on a clock bound that turns out to be broken. The first answer mends
-# the bound; a clock that jumps each time is beyond help.
-ROUNDS = 3
+Asked = TypeVar("Asked", bound=ClaimRequest | TakeoverRequest)
+
+# How often one is asked for whose answer cannot be used, as on a clock bound that turns out to be
+# broken. The first answer mends the bound; a clock that jumps each time is beyond help.
+MOST_ANSWERS = 3
 
 CLOCK_JUMPS = (
     "its clock, or this machine's, jumps back and forth, or it answers too late for a lease"
@@ -54,19 +56,30 @@ class Decision:
     sent: float
 
 
-class ClaimAttempt(Request[Decision]):
-    """A claim, asked for until it is answered.
+class _Attempt(Request[Decision], Generic[Asked]):
+    """A claim or a takeover, asked for until it is answered.
 
     :ivar request: what is asked for; it gets another id if a grant could not be used
     :ivar in_doubt: whether the database may have granted it without an answer having come
     """
 
-    def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
-        self.kind = ClaimAttempt
+    def __init__(self, request: Asked, context: ClaimContext) -> None:
         self.task_name = request.task_name
         self.request = request
         self.in_doubt = False
         self._context = context
+
+    def note_failure(self, error: BaseException) -> None:
+        """Note whether it may have been granted all the same."""
+        self.in_doubt = self.in_doubt or not is_rolled_back(error)
+
+
+class ClaimAttempt(_Attempt[ClaimRequest]):
+    """A claim, asked for until it is answered. Claims travel together."""
+
+    def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
+        super().__init__(request, context)
+        self.kind = ClaimAttempt
         run_time = request.run_time
         self._due = _local_time() if run_time is None else run_time.timestamp()
         self._to_take_back: Ending | None = None
@@ -83,7 +96,7 @@ class ClaimAttempt(Request[Decision]):
             longer than the lease that they grant
         """
         context = self._context
-        for _ in range(ROUNDS):
+        for _ in range(MOST_ANSWERS):
             self._take_back(cursor)
             # Otherwise the claim could be refused on account of this replica's own last run.
             context.pending.send_for(self.task_name, cursor)
@@ -134,10 +147,6 @@ class ClaimAttempt(Request[Decision]):
             for attempt in requests
         ]
 
-    def note_failure(self, error: BaseException) -> None:
-        """Note whether it may have been granted all the same."""
-        self.in_doubt = self.in_doubt or not is_rolled_back(error)
-
     def _lag(self) -> float:
         return max(0.0, _local_time() - self._due)
 
@@ -174,18 +183,8 @@ class ClaimAttempt(Request[Decision]):
             self._to_take_back = None
 
 
-class TakeoverAttempt(Request[Decision]):
-    """A takeover, asked for until it is answered. See :class:`ClaimAttempt`.
-
-    :ivar request: what is asked for; it gets another id if a grant could not be used
-    :ivar in_doubt: whether the database may have granted it without an answer having come
-    """
-
-    def __init__(self, request: TakeoverRequest, context: ClaimContext) -> None:
-        self.task_name = request.task_name
-        self.request = request
-        self.in_doubt = False
-        self._context = context
+class TakeoverAttempt(_Attempt[TakeoverRequest]):
+    """A takeover, asked for until it is answered. It goes alone."""
 
     def send(self, cursor: Any) -> Decision:
         """Ask; the answer is ``None`` if the row is gone.
@@ -194,7 +193,7 @@ class TakeoverAttempt(Request[Decision]):
         """
         context = self._context
         context.pending.send_for(self.task_name, cursor)
-        for _ in range(ROUNDS):
+        for _ in range(MOST_ANSWERS):
             sent = time.monotonic()
             answer = context.protocol.take_over(cursor, self.request)
             if answer is not None:
@@ -210,10 +209,6 @@ class TakeoverAttempt(Request[Decision]):
             dead = self.request.claim_id
             self.request = replace(self.request, dead_claim_id=dead, claim_id=uuid4())
         raise TaskLockDatabaseError("it answers too late for a lease")
-
-    def note_failure(self, error: BaseException) -> None:
-        """Note whether it may have been granted all the same."""
-        self.in_doubt = self.in_doubt or not is_rolled_back(error)
 
 
 def is_over(answer: ClaimAnswer, sent: float) -> bool:

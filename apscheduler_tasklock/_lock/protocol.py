@@ -17,7 +17,7 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.schema.table import quoted_name
 
 # How often a claim looks for its row, which others may insert and delete meanwhile.
-ROUNDS = 10
+MOST_LOOKS = 10
 
 # Seconds that a statement waits in the server for a row that somebody has locked. It keeps the
 # replica's connection for so long; the wait of a commit for a disk is shorter as a rule.
@@ -345,7 +345,7 @@ class TaskLockProtocol:
             "stable": times.stable,
         }
         cursor.row_factory = class_row(ClaimAnswer)
-        for _ in range(ROUNDS):
+        for _ in range(MOST_LOOKS):
             answer: ClaimAnswer | None = cursor.execute(self._claim, parameters).fetchone()
             if answer is None:
                 # There is no row yet; or there is one since, and the claim goes on with that.

@@ -68,12 +68,17 @@ def claims(locks: LockClient, tasks: Sequence[str], **wanted: Any) -> list[Calla
     return [lambda task=task: claim(locks, task, **wanted) for task in tasks]
 
 
+# The end of what is sent with one statement, which may come in several pieces.
+SYNC = b"S\x00\x00\x00\x04"
+
+
 def counted(proxy: Proxy) -> list[bytes]:
-    """Return what is sent to the server from now on."""
+    """Return the ends of the statements that are sent to the server from now on."""
     sent: list[bytes] = []
 
     def count(data: bytes) -> bytes:
-        sent.append(data)
+        if data.endswith(SYNC):
+            sent.append(data)
         return data
 
     proxy.to_server = count
