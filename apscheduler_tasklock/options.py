@@ -273,6 +273,7 @@ def parse_job_options(options: Any, where: str) -> LockOptions | Literal[False]:
     if options is False:
         return False
     if isinstance(options, LockOptions):
+        options._check_pairs(where)
         return options
     if not isinstance(options, Mapping):
         raise TaskLockOptionError(

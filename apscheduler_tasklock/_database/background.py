@@ -1,13 +1,17 @@
-"""Threads for what nobody waits for in a thread of its own."""
+"""A few threads that do what has no thread of its own."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
 
 
 class BackgroundThreads:
@@ -23,10 +27,11 @@ class BackgroundThreads:
         self._pool = ThreadPoolExecutor(count, name)
 
     def run(self, function: Callable[[], object]) -> None:
-        """Run a function in a thread, or here if they are closed or the interpreter ends.
+        """Run a function in a thread, or here if none can be started.
 
-        Where threads are limited, a pool that cannot start another one says so after it has queued
-        the function, and one of its other threads runs it as well. So it is made to run once.
+        As when they are closed, or the interpreter ends. Where threads are limited, the pool says
+        so after it has queued the function, and a thread that it has may run it as well. So it is
+        made to run once.
         """
         once = _Once(function)
         try:
@@ -35,11 +40,10 @@ class BackgroundThreads:
             once()
 
     def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Call a function in a thread, and return the future of its result.
-
-        :raises RuntimeError: they are closed, or the interpreter ends
-        """
-        return self._pool.submit(function)
+        """Call a function as :meth:`run` does, and return the future of its result."""
+        future: Future[Result] = Future()
+        self.run(partial(_call, function, future))
+        return future
 
     def close(self) -> None:
         """End the threads when they have done what is queued."""
@@ -57,5 +61,18 @@ class _Once:
     def __call__(self) -> None:
         with self._lock:
             called, self._called = self._called, True
-        if not called:
+        if called:
+            return
+        try:
             self._function()
+        except Exception:  # nothing may fail in a background thread unseen
+            logger.exception("A task lock's background thread failed")
+
+
+def _call(function: Callable[[], Result], future: Future[Result]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except BaseException as error:  # noqa: BLE001  # for who has the future, whatever it is
+        future.set_exception(error)

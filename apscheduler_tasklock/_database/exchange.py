@@ -68,7 +68,7 @@ class Request(Generic[Answer]):
         raise NotImplementedError
 
     def note_failure(self, error: BaseException) -> None:
-        """Note that it was sent and failed, or that nobody waited for its answer."""
+        """Note that it was sent and failed, or that nobody waited for its answer. Must not wait."""
 
 
 class Call(Request[Answer]):
@@ -106,6 +106,7 @@ class Outcome(Generic[Answer]):
 class _Entry(Generic[Answer]):
     """A request on its way.
 
+    :ivar turn_within: seconds within which it must be its turn
     :ivar on_done: gets its outcome, if no thread waits for it
     :ivar sends: whether it is its turn, and its thread has to send
     :ivar sender: to whom it was given
@@ -117,10 +118,12 @@ class _Entry(Generic[Answer]):
         self,
         request: Request[Answer],
         deadline: Deadline,
+        turn_within: float,
         on_done: Callable[[Outcome[Answer]], None] | None = None,
     ) -> None:
         self.request = request
         self.deadline = deadline
+        self.turn_within = turn_within
         self.on_done = on_done
         self.since = time.monotonic()
         self.thread = None if on_done else threading.current_thread()
@@ -130,6 +133,12 @@ class _Entry(Generic[Answer]):
         self.is_told = False
         self.outcome: Outcome[Answer] | None = None
         self.changed: threading.Event | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it waits for its turn no longer."""
+        is_late = time.monotonic() > self.since + self.turn_within
+        return is_late or self.deadline.seconds_left <= 0
 
     def fail(self, error: Exception, cause: BaseException | None = None) -> None:
         """Note why there is no answer, unless there is one."""
@@ -216,14 +225,15 @@ class Exchange:
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects the request; the message names the remedy
         """
-        entry: _Entry[Answer] = _Entry(request, deadline)
+        turn_within = turn_within or TURN * self._pool.attempt
+        entry: _Entry[Answer] = _Entry(request, deadline, turn_within)
         with self._lock:
             if self._is_free():
                 self._sender = self._new_sender()
             else:
                 entry.must_wait()
                 self._waiting.append(entry)
-        if entry.changed is None or self._wait(entry, turn_within or TURN * self._pool.attempt):
+        if entry.changed is None or self._wait(entry):
             self._send(entry)
         assert entry.outcome is not None
         return entry.outcome.result()
@@ -238,7 +248,11 @@ class Exchange:
 
         :param on_done: each gets the outcome of its request, in a background thread
         """
-        entries = [_Entry(r, deadline, done) for r, done in zip(requests, on_done, strict=True)]
+        turn_within = TURN * self._pool.attempt
+        entries = [
+            _Entry(request, deadline, turn_within, done)
+            for request, done in zip(requests, on_done, strict=True)
+        ]
         with self._lock:
             self._waiting.extend(entries)
             is_free = self._is_free()
@@ -247,26 +261,28 @@ class Exchange:
         if is_free:
             self._hand_on()
 
-    def _wait(self, entry: _Entry[Any], turn_within: float) -> bool:
+    def _wait(self, entry: _Entry[Any]) -> bool:
         """Wait for an answer, or until it is this one's turn to send; return whether it is."""
         assert entry.changed is not None
         try:
             while not entry.changed.wait(WAKE_INTERVAL):
                 with self._lock:
-                    if entry.changed.is_set() or self._is_given_up(entry, turn_within):
+                    if entry.changed.is_set() or self._is_given_up(entry):
                         break
         except BaseException as error:  # Ctrl-C, or a greenlet that is killed
             with self._lock:
                 if entry in self._waiting:
                     self._waiting.remove(entry)
+                elif entry.sent:
+                    entry.request.note_failure(error)  # also if it was answered just now
+                else:
+                    entry.fail(_interrupted(error), error)  # and is not sent
             if entry.sends:
                 self._hand_on()
-            elif entry.sent:
-                entry.request.note_failure(error)
             raise
         return entry.sends
 
-    def _is_given_up(self, entry: _Entry[Any], turn_within: float) -> bool:
+    def _is_given_up(self, entry: _Entry[Any]) -> bool:
         """Tell whether a request need not wait on: its time is over, or its sender has vanished."""
         if entry.sends or entry.outcome is not None:
             return True
@@ -278,9 +294,9 @@ class Exchange:
             self._waiting.remove(entry)
             self._sender = self._new_sender()
             entry.sends = True
-        elif self._is_too_late(entry, turn_within):
+        elif entry.is_late:
             self._waiting.remove(entry)
-            entry.outcome = Outcome(error=_no_turn(entry.since))
+            entry.fail(no_turn(entry.since))
         return entry.sends or entry.outcome is not None
 
     def _is_free(self) -> bool:
@@ -308,7 +324,7 @@ class Exchange:
                     pooled = self._pool.acquire(deadline)
                     opened_at = pooled.opened_at
                     with self._pool.cursor(pooled, deadline) as cursor:
-                        group[:] = self._still_wanted(group)
+                        group[:] = self._begin_sending(group)
                         requests = [other.request for other in group]
                         answers: Sequence[Any] = []
                         if len(group) == 1:
@@ -316,9 +332,9 @@ class Exchange:
                         elif group:
                             answers = requests[0].send_together(cursor, requests)
                 except Exception as error:  # noqa: BLE001  # for who asked, whatever it is
-                    if len(group) > 1 and pooled and isinstance(error, psycopg.Error):
-                        # One task's mistake is its own.
-                        groups.extend([other] for other in group)
+                    is_rejected = pooled and isinstance(error, (psycopg.Error, UnicodeError))
+                    if len(group) > 1 and is_rejected:
+                        groups.extend(_one_by_one(group))  # one task's mistake is its own
                     else:
                         self._fail(group, error, opened_at)
                 else:
@@ -326,8 +342,8 @@ class Exchange:
                     for other, answer in zip(group, answers, strict=True):
                         other.outcome = other.outcome or _outcome(answer)
 
-    def _still_wanted(self, group: Sequence[_Entry[Any]]) -> list[_Entry[Any]]:
-        """Return those that are sent now: not those that took their sender for vanished."""
+    def _begin_sending(self, group: Sequence[_Entry[Any]]) -> list[_Entry[Any]]:
+        """Note which requests are sent now: those that have not been given up meanwhile."""
         with self._lock:
             wanted = [entry for entry in group if entry.outcome is None]
             for entry in wanted:
@@ -360,9 +376,10 @@ class Exchange:
 
     def _abandon(self, vanished: _Sender) -> None:
         """Tell those that no thread waits for that their sender will never answer."""
-        abandoned = [each for each in vanished.batch if each.on_done and each.outcome is None]
-        for entry in abandoned:
-            entry.fail(_has_vanished())
+        with self._lock:
+            abandoned = [each for each in vanished.batch if each.on_done and each.outcome is None]
+            for entry in abandoned:
+                entry.fail(_has_vanished())
         self._tell(abandoned)
 
     def _batch_with(self, entry: _Entry[Any]) -> list[_Entry[Any]]:
@@ -409,45 +426,47 @@ class Exchange:
     def _hand_on(self) -> None:
         """Give the connection to whose request is the oldest."""
         late: list[_Entry[Any]] = []
-        oldest: _Entry[Any] | None = None
         with self._lock:
-            while self._waiting and oldest is None:
+            while self._waiting and self._waiting[0].is_late:
                 entry = self._waiting.popleft()
-                # A thread that waits looks by itself whether it is too late.
-                if self._is_too_late(entry, TURN * self._pool.attempt):
-                    late.append(entry)
-                else:
-                    oldest = entry
-            self._sender = None
+                entry.fail(no_turn(entry.since))
+                late.append(entry)
+            oldest = self._waiting.popleft() if self._waiting else None
+            self._sender = sender = None
             if oldest is not None:
                 oldest.sends = True
                 limit = OVERDUE * self._pool.attempt
-                self._sender = _Sender(oldest.thread, time.monotonic() + limit)
-        for each in late:
-            each.fail(_no_turn(each.since))
+                self._sender = sender = _Sender(oldest.thread, time.monotonic() + limit)
+        if oldest is not None and sender is not None:
+            if oldest.on_done is None:
+                oldest.tell()
+            else:
+                self._background.run(partial(self._send_in_background, oldest, sender))
+        # Last: where no thread can be started, they may ask again right here, and need a turn.
         self._tell(late)
-        if oldest is None:
-            return
-        if oldest.on_done is None:
-            oldest.tell()
-        else:
-            self._background.run(partial(self._send, oldest))
 
-    @staticmethod
-    def _is_too_late(entry: _Entry[Any], turn_within: float) -> bool:
-        """Tell whether a request waits for its turn no longer."""
-        is_late = time.monotonic() > entry.since + turn_within
-        return is_late or entry.deadline.seconds_left <= 0
+    def _send_in_background(self, entry: _Entry[Any], sender: _Sender) -> None:
+        """Send a request that no thread waits for, unless the background was busy for too long."""
+        if not entry.is_late:
+            self._send(entry)
+            return
+        with self._lock:
+            entry.fail(no_turn(entry.since))
+            is_its_turn = self._sender is sender  # else somebody has taken it for vanished
+        if is_its_turn:
+            self._hand_on()
+        self._tell([entry])
 
     def _tell(self, batch: Sequence[_Entry[Any]]) -> None:
         """Let those know that sent nothing themselves."""
         callbacks = []
+        with self._lock:
+            for entry in batch:
+                if entry.on_done and entry.outcome is not None and not entry.is_told:
+                    entry.is_told = True
+                    callbacks.append(partial(entry.on_done, entry.outcome))
         for entry in batch:
-            if entry.on_done is None:
-                entry.tell()
-            elif entry.outcome is not None and not entry.is_told:
-                entry.is_told = True
-                callbacks.append(partial(entry.on_done, entry.outcome))
+            entry.tell()
         if callbacks:
             self._background.run(partial(_call_all, callbacks))
 
@@ -458,6 +477,13 @@ def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
             callback()
         except Exception:  # nothing may end a background thread unseen
             logger.exception("The answer of a task lock statement could not be used")
+
+
+def _one_by_one(rejected: Sequence[_Entry[Any]]) -> list[list[_Entry[Any]]]:
+    """Return those that were rejected together, of which nothing was done, each by itself."""
+    for entry in rejected:
+        entry.sent = False
+    return [[entry] for entry in rejected]
 
 
 def _outcome(answer: Any) -> Outcome[Any]:
@@ -471,12 +497,16 @@ def _has_vanished() -> TaskLockDatabaseError:
 
 
 def _check_turn(deadline: Deadline, since: float) -> None:
-    """Raise an error if the turn has come too late."""
+    """Raise an error if there is no time left for any of those that travel together."""
     if deadline.seconds_left <= 0:
-        raise _no_turn(since)
+        raise no_turn(since)
 
 
-def _no_turn(since: float) -> NotSentError:
+def no_turn(since: float) -> NotSentError:
+    """Return the error of a request whose turn did not come.
+
+    :param since: when it came, on the monotonic clock
+    """
     waited = time.monotonic() - since
     return NotSentError(f"its turn on the connection did not come within {waited:.1f} sec")
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 # What a claim and a release ask for, and the types.
-_CLAIM = {
+_CLAIM_TYPES = {
     "task_name": "text",
     "claim_id": "uuid",
     "lag": "float8",
@@ -24,7 +24,7 @@ _CLAIM = {
     "runs": "text",
     "one_off": "boolean",
 }
-_RELEASED = {"task_name": "text", "claim_id": "uuid", "keep_window": "boolean"}
+_RELEASE_TYPES = {"task_name": "text", "claim_id": "uuid", "keep_window": "boolean"}
 
 # Point 1 of the decision: nobody is running the task. A run that never finished counts until its
 # lease has ended.
@@ -69,9 +69,11 @@ def _rows(types: Mapping[str, str]) -> str:
 
 
 def many(requests: Iterable[Mapping[str, object]]) -> dict[str, str]:
-    """Return the parameter of :func:`claim_many` and the like from those of single requests.
+    """Return the parameter of a statement for many from the parameters of the single requests.
 
-    It is one document: psycopg takes far longer for an array of each column.
+    It is one JSON document, with an object for each request: psycopg takes far longer to send an
+    array for each column. Characters are not escaped, since a database in another encoding
+    than UTF-8 may not take the escapes.
     """
     return {"many": json.dumps(list(requests), default=str, ensure_ascii=False)}
 
@@ -221,14 +223,14 @@ def _made_or_found(made: Mapping[str, str], found: Mapping[str, str]) -> str:
     return _as({name: either(name) for name in found})
 
 
-_PARAMETERS = _parameters(_CLAIM)
+_PARAMETERS = _parameters(_CLAIM_TYPES)
 _ONE = _Claim({**_PARAMETERS, "run_time": "asked.run_time"})
-_MANY = _Claim(_columns(_CLAIM))
+_MANY = _Claim(_columns(_CLAIM_TYPES))
 _ASKED_ONE = f"""SELECT run_time, {_FIRED} AS fired
                  FROM (SELECT {_PARAMETERS["run_time"]} AS run_time,
                               {_reckoned(_PARAMETERS["lag"])}) AS request"""
 _ASKED_MANY = f"""SELECT *, {_FIRED} AS fired
-                  FROM (SELECT *, {_reckoned("lag")} FROM {_rows(_CLAIM)}) AS request"""
+                  FROM (SELECT *, {_reckoned("lag")} FROM {_rows(_CLAIM_TYPES)}) AS request"""
 
 _ROW = """task_name, started_at, locked_until, run_until, window_start, window_until, locked_by,
           claim_id, token, deaths, handovers, handed_over, failover, runs, one_off"""
@@ -390,7 +392,7 @@ def release_many(table: str) -> str:
     """
     changes = _RELEASE.format(keep_window="asked.keep_window")
     return f"""
-        WITH asked AS (SELECT * FROM {_rows(_RELEASED)}), free AS (
+        WITH asked AS (SELECT * FROM {_rows(_RELEASE_TYPES)}), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name, claim_id)
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), released AS (

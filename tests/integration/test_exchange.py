@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
 from threading import Event, Thread
 from typing import Any
 
@@ -14,7 +18,8 @@ from greenlet import getcurrent, greenlet
 from sqlalchemy import Engine, event
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database import exchange
+from apscheduler_tasklock._database.deadline import WAKE_INTERVAL, Deadline
 from apscheduler_tasklock._database.errors import NotSentError, RowLockedError
 from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Outcome, Request
 from apscheduler_tasklock._database.retry import BACKOFF, Retrier
@@ -85,6 +90,12 @@ class Vanishing:
         self.go_on.set()
         self.thread.join(60)
         assert not self.thread.is_alive()
+
+
+def interrupt(thread: Thread) -> None:
+    """Let a thread be interrupted, as the main one by Ctrl-C."""
+    raised = ctypes.py_object(KeyboardInterrupt)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), raised)
 
 
 @pytest.fixture
@@ -296,6 +307,92 @@ class TestFailures:
         sender.ended()
         assert Numbers.sent == [[1]]
         assert follower.request.failures == []
+
+    def test_who_looks_while_it_is_given_up_is_told_so(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As when hundreds wait for a sender, and a shutdown's limit passes as it is answered."""
+        until = [inf]
+        no_turn = exchange.no_turn
+
+        def slowly(since: float) -> NotSentError:
+            """Widen the gap between that it leaves the queue and that it is told why."""
+            Event().wait(5 * WAKE_INTERVAL)
+            return no_turn(since)
+
+        with setup.in_use():
+            asked = Asked(setup, Numbers(1), Deadline(None, lambda: until[0]))
+            eventually(lambda: setup.waiting() == 1)
+            monkeypatch.setattr(exchange, "no_turn", slowly)
+            until[0] = 0.0
+        assert isinstance(asked.ended().error, NotSentError)
+        assert Numbers.sent == []
+
+    def test_who_gives_up_may_ask_again_at_once_where_no_thread_can_be_started(
+        self, setup: Setup
+    ) -> None:
+        """The next turn is begun before it is told so, in the thread that hands it on."""
+        until, order = [inf], []
+
+        def ask_again(_: Outcome[int]) -> None:
+            order.append(setup.ask(Numbers(3)))
+
+        with setup.in_use():
+            late = Deadline(setup.closing, lambda: until[0])
+            setup.exchange.submit([Numbers(1)], late, [ask_again])
+            setup.exchange.submit(
+                [Numbers(2)], Deadline(setup.closing), [lambda got: order.append(got.result())]
+            )
+            setup.background.close()
+            until[0] = 0.0
+        eventually(lambda: len(order) == 2)
+        assert order == [2, 3]
+
+    def test_what_has_the_turn_is_not_sent_if_the_background_comes_too_late(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As behind a custom trigger's code that takes long."""
+        monkeypatch.setattr(exchange, "TURN", 0.001)
+        outcomes: list[Outcome[int]] = []
+        go_on = Event()
+        setup.background.run(partial(go_on.wait, 60))
+        begun = time.monotonic()
+        setup.exchange.submit([Numbers(1)], Deadline(setup.closing), [outcomes.append])
+        eventually(lambda: time.monotonic() > begun + 0.001 * setup.pool.attempt)
+        monkeypatch.undo()
+        go_on.set()
+        eventually(lambda: outcomes)
+        assert isinstance(outcomes[0].error, NotSentError)
+        assert setup.ask(Numbers(2)) == 2
+        assert Numbers.sent == [[2]]
+
+    def test_who_is_interrupted_while_its_sender_connects_is_not_sent(self, setup: Setup) -> None:
+        connects, go_on = Event(), Event()
+        acquire = setup.pool.acquire
+
+        def acquire_late(deadline: Deadline) -> Any:
+            connects.set()
+            assert go_on.wait(60)
+            return acquire(deadline)
+
+        with setup.in_use():
+            sender = Asked(setup, Numbers(1))
+            eventually(lambda: setup.waiting() == 1)
+            follower = Asked(setup, Numbers(2))
+            eventually(lambda: setup.waiting() == 2)
+            setup.pool.acquire = acquire_late
+        assert connects.wait(60)
+        interrupt(follower)
+        assert isinstance(follower.ended().error, KeyboardInterrupt)
+        go_on.set()
+        assert sender.ended().answer == 1
+        assert Numbers.sent == [[1]]
+        assert follower.request.failures == []
+
+    def test_a_text_that_cannot_be_sent_is_its_own_tasks_mistake(self, setup: Setup) -> None:
+        asked = setup.ask_all([Numbers(1), Numbers(2, query="'\ud800'"), Numbers(3)])
+        assert [each.answer for each in asked] == [1, None, 3]
+        assert "surrogates not allowed" in str(asked[1].error)
 
     def test_who_waits_gives_up_when_claiming_was_stopped(self, setup: Setup) -> None:
         with setup.in_use():

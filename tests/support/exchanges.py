@@ -39,8 +39,13 @@ class Setup:
             self.background,
         )
 
-    def ask(self, request: Request[Any], turn_within: float | None = None) -> Any:
-        return self.exchange.ask(request, Deadline(self.closing), turn_within)
+    def ask(
+        self,
+        request: Request[Any],
+        turn_within: float | None = None,
+        deadline: Deadline | None = None,
+    ) -> Any:
+        return self.exchange.ask(request, deadline or Deadline(self.closing), turn_within)
 
     def ask_all(self, requests: Sequence[Request[Any]]) -> list[Asked]:
         """Ask for each in a thread of its own, while the connection is in use."""
@@ -65,17 +70,20 @@ class Setup:
 class Asked(Thread):
     """A request in a thread."""
 
-    def __init__(self, setup: Setup, request: Request[Any]) -> None:
+    def __init__(
+        self, setup: Setup, request: Request[Any], deadline: Deadline | None = None
+    ) -> None:
         super().__init__(daemon=True)
         self.setup = setup
         self.request = request
+        self.deadline = deadline
         self.answer: Any = None
         self.error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self.answer = self.setup.ask(self.request)
+            self.answer = self.setup.ask(self.request, deadline=self.deadline)
         except BaseException as error:  # noqa: BLE001  # for the test to look at
             self.error = error
 

@@ -355,7 +355,14 @@ def test_false_holds_only_in_the_strongest_place_that_says_anything(
 
 
 @pytest.mark.parametrize(
-    "places", [({"max_factor": 0},), ({"max_factor": 2}, {"min_lock": -1}), (False, {"oops": 1})]
+    "places",
+    [
+        ({"max_factor": 0},),
+        ({"max_factor": 2}, {"min_lock": -1}),
+        (False, {"oops": 1}),
+        (LockOptions(min_factor=1, min_lock=3), DEFAULTS),
+        (LockOptions(min_lock=9, max_lock=3),),
+    ],
 )
 def test_impossible_options_are_refused_in_every_place(places: tuple[Any, ...]) -> None:
     with pytest.raises(TaskLockOptionError, match=WHERE):
