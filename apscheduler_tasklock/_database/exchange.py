@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -108,7 +108,7 @@ class _Entry(Generic[Answer]):
 
     :ivar turn_within: seconds within which it must be its turn
     :ivar on_done: gets its outcome, if no thread waits for it
-    :ivar sends: whether it is its turn, and its thread has to send
+    :ivar turn: under which its thread has to send, if it is its turn
     :ivar sender: to whom it was given
     :ivar sent: whether it may have reached the database
     :ivar is_told: whether ``on_done`` was called
@@ -127,7 +127,7 @@ class _Entry(Generic[Answer]):
         self.on_done = on_done
         self.since = time.monotonic()
         self.thread = None if on_done else threading.current_thread()
-        self.sends = False
+        self.turn: _Sender | None = None
         self.sender: _Sender | None = None
         self.sent = False
         self.is_told = False
@@ -135,10 +135,20 @@ class _Entry(Generic[Answer]):
         self.changed: threading.Event | None = None
 
     @property
+    def sends(self) -> bool:
+        """Whether it is its turn, and its thread has to send."""
+        return self.turn is not None
+
+    @property
     def is_late(self) -> bool:
         """Whether it waits for its turn no longer."""
         is_late = time.monotonic() > self.since + self.turn_within
         return is_late or self.deadline.seconds_left <= 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is not to be sent: it is late, or was left behind by who was interrupted."""
+        return self.outcome is not None or self.is_late
 
     def fail(self, error: Exception, cause: BaseException | None = None) -> None:
         """Note why there is no answer, unless there is one."""
@@ -168,7 +178,7 @@ class _Sender:
 
     thread: threading.Thread | None
     over_at: float
-    batch: Sequence[_Entry[Any]] = ()
+    batch: list[_Entry[Any]] = field(default_factory=list)
 
     @property
     def vanished(self) -> bool:
@@ -227,14 +237,17 @@ class Exchange:
         """
         turn_within = turn_within or TURN * self._pool.attempt
         entry: _Entry[Answer] = _Entry(request, deadline, turn_within)
-        with self._lock:
-            if self._is_free():
-                self._sender = self._new_sender()
-            else:
-                entry.must_wait()
-                self._waiting.append(entry)
-        if entry.changed is None or self._wait(entry):
-            self._send(entry)
+        try:
+            with self._lock:
+                if self._is_free():
+                    self._give_turn(entry)
+                else:
+                    entry.must_wait()
+                    self._waiting.append(entry)
+            if entry.sends or self._wait(entry):
+                self._send(entry)
+        finally:
+            self._end_turn(entry)
         assert entry.outcome is not None
         return entry.outcome.result()
 
@@ -277,8 +290,6 @@ class Exchange:
                     entry.request.note_failure(error)  # also if it was answered just now
                 else:
                     entry.fail(_interrupted(error), error)  # and is not sent
-            if entry.sends:
-                self._hand_on()
             raise
         return entry.sends
 
@@ -292,12 +303,28 @@ class Exchange:
             return entry.outcome is not None
         if self._is_free():
             self._waiting.remove(entry)
-            self._sender = self._new_sender()
-            entry.sends = True
+            self._give_turn(entry)
         elif entry.is_late:
             self._waiting.remove(entry)
             entry.fail(no_turn(entry.since))
         return entry.sends or entry.outcome is not None
+
+    def _give_turn(self, entry: _Entry[Any]) -> None:
+        """Let this thread send a request. Who interrupts it here, does so before or after both."""
+        turn = self._new_sender()
+        self._sender = entry.turn = turn
+
+    def _end_turn(self, entry: _Entry[Any]) -> None:
+        """Hand the connection on, wherever a request's turn has ended or was interrupted."""
+        turn = entry.turn
+        if turn is None:
+            return
+        if self._sender is turn:  # else somebody has taken it for vanished
+            self._hand_on()
+        with self._lock:
+            for other in turn.batch:
+                other.fail(_has_vanished())  # if it has no answer
+        self._tell(turn.batch)
 
     def _is_free(self) -> bool:
         """Tell whether nobody has the connection, or who has it will never hand it on."""
@@ -352,13 +379,13 @@ class Exchange:
 
     @contextmanager
     def _turn(self, entry: _Entry[Any]) -> Iterator[list[_Entry[Any]]]:
-        """Give what travels with a request; in the end, hand the connection on."""
+        """Give what travels with a request."""
         with self._lock:
-            batch = self._batch_with(entry)
-            sender = self._sender = self._new_sender()
-            sender.batch = batch
-            for each in batch:
-                each.sender = sender
+            self._give_turn(entry)
+            sender = entry.turn
+            assert sender is not None
+            self._gather(entry, sender)
+            batch = sender.batch
             vanished, self._vanished = self._vanished, []
         for lost in vanished:
             self._abandon(lost)
@@ -369,22 +396,23 @@ class Exchange:
                 if other.outcome is None:
                     other.fail(_interrupted(error), error)
             raise
-        finally:
-            if self._sender is sender:  # else somebody has taken it for vanished
-                self._hand_on()
-            self._tell([other for other in batch if other is not entry or entry.on_done])
 
     def _abandon(self, vanished: _Sender) -> None:
         """Tell those that no thread waits for that their sender will never answer."""
         with self._lock:
-            abandoned = [each for each in vanished.batch if each.on_done and each.outcome is None]
+            abandoned = [each for each in vanished.batch if each.on_done]
             for entry in abandoned:
                 entry.fail(_has_vanished())
         self._tell(abandoned)
 
-    def _batch_with(self, entry: _Entry[Any]) -> list[_Entry[Any]]:
-        """Take those out of the queue that travel with this one."""
-        batch, tasks = [entry], {entry.request.task_name}
+    def _gather(self, entry: _Entry[Any], sender: _Sender) -> None:
+        """Take those out of the queue that travel with this one.
+
+        Each is its sender's before it leaves the queue: this may be interrupted.
+        """
+        batch, tasks = sender.batch, {entry.request.task_name}
+        entry.sender = sender
+        batch.append(entry)
         if self._waiting and not entry.request.goes_alone:
             left: deque[_Entry[Any]] = deque()
             for other in self._waiting:
@@ -394,16 +422,17 @@ class Exchange:
                     and len(batch) < MOST_TOGETHER
                     and request.task_name not in tasks
                     and not request.goes_alone
+                    and other.outcome is None
                     and other.deadline.seconds_left > 0
                 ):
                     tasks.add(request.task_name)
                     batch.append(other)
+                    other.sender = sender
                 else:
                     left.append(other)
                     if request.task_name:  # as a release that waits, and the next claim
                         tasks.add(request.task_name)
             self._waiting = left
-        return batch
 
     def _fail(self, group: Sequence[_Entry[Any]], error: Exception, opened_at: float) -> None:
         """Note why requests that travelled together have no answer."""
@@ -427,35 +456,34 @@ class Exchange:
         """Give the connection to whose request is the oldest."""
         late: list[_Entry[Any]] = []
         with self._lock:
-            while self._waiting and self._waiting[0].is_late:
+            while self._waiting and self._waiting[0].is_over:
                 entry = self._waiting.popleft()
                 entry.fail(no_turn(entry.since))
                 late.append(entry)
             oldest = self._waiting.popleft() if self._waiting else None
-            self._sender = sender = None
+            self._sender = None
             if oldest is not None:
-                oldest.sends = True
                 limit = OVERDUE * self._pool.attempt
-                self._sender = sender = _Sender(oldest.thread, time.monotonic() + limit)
-        if oldest is not None and sender is not None:
+                turn = _Sender(oldest.thread, time.monotonic() + limit)
+                self._sender = oldest.turn = turn
+        if oldest is not None:
             if oldest.on_done is None:
                 oldest.tell()
             else:
-                self._background.run(partial(self._send_in_background, oldest, sender))
+                self._background.run(partial(self._send_in_background, oldest))
         # Last: where no thread can be started, they may ask again right here, and need a turn.
         self._tell(late)
 
-    def _send_in_background(self, entry: _Entry[Any], sender: _Sender) -> None:
+    def _send_in_background(self, entry: _Entry[Any]) -> None:
         """Send a request that no thread waits for, unless the background was busy for too long."""
-        if not entry.is_late:
-            self._send(entry)
-            return
-        with self._lock:
-            entry.fail(no_turn(entry.since))
-            is_its_turn = self._sender is sender  # else somebody has taken it for vanished
-        if is_its_turn:
-            self._hand_on()
-        self._tell([entry])
+        try:
+            if not entry.is_late:
+                self._send(entry)
+        finally:
+            with self._lock:
+                entry.fail(no_turn(entry.since))  # if it was not sent
+            self._end_turn(entry)
+            self._tell([entry])  # which is in no batch then
 
     def _tell(self, batch: Sequence[_Entry[Any]]) -> None:
         """Let those know that sent nothing themselves."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from threading import Event, Thread
+from types import FrameType
 from typing import Any
 
 import psycopg
@@ -90,6 +93,34 @@ class Vanishing:
         self.go_on.set()
         self.thread.join(60)
         assert not self.thread.is_alive()
+
+
+class Interrupted(Asked):
+    """A request in a thread that is interrupted at a line of one function of the exchange.
+
+    :param number: of the line, among those that it passes
+    """
+
+    def __init__(self, setup: Setup, request: Request[Any], function: str, number: int) -> None:
+        self.function = function
+        self.number = number
+        self.passed: set[int] = set()
+        super().__init__(setup, request)
+
+    def run(self) -> None:
+        sys.settrace(self.trace)
+        super().run()
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        code = frame.f_code
+        if code.co_filename != exchange.__file__ or code.co_name != self.function:
+            return self.trace if code.co_filename == exchange.__file__ else None
+        # The end of a `with` is its first line once more, where Python interrupts nobody.
+        if event == "line" and frame.f_lineno not in self.passed:
+            self.passed.add(frame.f_lineno)
+            if len(self.passed) == self.number:
+                raise KeyboardInterrupt
+        return self.trace
 
 
 def interrupt(thread: Thread) -> None:
@@ -365,6 +396,27 @@ class TestFailures:
         assert isinstance(outcomes[0].error, NotSentError)
         assert setup.ask(Numbers(2)) == 2
         assert Numbers.sent == [[2]]
+
+    @pytest.mark.parametrize("function", ["_give_turn", "_new_sender", "_gather", "_turn"])
+    def test_who_is_interrupted_at_any_line_of_its_turn_hands_the_connection_on(
+        self, setup: Setup, function: str
+    ) -> None:
+        """As by a signal handler that raises an error, in a process that goes on."""
+        outcomes: list[Outcome[int]] = []
+        for number in itertools.count(1):
+            with setup.in_use():
+                sender = Interrupted(setup, Numbers(1), function, number)
+                eventually(lambda: setup.waiting() == 1)
+                follower = Asked(setup, Numbers(2))
+                setup.exchange.submit([Numbers(3)], Deadline(setup.closing), [outcomes.append])
+                eventually(lambda: setup.waiting() == 3)
+            is_interrupted = isinstance(sender.ended().error, KeyboardInterrupt)
+            assert setup.ask(Numbers(4), turn_within=20) == 4
+            assert follower.ended().answer == 2 or follower.error
+            eventually(lambda number=number: len(outcomes) == number)
+            if not is_interrupted:
+                break
+        assert number > 2
 
     def test_who_is_interrupted_while_its_sender_connects_is_not_sent(self, setup: Setup) -> None:
         connects, go_on = Event(), Event()
