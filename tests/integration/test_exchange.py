@@ -96,7 +96,7 @@ class Vanishing:
 
 
 class Interrupted(Asked):
-    """A request in a thread that is interrupted at a line of one function of the exchange.
+    """A request in a thread that is interrupted at a line of one function, and lives on.
 
     :param number: of the line, among those that it passes
     """
@@ -105,11 +105,15 @@ class Interrupted(Asked):
         self.function = function
         self.number = number
         self.passed: set[int] = set()
+        self.is_over, self.may_end = Event(), Event()
         super().__init__(setup, request)
 
     def run(self) -> None:
         sys.settrace(self.trace)
         super().run()
+        sys.settrace(None)
+        self.is_over.set()
+        assert self.may_end.wait(60)
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
@@ -410,10 +414,13 @@ class TestFailures:
                 follower = Asked(setup, Numbers(2))
                 setup.exchange.submit([Numbers(3)], Deadline(setup.closing), [outcomes.append])
                 eventually(lambda: setup.waiting() == 3)
-            is_interrupted = isinstance(sender.ended().error, KeyboardInterrupt)
+            assert sender.is_over.wait(60)
+            is_interrupted = isinstance(sender.error, KeyboardInterrupt)
             assert setup.ask(Numbers(4), turn_within=20) == 4
             assert follower.ended().answer == 2 or follower.error
             eventually(lambda number=number: len(outcomes) == number)
+            sender.may_end.set()
+            sender.ended()
             if not is_interrupted:
                 break
         assert number > 2
