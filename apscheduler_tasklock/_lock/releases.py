@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 from uuid import UUID
@@ -16,7 +17,7 @@ import psycopg
 
 from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, RELEASE_LIMIT, Closing, Deadline
 from apscheduler_tasklock._database.errors import ConflictError, RowLockedError
-from apscheduler_tasklock._database.exchange import Exchange, Request
+from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Exchange, Request
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.protocol import Ending, ReleaseAnswer, TaskLockProtocol
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -219,6 +220,10 @@ class PendingReleases:
 
     def _send_all(self, batch: Sequence[PendingRelease]) -> tuple[bool, bool]:
         """Send releases; return whether none has to be sent again, and whether any was rejected."""
+        try:
+            batch = self._send_together(batch)
+        except TaskLockDatabaseError:
+            return False, False
         rejected = locked = False
         for pending in batch:
             if _is_too_late(self._until()):
@@ -230,6 +235,41 @@ class PendingReleases:
             except TaskLockDatabaseError:
                 return False, False  # the others would fail alike, one by one
         return not (rejected or locked), rejected and not locked
+
+    def _send_together(self, batch: Sequence[PendingRelease]) -> Sequence[PendingRelease]:
+        """Send many in one statement; return those that are still to be sent, one by one.
+
+        After an outage there may be hundreds, and they have to arrive before others take their
+        claims for those of dead holders.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        now = time.monotonic()
+        several = {  # of two for one task, the second is sent later
+            pending.task_name: pending
+            for pending in reversed(batch)
+            if pending.ending is not Ending.HAND_OVER and now < pending.until
+        }
+        for begin in range(0, len(several), MOST_TOGETHER):
+            group = list(several.values())[begin : begin + MOST_TOGETHER]
+            asked = [(each.task_name, each.claim_id, each.ending) for each in group]
+            release = Call(partial(self._protocol.release_many, releases=asked))
+            try:
+                answers = self._exchange.ask(
+                    release, Deadline(self._closing, self._until, RELEASE_LIMIT)
+                )
+            except ConflictError:
+                continue
+            except TaskLockDatabaseError:
+                raise
+            except TaskLockError:
+                return batch  # one of them is rejected; each by itself says which
+            for pending in group:
+                # One that somebody has locked has no answer; one that stands no more is missing.
+                if answers.get(pending.claim_id, pending) is not None:
+                    self._forget(pending)
+        with self._changed:
+            return [pending for pending in batch if pending in self._pending]
 
     def _sent(self, pending: PendingRelease) -> bool:
         """Send one release. False if it was rejected; else it is pending no longer.

@@ -14,7 +14,7 @@ import pytest
 from psycopg.types.json import Jsonb
 from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock import TaskLockError, upgrade
+from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, upgrade
 from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
@@ -109,6 +109,28 @@ def test_what_waits_is_claimed_in_one_statement_and_released_in_one(
     releases = [lambda lock=lock: locks.release(lock) for lock in granted]
     assert all(results(together(locks, pool, releases)))
     assert len(sent) == 3
+
+
+def test_releases_that_an_outage_held_up_arrive_in_one_statement(
+    make_locks: MakeLocks,
+    proxy: Proxy,
+    pool: ThreadPoolExecutor,
+    connection: psycopg.Connection[Any],
+) -> None:
+    """Else hundreds arrive after others have taken their claims for those of dead holders."""
+    locks = make_locks(proxy.url)
+    granted = results(together(locks, pool, claims(locks, TASKS)))
+    proxy.accepting = False
+    proxy.cut_all()
+    for lock in granted:
+        with pytest.raises(TaskLockDatabaseError):
+            locks.release(lock)
+    sent = counted(proxy)
+    proxy.accepting = True
+    unfinished = "SELECT FROM task_lock WHERE finished_at IS NULL"
+    eventually(lambda: connection.execute(unfinished).rowcount == 0)
+    assert len([data for data in sent if b"UPDATE" in data]) <= 1
+    eventually(lambda: not locks.take_pending())
 
 
 def test_first_claims_of_tasks_take_one_statement_more(
