@@ -323,7 +323,8 @@ class Exchange:
             self._hand_on()
         with self._lock:
             for other in turn.batch:
-                other.fail(_has_vanished())  # if it has no answer
+                if other.outcome is None:
+                    other.fail(_has_vanished())
         self._tell(turn.batch)
 
     def _is_free(self) -> bool:

@@ -250,6 +250,8 @@ class PendingReleases:
             for pending in reversed(batch)
             if pending.ending is not Ending.HAND_OVER and now < pending.until
         }
+        if len(several) < 2:
+            return batch
         for begin in range(0, len(several), MOST_TOGETHER):
             group = list(several.values())[begin : begin + MOST_TOGETHER]
             asked = [(each.task_name, each.claim_id, each.ending) for each in group]
@@ -263,13 +265,14 @@ class PendingReleases:
             except TaskLockDatabaseError:
                 raise
             except TaskLockError:
-                return batch  # one of them is rejected; each by itself says which
+                break  # one of them is rejected; each by itself says which
             for pending in group:
                 # One that somebody has locked has no answer; one that stands no more is missing.
                 if answers.get(pending.claim_id, pending) is not None:
                     self._forget(pending)
         with self._changed:
-            return [pending for pending in batch if pending in self._pending]
+            left = {id(pending) for pending in self._pending}
+        return [pending for pending in batch if id(pending) in left]
 
     def _sent(self, pending: PendingRelease) -> bool:
         """Send one release. False if it was rejected; else it is pending no longer.

@@ -26,7 +26,7 @@ from apscheduler_tasklock._database.deadline import WAKE_INTERVAL, Deadline
 from apscheduler_tasklock._database.errors import NotSentError, RowLockedError
 from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Outcome, Request
 from apscheduler_tasklock._database.retry import BACKOFF, Retrier
-from tests.support.exchanges import NAME, Asked, Setup
+from tests.support.exchanges import NAME, Asked, LateConnection, Setup
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 
@@ -326,19 +326,10 @@ class TestFailures:
             eventually(lambda: setup.waiting() == 1)
             follower = Asked(setup, Numbers(2))
             eventually(lambda: setup.waiting() == 2)
-            connects, go_on = Event(), Event()
-            acquire = setup.pool.acquire
-
-            def acquire_late(deadline: Deadline) -> Any:
-                connects.set()
-                assert go_on.wait(60)
-                return acquire(deadline)
-
-            setup.pool.acquire = acquire_late
-        assert connects.wait(60)
-        setup.pool.acquire = acquire
+            connecting = LateConnection(setup)
+        assert connecting.begun.wait(60)
         assert isinstance(follower.ended().error, TaskLockDatabaseError)
-        go_on.set()
+        connecting.go_on.set()
         sender.ended()
         assert Numbers.sent == [[1]]
         assert follower.request.failures == []
@@ -426,24 +417,16 @@ class TestFailures:
         assert number > 2
 
     def test_who_is_interrupted_while_its_sender_connects_is_not_sent(self, setup: Setup) -> None:
-        connects, go_on = Event(), Event()
-        acquire = setup.pool.acquire
-
-        def acquire_late(deadline: Deadline) -> Any:
-            connects.set()
-            assert go_on.wait(60)
-            return acquire(deadline)
-
         with setup.in_use():
             sender = Asked(setup, Numbers(1))
             eventually(lambda: setup.waiting() == 1)
             follower = Asked(setup, Numbers(2))
             eventually(lambda: setup.waiting() == 2)
-            setup.pool.acquire = acquire_late
-        assert connects.wait(60)
+            connecting = LateConnection(setup)
+        assert connecting.begun.wait(60)
         interrupt(follower)
         assert isinstance(follower.ended().error, KeyboardInterrupt)
-        go_on.set()
+        connecting.go_on.set()
         assert sender.ended().answer == 1
         assert Numbers.sent == [[1]]
         assert follower.request.failures == []

@@ -112,3 +112,23 @@ class InUse:
     def __exit__(self, *_: object) -> None:
         self.go_on.set()
         self.asked.ended()
+
+
+class LateConnection:
+    """Makes the next connection come late, as where a name server does not answer.
+
+    :ivar begun: set when somebody waits for it
+    :ivar go_on: lets it come
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.begun, self.go_on = Event(), Event()
+        self._pool = setup.pool
+        self._acquire = setup.pool.acquire
+        setup.pool.acquire = self._acquire_late
+
+    def _acquire_late(self, deadline: Deadline) -> Any:
+        self._pool.acquire = self._acquire
+        self.begun.set()
+        assert self.go_on.wait(60)
+        return self._acquire(deadline)
