@@ -293,9 +293,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         deadline = time.monotonic() + CLOSING_TIMEOUT
         runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
         # Coroutines that the wrapped executor has cancelled, and that have not noticed.
-        calls = [
-            self.locks.offload.call(r.cut_by_shutdown) for r in runs if not r.is_being_released
-        ]
+        calls = [self.locks.offload.release(r.cutting()) for r in runs if not r.is_being_released]
         self.locks.claiming.wait(CLOSING_TIMEOUT)
         futures.wait(calls, timeout=max(0.0, deadline - time.monotonic()))
         for run in runs:

@@ -32,6 +32,7 @@ MOST_ANSWERS = 3
 CLOCK_JUMPS = (
     "its clock, or this machine's, jumps back and forth, or it answers too late for a lease"
 )
+TOO_LATE = "it answers too late for a lease"
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,16 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
 
 
 class TakeoverAttempt(_Attempt[TakeoverRequest]):
-    """A takeover, asked for until it is answered. It goes alone."""
+    """A takeover, asked for until it is answered. Takeovers travel together."""
+
+    def __init__(self, request: TakeoverRequest, context: ClaimContext) -> None:
+        super().__init__(request, context)
+        self.kind = TakeoverAttempt
+
+    @property
+    def goes_alone(self) -> bool:
+        """Whether something has to be sent for the task first, on the same cursor."""
+        return self._context.pending.has(self.task_name)
 
     def send(self, cursor: Any) -> Decision:
         """Ask; the answer is ``None`` if the row is gone.
@@ -203,12 +213,39 @@ class TakeoverAttempt(_Attempt[TakeoverRequest]):
                     database_time=answer.database_time,
                     bound=context.clock.latest(sent),
                 )
-            if answer is None or not (answer.granted and is_over(answer, sent)):
+            if self._is_usable(answer, sent):
                 return Decision(answer, sent)
-            # That claim is dead by now, and is taken over in its turn.
-            dead = self.request.claim_id
-            self.request = replace(self.request, dead_claim_id=dead, claim_id=uuid4())
-        raise TaskLockDatabaseError("it answers too late for a lease")
+        raise TaskLockDatabaseError(TOO_LATE)
+
+    @classmethod
+    def send_together(
+        cls, cursor: Any, requests: Sequence[TakeoverAttempt]
+    ) -> list[Decision | TaskLockDatabaseError]:
+        """Ask for several takeovers in one statement."""
+        context, sent = requests[0]._context, time.monotonic()
+        answers = context.protocol.take_over_many(cursor, [each.request for each in requests])
+        for answer in list(answers.values())[:1]:  # they have the same time
+            context.clock.learn(
+                sent=sent,
+                answered=time.monotonic(),
+                database_time=answer.database_time,
+                bound=context.clock.latest(sent),
+            )
+        return [each._decided(answers.get(each.request.claim_id), sent) for each in requests]
+
+    def _decided(self, answer: ClaimAnswer | None, sent: float) -> Decision | TaskLockDatabaseError:
+        if answer is not None and answer.looks_dead(self.request.dead_claim_id):
+            return RowLockedError("another session has the task's row locked")
+        return Decision(answer, sent) if self._is_usable(answer, sent) else ConflictError(TOO_LATE)
+
+    def _is_usable(self, answer: ClaimAnswer | None, sent: float) -> bool:
+        """Tell whether an answer can be relied on; if not, another claim is asked for."""
+        if answer is None or not (answer.granted and is_over(answer, sent)):
+            return True
+        # What was granted is dead by now, and is taken over in its turn.
+        dead = self.request.claim_id
+        self.request = replace(self.request, dead_claim_id=dead, claim_id=uuid4())
+        return False
 
 
 def is_over(answer: ClaimAnswer, sent: float) -> bool:

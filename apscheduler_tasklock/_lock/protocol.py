@@ -112,6 +112,17 @@ class TakeoverRequest:
     failover: bool = True
     claim_id: UUID = field(default_factory=uuid4)
 
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of its statement."""
+        return {
+            "task_name": self.task_name,
+            "claim_id": self.claim_id,
+            "dead_claim_id": self.dead_claim_id,
+            "lease": None if self.lease is None else float(self.lease),
+            "failover": self.failover,
+        }
+
 
 @dataclass(frozen=True)
 class ReadTimes:
@@ -168,6 +179,15 @@ class ClaimAnswer:
         this is the row as it was before.
         """
         return self.new_window and not (self.running or self.granted or self.waits)
+
+    def looks_dead(self, claim_id: UUID) -> bool:
+        """Tell whether this claim is still the last one, and could be taken over.
+
+        Then another replica is about to take it over, or has the row locked; and this is the row as
+        it was before.
+        """
+        is_dead = self.unfinished and not (self.granted or self.running)
+        return is_dead and self.claim_id == claim_id and self.database_time < self.run_until
 
 
 @dataclass(frozen=True)
@@ -310,6 +330,7 @@ class TaskLockProtocol:
         self._first_claim_many = _one_line(statements.first_claim_many(name))
         self._look = _one_line(statements.look(name))
         self._take_over = _one_line(statements.take_over(name))
+        self._take_over_many = _one_line(statements.take_over_many(name))
         self._look_after_takeover = _one_line(statements.look_after_takeover(name))
         self._release = _one_line(statements.release(name))
         self._release_many = _one_line(statements.release_many(name))
@@ -406,18 +427,28 @@ class TaskLockProtocol:
             "latest": times.latest,
             "stable": times.stable,
         }
-        rows = self._rows(cursor, statement, parameters)
-        return {row.pop("asked_claim_id"): ClaimAnswer(**row) for row in rows}
+        return self._answers(cursor, statement, parameters)
 
     def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:
         """Try to take over the claim of a dead holder. ``None``: the task has no row any more."""
-        parameters = {**self._own, **vars(request)}
+        parameters = {**self._own, **request.parameters}
         cursor.row_factory = class_row(ClaimAnswer)
         answer: ClaimAnswer | None = cursor.execute(self._take_over, parameters).fetchone()
         if answer is not None and not answer.granted:
             # Maybe as it was before another replica took it over; see claim().
             answer = cursor.execute(self._look_after_takeover, parameters).fetchone()
         return answer
+
+    def take_over_many(
+        self, cursor: Any, requests: Sequence[TakeoverRequest]
+    ) -> dict[UUID, ClaimAnswer]:
+        """Try to take over many claims, each of another task.
+
+        :return: the answers by the ids of the requests. One that is missing has no row any more.
+            One that looks dead as before is to be asked again: somebody else has its row locked.
+        """
+        asked = statements.many(request.parameters for request in requests)
+        return self._answers(cursor, self._take_over_many, {**self._own, **asked})
 
     def release(
         self, cursor: Any, task_name: str, claim_id: UUID, ending: Ending = Ending.KEEP
@@ -434,7 +465,7 @@ class TaskLockProtocol:
     def release_many(
         self, cursor: Any, releases: Sequence[tuple[str, UUID, Ending]]
     ) -> dict[UUID, ReleaseAnswer | None]:
-        """End many claims, each of another task; none is handed over.
+        """End many claims, each of another task.
 
         :param releases: task, claim and ending of each
         :return: the answers of the claims that stood, by claim id. ``None``: somebody else has the
@@ -522,6 +553,13 @@ class TaskLockProtocol:
         """Delete rows of one-off jobs that were over so many seconds ago; return how many."""
         return int(cursor.execute(self._prune, {"age": age}).rowcount)
 
+    def _answers(
+        self, cursor: Any, statement: str, parameters: Mapping[str, object]
+    ) -> dict[UUID, ClaimAnswer]:
+        """Return the answers to many claims or takeovers, by the ids of the requests."""
+        rows = self._rows(cursor, statement, parameters)
+        return {row.pop("asked_claim_id"): ClaimAnswer(**row) for row in rows}
+
     @staticmethod
     def _rows(
         cursor: Any, statement: str, parameters: Mapping[str, object]
@@ -540,5 +578,9 @@ def _one_line(statement: str) -> str:
 
 
 def _release_parameters(task_name: str, claim_id: UUID, ending: Ending) -> dict[str, object]:
-    keep_window = ending is Ending.KEEP
-    return {"task_name": task_name, "claim_id": claim_id, "keep_window": keep_window}
+    return {
+        "task_name": task_name,
+        "claim_id": claim_id,
+        "keep_window": ending is Ending.KEEP,
+        "hand_over": ending is Ending.HAND_OVER,
+    }

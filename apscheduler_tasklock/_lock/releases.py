@@ -54,8 +54,8 @@ class Release(Request[ReleaseAnswer | None]):
 
     @property
     def goes_alone(self) -> bool:
-        """Whether it was asked to, or is handed over, which is another statement."""
-        return self._alone or self._ending is Ending.HAND_OVER
+        """Whether it was asked to."""
+        return self._alone
 
     def send(self, cursor: Any) -> ReleaseAnswer | None:
         """End the claim."""
@@ -246,9 +246,7 @@ class PendingReleases:
         """
         now = time.monotonic()
         several = {  # of two for one task, the second is sent later
-            pending.task_name: pending
-            for pending in reversed(batch)
-            if pending.ending is not Ending.HAND_OVER and now < pending.until
+            pending.task_name: pending for pending in reversed(batch) if now < pending.until
         }
         if len(several) < 2:
             return batch

@@ -24,7 +24,19 @@ _CLAIM_TYPES = {
     "runs": "text",
     "one_off": "boolean",
 }
-_RELEASE_TYPES = {"task_name": "text", "claim_id": "uuid", "keep_window": "boolean"}
+_TAKEOVER_TYPES = {
+    "task_name": "text",
+    "claim_id": "uuid",
+    "dead_claim_id": "uuid",
+    "lease": "float8",
+    "failover": "boolean",
+}
+_RELEASE_TYPES = {
+    "task_name": "text",
+    "claim_id": "uuid",
+    "keep_window": "boolean",
+    "hand_over": "boolean",
+}
 
 # Point 1 of the decision: nobody is running the task. A run that never finished counts until its
 # lease has ended.
@@ -248,6 +260,11 @@ _RELEASE = f"""
     handovers = 0,
     handed_over = false
 """
+# What its holder has handed over stays handed over, also if the holder is then found dead.
+_END_OF_LEASE = """
+    locked_until = LEAST(lock.locked_until, now()),
+    handed_over = lock.handed_over OR {handed_over}
+"""
 
 
 def claim(table: str) -> str:
@@ -331,47 +348,83 @@ def look(table: str) -> str:
     """
 
 
-_LEASE = "(%(lease)s::float8 * interval '1 second')"
-_TAKEOVER_FOUND = {
-    "granted": f"({_ONE.own} AND {STANDS})",
-    "running": f"NOT {NOT_RUNNING}",
-    "new_window": "false",
-    "unfinished": "lock.finished_at IS NULL",
-    "waits": "false",
-    **_ROW_FOUND,
-}
+class _Takeover:
+    """The parts of a takeover's statement. Its window and maximum lock stay what they were.
+
+    :param asked: what is asked for, by name
+    """
+
+    def __init__(self, asked: Mapping[str, str]) -> None:
+        self.may_take_over = f"""(
+            lock.claim_id = {asked["dead_claim_id"]} AND lock.finished_at IS NULL
+            AND lock.locked_until <= now() AND lock.run_until > now()
+        )"""
+        self.changes = f"""
+            started_at = now(),
+            locked_until = LEAST(
+                now() + {asked["lease"]} * interval '1 second', lock.run_until),
+            locked_by = %(replica_id)s,
+            claim_id = {asked["claim_id"]},
+            token = lock.token + 1,
+            deaths = lock.deaths + CASE WHEN lock.handed_over THEN 0 ELSE 1 END,
+            handovers = lock.handovers + CASE WHEN lock.handed_over THEN 1 ELSE 0 END,
+            handed_over = false,
+            failover = {asked["failover"]}
+        """
+        self.found = {
+            "granted": f"(lock.claim_id = {asked['claim_id']} AND {STANDS})",
+            "running": f"NOT {NOT_RUNNING}",
+            "new_window": "false",
+            "unfinished": "lock.finished_at IS NULL",
+            "waits": "false",
+            **_ROW_FOUND,
+        }
+        self.made_or_found = _made_or_found(
+            {**_DECIDED_GRANTED, **_made(asked["claim_id"])}, self.found
+        )
+
+
+_TAKE_OVER = _Takeover(_parameters(_TAKEOVER_TYPES))
+_TAKE_OVER_MANY = _Takeover(_columns(_TAKEOVER_TYPES))
 
 
 def take_over(table: str) -> str:
-    """Return the statement that takes over one claim of a dead holder, or says why it may not.
-
-    Its window and the end of its maximum lock stay what they were.
-    """
+    """Return the statement that takes over one claim of a dead holder, or says why it may not."""
     return f"""
         WITH claimed AS (
-            UPDATE {table} AS lock SET
-                started_at = now(),
-                locked_until = LEAST(now() + {_LEASE}, lock.run_until),
-                locked_by = %(replica_id)s,
-                claim_id = %(claim_id)s::uuid,
-                token = lock.token + 1,
-                deaths = lock.deaths + CASE WHEN lock.handed_over THEN 0 ELSE 1 END,
-                handovers = lock.handovers + CASE WHEN lock.handed_over THEN 1 ELSE 0 END,
-                handed_over = false,
-                failover = %(failover)s::boolean
-            WHERE lock.task_name = %(task_name)s AND lock.claim_id = %(dead_claim_id)s::uuid
-              AND lock.finished_at IS NULL AND lock.locked_until <= now()
-              AND lock.run_until > now() AND {_SAFELY}
+            UPDATE {table} AS lock SET {_TAKE_OVER.changes}
+            WHERE lock.task_name = %(task_name)s AND {_TAKE_OVER.may_take_over} AND {_SAFELY}
             RETURNING {_RETURNED}
         )
-        SELECT {_made_or_found(_ONE.made, _TAKEOVER_FOUND)}
+        SELECT {_TAKE_OVER.made_or_found}
         FROM {table} AS lock LEFT JOIN claimed ON true WHERE lock.task_name = %(task_name)s
+    """
+
+
+def take_over_many(table: str) -> str:
+    """Return the statement that takes over many claims, in the order of their tasks' names.
+
+    A row that somebody else has locked is passed over: its answer is the row as it was before.
+    """
+    return f"""
+        WITH asked AS (SELECT * FROM {_rows(_TAKEOVER_TYPES)}), free AS (
+            SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
+            WHERE {_TAKE_OVER_MANY.may_take_over}
+            ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
+        ), claimed AS (
+            UPDATE {table} AS lock SET {_TAKE_OVER_MANY.changes}
+            FROM asked JOIN free USING (task_name)
+            WHERE lock.task_name = free.task_name AND {_DURABLY}
+            RETURNING {_RETURNED}
+        )
+        SELECT asked.claim_id AS asked_claim_id, {_TAKE_OVER_MANY.made_or_found}
+        FROM asked JOIN {table} AS lock USING (task_name) LEFT JOIN claimed USING (task_name)
     """
 
 
 def look_after_takeover(table: str) -> str:
     """Return the statement that says what became of a takeover that was not granted."""
-    return f"SELECT {_as(_TAKEOVER_FOUND)} FROM {table} AS lock WHERE task_name = %(task_name)s"
+    return f"SELECT {_as(_TAKE_OVER.found)} FROM {table} AS lock WHERE task_name = %(task_name)s"
 
 
 def release(table: str) -> str:
@@ -387,34 +440,37 @@ def release(table: str) -> str:
 def release_many(table: str) -> str:
     """Return the statement that ends many claims, in the order of their tasks' names.
 
-    It returns the claims that stood. One whose row somebody else has locked is passed over: it
-    comes without an end.
+    Some of them may be handed over, as :func:`end_lease` does. It returns the claims that stood.
+    One whose row somebody else has locked is passed over: it comes without an end.
     """
-    changes = _RELEASE.format(keep_window="asked.keep_window")
+    released = _RELEASE.format(keep_window="asked.keep_window")
+    handed_over = _END_OF_LEASE.format(handed_over="true")
+    found = "(lock.finished_at IS NULL OR NOT asked.hand_over)"
     return f"""
         WITH asked AS (SELECT * FROM {_rows(_RELEASE_TYPES)}), free AS (
-            SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name, claim_id)
+            SELECT lock.task_name, hand_over
+            FROM {table} AS lock JOIN asked USING (task_name, claim_id) WHERE {found}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), released AS (
-            UPDATE {table} AS lock SET {changes} FROM asked JOIN free USING (task_name)
-            WHERE lock.task_name = free.task_name AND {_DURABLY}
+            UPDATE {table} AS lock SET {released} FROM asked JOIN free USING (task_name)
+            WHERE lock.task_name = free.task_name AND NOT free.hand_over AND {_DURABLY}
             RETURNING lock.claim_id, lock.locked_until
-        )
-        SELECT claim_id AS asked_claim_id, released.locked_until, now() AS database_time
-        FROM asked JOIN {table} AS lock USING (task_name, claim_id)
-             LEFT JOIN released USING (claim_id)
+        ), handed_over AS (
+            UPDATE {table} AS lock SET {handed_over} FROM free
+            WHERE lock.task_name = free.task_name AND free.hand_over AND {_DURABLY}
+            RETURNING lock.claim_id, lock.locked_until
+        ), ended AS (SELECT * FROM released UNION ALL SELECT * FROM handed_over)
+        SELECT claim_id AS asked_claim_id, ended.locked_until, now() AS database_time
+        FROM asked JOIN {table} AS lock USING (task_name, claim_id) LEFT JOIN ended USING (claim_id)
+        WHERE {found}
     """
 
 
 def end_lease(table: str) -> str:
-    """Return the statement that ends the lease of a run that has not ended, and will not.
-
-    What its holder has handed over stays handed over, also if the holder is then found dead.
-    """
+    """Return the statement that ends the lease of a run that has not ended, and will not."""
+    changes = _END_OF_LEASE.format(handed_over="%(handed_over)s::boolean")
     return f"""
-        UPDATE {table} SET
-            locked_until = LEAST(locked_until, now()),
-            handed_over = handed_over OR %(handed_over)s::boolean
+        UPDATE {table} AS lock SET {changes}
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND finished_at IS NULL
           AND (%(holders)s::text[] IS NULL OR locked_by = ANY(%(holders)s::text[])) AND {_SAFELY}
         RETURNING locked_until, now() AS database_time
@@ -439,7 +495,8 @@ def extend(table: str) -> str:
         UPDATE {table} AS lock SET
             run_until = run_until + %(by)s::float8 * interval '1 second',
             locked_until = GREATEST(locked_until, LEAST(
-                now() + {_LEASE}, run_until + %(by)s::float8 * interval '1 second'))
+                now() + %(lease)s::float8 * interval '1 second',
+                run_until + %(by)s::float8 * interval '1 second'))
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND {STANDS}
           AND {_SAFELY}
         RETURNING locked_until, run_until, now() AS database_time

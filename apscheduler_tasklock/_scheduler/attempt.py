@@ -179,12 +179,19 @@ class RunAttempt:
         :param cut: whether somebody else than the job has ended it
         """
         chosen = self._cut_short(begun=True) if cut else self._ending_after(events)
+        return self._ending(chosen, self._is_to_be_ended)
 
+    def cutting(self) -> Operation[None]:
+        """Return the end of a coroutine's claim which a shutdown cancels."""
+        chosen = self._cut_short(begun=self.running)
+        return self._ending(chosen, lambda: not self._job_ended and self._is_to_be_ended())
+
+    def _ending(self, chosen: Ending, is_to_be_ended: Callable[[], bool]) -> Operation[None]:
         is_ours = False
 
         def prepare() -> Release | None:
             nonlocal is_ours
-            is_ours = self._is_to_be_ended()
+            is_ours = is_to_be_ended()
             if not is_ours or self._held is None:
                 return None
             return self._locks.prepare_release(self._held, chosen)
@@ -216,11 +223,6 @@ class RunAttempt:
     def wait_for_release(self, seconds: float) -> None:
         """Wait until it is released, for so long at most."""
         self._released.wait(seconds)
-
-    def cut_by_shutdown(self) -> None:
-        """End the claim of a coroutine that a shutdown cancels. Waits for the database."""
-        if not self._job_ended:
-            self.cut(begun=self.running)
 
     def _decided(self, claimed: HeldLock | Refusal | None) -> bool:
         """Note what became of the claim, and return whether the job runs."""

@@ -409,10 +409,16 @@ class ClaimHistory(RuleBasedStateMachine):
             return
         before = self.expected.get(task)
         after = model.take_over(before, ask, self.now)
-        answer = self.protocols[ask.replica].take_over(
-            self.cursor,
-            TakeoverRequest(task, ask.dead_claim_id, "dead", ask.lease, ask.failover, ask.claim_id),
+        request = TakeoverRequest(
+            task, ask.dead_claim_id, "dead", ask.lease, ask.failover, ask.claim_id
         )
+        protocol = self.protocols[ask.replica]
+        if self.together:
+            # One of a task that has no row travels with it.
+            requests = [TakeoverRequest("nobody's", ask.dead_claim_id, "dead"), request]
+            answer = protocol.take_over_many(self.cursor, requests).get(ask.claim_id)
+        else:
+            answer = protocol.take_over(self.cursor, request)
         self.note(situations.of_takeover(before, after, ask, self.now))
         self.happened(task, after, wrote=after is not before)
         if after is None:
@@ -457,9 +463,14 @@ class ClaimHistory(RuleBasedStateMachine):
             before, claim_id, self.now, handed_over=handed_over, holders=holders
         )
         self.note(situations.of_end_of_lease(before, after, claim_id, handed_over=handed_over))
-        answer = self.protocol.end_lease(
-            self.cursor, task, claim_id, handed_over=handed_over, holders=holders
-        )
+        if self.together and handed_over and holders is None:
+            # The release of a claim that nobody has travels with it.
+            ends = [("nobody's", UUID(int=0), Ending.OPEN), (task, claim_id, Ending.HAND_OVER)]
+            answer = self.protocol.release_many(self.cursor, ends).get(claim_id)
+        else:
+            answer = self.protocol.end_lease(
+                self.cursor, task, claim_id, handed_over=handed_over, holders=holders
+            )
         self.ended(task, claim_id, after, answer)
 
     def ended(self, task: str, claim_id: UUID, after: Row | None, answer: Any) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, upgrade
 from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import Refusal
+from apscheduler_tasklock._lock.protocol import Ending, Refusal, TakeoverRequest
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import claim, die, held, pids, row
 from tests.support.polling import eventually
@@ -111,11 +112,13 @@ def test_what_waits_is_claimed_in_one_statement_and_released_in_one(
     assert len(sent) == 3
 
 
+@pytest.mark.parametrize("ending", [Ending.KEEP, Ending.HAND_OVER])
 def test_releases_that_an_outage_held_up_arrive_in_one_statement(
     make_locks: MakeLocks,
     proxy: Proxy,
     pool: ThreadPoolExecutor,
     connection: psycopg.Connection[Any],
+    ending: Ending,
 ) -> None:
     """Else hundreds arrive after others have taken their claims for those of dead holders."""
     # None is sent before the close, when all of them are pending.
@@ -125,12 +128,89 @@ def test_releases_that_an_outage_held_up_arrive_in_one_statement(
     proxy.cut_all()
     for lock in granted:
         with pytest.raises(TaskLockDatabaseError):
-            locks.release(lock)
+            locks.release(lock, ending)
     sent = counted(proxy)
     proxy.accepting = True
     locks.close()
-    assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
+    left = "SELECT FROM task_lock WHERE finished_at IS NULL AND NOT handed_over"
+    assert connection.execute(left).rowcount == 0
     assert len([data for data in sent if b"UPDATE" in data]) == 1
+
+
+def dead_ones(
+    make_locks: MakeLocks, connection: Connection, pool: ThreadPoolExecutor, tasks: Sequence[str]
+) -> list[TakeoverRequest]:
+    """Let a holder of all these tasks die; return what takes them over."""
+    dying = make_locks(replica_id="dying")
+    dead = results(together(dying, pool, claims(dying, tasks, runs="app:job", failover=True)))
+    for lock in dead:
+        die(dying, lock)
+    connection.execute("UPDATE task_lock SET locked_until = now()")
+    return [TakeoverRequest(lock.name, lock.claim_id, "dying", lease=30) for lock in dead]
+
+
+def test_dead_runs_are_taken_over_in_one_statement_and_handed_over_in_one(
+    make_locks: MakeLocks, proxy: Proxy, pool: ThreadPoolExecutor, connection: Connection
+) -> None:
+    takeovers = dead_ones(make_locks, connection, pool, TASKS)
+    locks = make_locks(proxy.url)
+    locks.check()
+    sent = counted(proxy)
+    calls = [lambda takeover=takeover: locks.claim(takeover) for takeover in takeovers]
+    taken = results(together(locks, pool, calls))
+    assert [lock.token for lock in taken] == [row(connection, task)["token"] for task in TASKS]
+    assert all(lock.is_takeover for lock in taken)
+    assert len(sent) == 1
+    ends = [lambda lock=lock: locks.release(lock, Ending.HAND_OVER) for lock in taken[1:]]
+    # One that is released travels with them.
+    assert all(results(together(locks, pool, [*ends, lambda: locks.release(taken[0])])))
+    assert len(sent) == 2
+    assert [row(connection, task)["handed_over"] for task in TASKS] == [False] + [True] * 19
+    assert row(connection, TASKS[0])["finished_at"] is not None
+
+
+def test_a_takeover_whose_row_is_locked_is_asked_again_and_the_others_go_through(
+    make_locks: MakeLocks, pool: ThreadPoolExecutor, connection: Connection, database_url: str
+) -> None:
+    takeovers = dead_ones(make_locks, connection, pool, TASKS[:3])
+    locks = make_locks()
+    calls = [lambda takeover=takeover: locks.claim(takeover) for takeover in takeovers]
+    with psycopg.connect(database_url) as other:
+        other.execute("SELECT FROM task_lock WHERE task_name = %s FOR UPDATE", [TASKS[1]])
+        asked = together(locks, pool, calls)
+        assert isinstance(asked[0].result(60), HeldLock)
+        assert isinstance(asked[2].result(60), HeldLock)
+        assert not asked[1].done()
+        other.rollback()
+        assert isinstance(asked[1].result(60), HeldLock)
+    for lock in results(asked):
+        locks.release(lock)
+
+
+def test_replicas_that_take_the_same_runs_over_together_share_them(
+    make_locks: MakeLocks, pool: ThreadPoolExecutor, connection: Connection
+) -> None:
+    takeovers = dead_ones(make_locks, connection, pool, TASKS)
+    start = threading.Barrier(2)
+
+    def race(
+        locks: LockClient, requests: Sequence[TakeoverRequest]
+    ) -> list[tuple[LockClient, HeldLock]]:
+        calls = [
+            lambda each=each: locks.claim(replace(each, claim_id=uuid4())) for each in requests
+        ]
+        start.wait(60)
+        with ThreadPoolExecutor(len(calls) + 1) as own:
+            taken = results(together(locks, own, calls))
+        return [(locks, each) for each in taken if isinstance(each, HeldLock)]
+
+    orders = [takeovers, takeovers[::-1]]
+    replicas = [make_locks(replica_id=f"replica {number}") for number in range(2)]
+    racing = [pool.submit(race, *each) for each in zip(replicas, orders, strict=True)]
+    taken = [each for raced in results(racing) for each in raced]
+    assert sorted(lock.name for _, lock in taken) == sorted(TASKS)
+    for locks, lock in taken:
+        assert locks.release(lock)
 
 
 def test_first_claims_of_tasks_take_one_statement_more(
