@@ -295,12 +295,14 @@ class LockClient:
         held: HeldLock,
         ending: Ending = Ending.KEEP,
         first: Outcome[ReleaseAnswer | None] | None = None,
+        since: float | None = None,
     ) -> ReleaseAnswer | None:
         """End a claim, now or in the background.
 
         :param held: the lock to release
         :param ending: what becomes of its window
         :param first: what became of a release that was sent already
+        :param since: when the release was wanted, from :func:`time.monotonic`, if that was not now
         :return: the task's row, or ``None`` if the claim had expired and was somebody else's
         :raises TaskLockDatabaseError: the database is unavailable. The release is pending: it is
             sent again in the background until the claim's end.
@@ -314,6 +316,7 @@ class LockClient:
                 self._timings.release_timeout,
                 Release(self._protocol, held.name, held.claim_id, ending),
                 limit=RELEASE_LIMIT,
+                since=since,
                 first=first,
             )
         except BaseException:

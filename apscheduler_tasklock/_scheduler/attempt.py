@@ -187,7 +187,7 @@ class RunAttempt:
         return self._ending(chosen, lambda: not self._job_ended and self._is_to_be_ended())
 
     def _ending(self, chosen: Ending, is_to_be_ended: Callable[[], bool]) -> Operation[None]:
-        is_ours = False
+        wanted_at, is_ours = time.monotonic(), False
 
         def prepare() -> Release | None:
             nonlocal is_ours
@@ -198,7 +198,7 @@ class RunAttempt:
 
         def finish(first: Outcome[ReleaseAnswer | None] | None) -> None:
             if is_ours:
-                self._send_release(chosen, first)
+                self._send_release(chosen, first, wanted_at)
 
         return Operation(prepare, finish, RELEASE_LIMIT)
 
@@ -344,11 +344,14 @@ class RunAttempt:
         return True
 
     def _send_release(
-        self, ending: Ending, first: Outcome[ReleaseAnswer | None] | None = None
+        self,
+        ending: Ending,
+        first: Outcome[ReleaseAnswer | None] | None = None,
+        since: float | None = None,
     ) -> None:
         assert self._held is not None
         try:
-            released = self._locks.release(self._held, ending, first)
+            released = self._locks.release(self._held, ending, first, since)
         except TaskLockError as error:
             self._reports.not_released(self._held, error)
             return

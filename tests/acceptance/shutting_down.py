@@ -5,8 +5,8 @@
 whether the process itself uses that engine's only connection; and ``jobs``, how many there are.
 
 It prints "ready", "submitted" for each job that was, and "runs" in each job. The lines are "run
-jobs"; "end jobs"; and "shut down", which ends the jobs, too, and makes it print how many seconds
-``scheduler.shutdown()`` took.
+jobs"; "end jobs"; "shut down", which ends the jobs, too, and makes it print how many seconds
+``scheduler.shutdown()`` took; and "leave", after which it ends without a shutdown.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ def configured(scheduler: Any, job: Any, wanted: dict[str, Any]) -> Any:
     return scheduler
 
 
-def obey(scheduler: Any) -> None:
-    """Do what the lines say, until it is to shut down."""
-    while (line := sys.stdin.readline()) != "shut down\n":
+def obey(scheduler: Any) -> bool:
+    """Do what the lines say, until it is to end; return whether it is to shut down."""
+    while (line := sys.stdin.readline()) not in ("shut down\n", "leave\n"):
         if line == "end jobs\n":
             ending.set()
         else:
             for job in scheduler.get_jobs():
                 job.modify(next_run_time=datetime.now(timezone.utc))
+    return line == "shut down\n"
 
 
 def say_when_asked(engine: Any) -> None:
@@ -91,8 +92,8 @@ def shut_down(scheduler: Any) -> None:
 
 async def run_async(wanted: dict[str, Any]) -> None:
     scheduler = configured(AsyncIOScheduler(), work_async, wanted)
-    await asyncio.get_running_loop().run_in_executor(None, obey, scheduler)
-    shut_down(scheduler)
+    if await asyncio.get_running_loop().run_in_executor(None, obey, scheduler):
+        shut_down(scheduler)
 
 
 def main() -> None:
@@ -102,8 +103,8 @@ def main() -> None:
         asyncio.run(run_async(wanted))
     else:
         scheduler = configured(BackgroundScheduler(), work, wanted)
-        obey(scheduler)
-        shut_down(scheduler)
+        if obey(scheduler):
+            shut_down(scheduler)
 
 
 if __name__ == "__main__":

@@ -116,6 +116,13 @@ class Process:
         assert "Traceback" not in self._log.read_text()
         return float(line.split()[-1]), took
 
+    def leave(self) -> float:
+        """End it without a shutdown; return how long it was until the process was gone."""
+        begun = time.monotonic()
+        self.tell("leave")
+        self._process.wait(120)
+        return time.monotonic() - begun
+
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -217,6 +224,17 @@ def test_a_shutdown_ends_while_a_claim_waits_for_what_the_application_uses(
     process.tell("run jobs")
     eventually(lambda: process.lines("asks for a connection"))
     ends_in_time(process)
+
+
+@pytest.mark.parametrize("failover", [False, True])
+def test_a_loop_that_ends_without_a_shutdown_does_not_wait_for_each_release(
+    start: Start, failover: bool
+) -> None:
+    process, black_hole = start(jobs=40, options={"failover": failover}, asyncio=True)
+    process.tell("run jobs")
+    eventually(lambda: len(process.lines("runs")) == 40)
+    black_hole.open()
+    assert process.leave() <= 2 * EXIT
 
 
 def test_a_shutdown_ends_while_a_release_that_a_worker_process_could_not_send_is_tried(

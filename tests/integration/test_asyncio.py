@@ -38,7 +38,7 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock._lock.client import LockClient
 from tests.support.internals import abandon, coroutines, instances
 from tests.support.polling import eventually
-from tests.support.proxy import Gate, Proxy
+from tests.support.proxy import Gate, Proxy, counted
 
 RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
 RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_ERROR]
@@ -291,6 +291,30 @@ def test_a_coroutine_that_the_shutdown_cuts_is_released_or_with_failover_handed_
         assert sorted(loop.codes()) == sorted(RAISED)
     del loop, jobs[:]
     eventually(no_thread_is_left)
+
+
+def test_many_coroutines_that_a_shutdown_cuts_are_handed_over_together(
+    proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    """One after the other, most would not be within the time of a shutdown."""
+    jobs = [Endless() for _ in range(40)]
+
+    async def main() -> None:
+        loop = Loop(proxy.url, failover=True)
+        loop.scheduler.start()
+        for number, job in enumerate(jobs):
+            loop.run_once(job.run, f"job {number}")
+        await asyncio.wait_for(asyncio.gather(*(job.started.wait() for job in jobs)), 60)
+        sent = counted(proxy)
+        loop.scheduler.shutdown()
+        await asyncio.sleep(0)  # in which the scheduler does it
+        assert not loop.scheduler.running
+        # The first may go alone, and the others come while it is under way.
+        assert len(sent) < len(jobs) / 4
+
+    asyncio.run(main())
+    handed_over = "handed_over AND finished_at IS NULL AND locked_until <= now()"
+    assert connection.execute(f"SELECT FROM task_lock WHERE {handed_over}").rowcount == len(jobs)
 
 
 def test_a_window_that_a_shutdown_has_cut_is_run_by_another_replica_at_once(

@@ -23,7 +23,7 @@ from apscheduler_tasklock._lock.protocol import Ending, Refusal, TakeoverRequest
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import claim, die, held, pids, row
 from tests.support.polling import eventually
-from tests.support.proxy import Proxy
+from tests.support.proxy import Proxy, counted
 
 MakeLocks = Callable[..., LockClient]
 Connection = psycopg.Connection[Any]
@@ -67,23 +67,6 @@ def together(
 
 def claims(locks: LockClient, tasks: Sequence[str], **wanted: Any) -> list[Callable[[], Any]]:
     return [lambda task=task: claim(locks, task, **wanted) for task in tasks]
-
-
-# The end of what is sent with one statement, which may come in several pieces.
-SYNC = b"S\x00\x00\x00\x04"
-
-
-def counted(proxy: Proxy) -> list[bytes]:
-    """Return the ends of the statements that are sent to the server from now on."""
-    sent: list[bytes] = []
-
-    def count(data: bytes) -> bytes:
-        if data.endswith(SYNC):
-            sent.append(data)
-        return data
-
-    proxy.to_server = count
-    return sent
 
 
 def results(asked: Sequence[Future[Any]]) -> list[Any]:

@@ -171,3 +171,20 @@ def proxy_to(database_url: str) -> Iterator[Proxy]:
         proxy = Proxy(database_url)
         stack.callback(proxy.close)
         yield proxy
+
+
+# The end of what is sent with one statement, which may come in several pieces.
+SYNC = b"S\x00\x00\x00\x04"
+
+
+def counted(proxy: Proxy) -> list[bytes]:
+    """Return the ends of the statements that are sent to the server from now on."""
+    sent: list[bytes] = []
+
+    def count(data: bytes) -> bytes:
+        if data.endswith(SYNC):
+            sent.append(data)
+        return data
+
+    proxy.to_server = count
+    return sent
