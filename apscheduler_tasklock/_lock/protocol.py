@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
@@ -22,6 +23,13 @@ MOST_LOOKS = 10
 # Seconds that a statement waits in the server for a row that somebody has locked. It keeps the
 # replica's connection for so long; the wait of a commit for a disk is shorter as a rule.
 LOCK_TIMEOUT = 0.03
+
+# A text has characters that the database's encoding lacks: psycopg says so, or the server.
+_ENCODING_ERRORS = (
+    UnicodeError,
+    psycopg.errors.UntranslatableCharacter,
+    psycopg.errors.CharacterNotInRepertoire,
+)
 
 
 class Ending(Enum):
@@ -541,13 +549,28 @@ class TaskLockProtocol:
         :raises TaskLockDatabaseError: the server is read-only. While nobody can renew or release,
             a run that looks dead need not be; and what a standby shows may be old.
         """
-        parameters = {"task_names": list(task_names), "always": list(always)}
-        rows = self._rows(cursor, self._read, parameters)
+        rows = self._read_rows(cursor, list(task_names), list(always))
         are_read_only = [row.pop("read_only") for row in rows]
         if any(are_read_only):
             raise TaskLockDatabaseError("the server is read-only")
         states = [RunState(**row) for row in rows if row["task_name"] is not None]
         return states, rows[0]["database_time"]
+
+    def _read_rows(
+        self, cursor: Any, task_names: list[str], always: list[str]
+    ) -> list[dict[str, Any]]:
+        """Return the rows of the tasks whose names the database's encoding has."""
+        always = list(set(always).intersection(task_names))
+        parameters = {"task_names": task_names, "always": always}
+        try:
+            return self._rows(cursor, self._read, parameters)
+        except _ENCODING_ERRORS:
+            # What has such a name has no row. The claims of its job say so.
+            if len(task_names) == 1:
+                return self._read_rows(cursor, [], [])
+            half = len(task_names) // 2
+            rows = self._read_rows(cursor, task_names[:half], always)
+            return rows + self._read_rows(cursor, task_names[half:], always)
 
     def prune(self, cursor: Any, age: float) -> int:
         """Delete rows of one-off jobs that were over so many seconds ago; return how many."""

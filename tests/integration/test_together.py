@@ -364,27 +364,50 @@ class TestLockedRows:
         assert asked[2].result(60)
 
 
-def test_one_tasks_mistake_is_its_own(
-    database_url: str, connection: Connection, make_locks: MakeLocks, pool: ThreadPoolExecutor
-) -> None:
-    """A name with a character that the database's encoding lacks."""
+# The second name has a character that the database's encoding lacks.
+LATIN_TASKS = ["one", "\N{RIGHTWARDS ARROW}", "two"]
+
+
+@pytest.fixture(params=[None, "utf8"], ids=["the client says so", "the server says so"])
+def latin(
+    request: pytest.FixtureRequest,
+    database_url: str,
+    connection: Connection,
+    make_locks: MakeLocks,
+) -> Iterator[LockClient]:
+    """Give the locks of a database in LATIN1."""
     name = f"latin_{uuid4().hex[:8]}"
     connection.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
-    url = make_url(database_url).set(database=name).render_as_string(hide_password=False)
-    locks = make_locks(url)
+    url = make_url(database_url).set(database=name)
+    if request.param:
+        url = url.update_query_dict({"client_encoding": request.param})
+    rendered = url.render_as_string(hide_password=False)
+    locks = make_locks(rendered)
     try:
-        upgrade(url)
-        asked = together(locks, pool, claims(locks, ["one", "\N{RIGHTWARDS ARROW}", "two"]))
-        assert isinstance(asked[0].result(60), HeldLock)
-        assert isinstance(asked[2].result(60), HeldLock)
-        with pytest.raises(TaskLockError, match="LATIN1"):
-            asked[1].result(60)
-        assert locks.outage.reason is None
-        for each in (asked[0], asked[2]):
-            locks.release(each.result())
+        upgrade(rendered)
+        yield locks
     finally:
         locks.close()
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_one_tasks_mistake_is_its_own(latin: LockClient, pool: ThreadPoolExecutor) -> None:
+    asked = together(latin, pool, claims(latin, LATIN_TASKS))
+    assert isinstance(asked[0].result(60), HeldLock)
+    assert isinstance(asked[2].result(60), HeldLock)
+    with pytest.raises(TaskLockError, match="LATIN1"):
+        asked[1].result(60)
+    assert latin.outage.reason is None
+    for each in (asked[0], asked[2]):
+        latin.release(each.result())
+
+
+def test_one_tasks_mistake_does_not_hide_the_dead_runs_of_others(latin: LockClient) -> None:
+    lock = held(latin, "two")
+    for always in (["two"], LATIN_TASKS):
+        assert [state.task_name for state in latin.read_runs(LATIN_TASKS, always)] == ["two"]
+    assert latin.read_runs(LATIN_TASKS, LATIN_TASKS[:2]) == []
+    latin.release(lock)
 
 
 def test_a_claim_that_was_lost_is_told_so_and_the_others_are_released(
