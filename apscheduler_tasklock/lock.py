@@ -99,7 +99,7 @@ class HeldLock:
 
     @property
     def lease_left(self) -> float:
-        """Seconds until the first lease ends, by the monotonic clock; never below 0."""
+        """Seconds until the lease ends if it is not renewed, by the monotonic clock; 0 or more."""
         return max(0.0, self._lease_ends_at - time.monotonic())
 
     @property
@@ -145,6 +145,7 @@ class HeldLock:
         self._locked_until = locked_until
         self._run_until = run_until
         self._ends_at = ends_at
+        self._lease_ends_at = ends_at - (run_until - locked_until).total_seconds()
 
     def end(self) -> bool:
         """Note that the claim is released, and return whether it had not been."""

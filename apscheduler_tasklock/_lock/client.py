@@ -83,6 +83,17 @@ class LockSettings:
         return replace(self, database=as_url(self.database))
 
 
+@dataclass(frozen=True)
+class Released:
+    """A claim that was ended.
+
+    :ivar locked_until: database time until which its window is taken; ``None`` if the answer that
+        said so was lost
+    """
+
+    locked_until: datetime | None = None
+
+
 class LockClient:
     """The task locks of one database, as one replica uses them. Safe to share between threads.
 
@@ -296,29 +307,37 @@ class LockClient:
         ending: Ending = Ending.KEEP,
         first: Outcome[ReleaseAnswer | None] | None = None,
         since: float | None = None,
-    ) -> ReleaseAnswer | None:
+    ) -> Released | None:
         """End a claim, now or in the background.
 
         :param held: the lock to release
         :param ending: what becomes of its window
         :param first: what became of a release that was sent already
         :param since: when the release was wanted, from :func:`time.monotonic`, if that was not now
-        :return: the task's row, or ``None`` if the claim had expired and was somebody else's
+        :return: until when its window is taken, or ``None`` if the claim had expired and was
+            somebody else's
         :raises TaskLockDatabaseError: the database is unavailable. The release is pending: it is
             sent again in the background until the claim's end.
         :raises TaskLockError: the database rejects the statement. The release is pending as well.
         """
         self._heartbeat.remove(held)
         self._released_at = time.monotonic()
+        request = Release(self._protocol, held.name, held.claim_id, ending)
+        if first is not None and first.error is not None:
+            request.note_failure(first.error.__cause__ or first.error)
         try:
             self._check_time_to_release(first)
-            return self._retrier.run_until(
+            answer = self._retrier.run_until(
                 self._timings.release_timeout,
-                Release(self._protocol, held.name, held.claim_id, ending),
+                request,
                 limit=RELEASE_LIMIT,
                 since=since,
                 first=first,
             )
+            if answer is None and request.in_doubt and held.lease_left > 0:
+                # It stood when it was released; somebody has claimed the task since then.
+                return Released()
+            return None if answer is None else Released(answer.locked_until)
         except BaseException:
             # Also when it is rejected, as while a role lacks a right, or interrupted, and beyond
             # the end of a lease: until somebody takes the run over, the row can be told its end.

@@ -16,7 +16,7 @@ from uuid import UUID
 import psycopg
 
 from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, RELEASE_LIMIT, Closing, Deadline
-from apscheduler_tasklock._database.errors import ConflictError, RowLockedError
+from apscheduler_tasklock._database.errors import ConflictError, RowLockedError, is_rolled_back
 from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Exchange, Request
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.protocol import Ending, ReleaseAnswer, TaskLockProtocol
@@ -34,6 +34,7 @@ class Release(Request[ReleaseAnswer | None]):
 
     :param ending: what becomes of its window
     :param alone: whether it never travels with others, whose time limits differ
+    :ivar in_doubt: whether it may have ended the claim without an answer having come
     """
 
     def __init__(
@@ -51,11 +52,16 @@ class Release(Request[ReleaseAnswer | None]):
         self._claim_id = claim_id
         self._ending = ending
         self._alone = alone
+        self.in_doubt = False
 
     @property
     def goes_alone(self) -> bool:
         """Whether it was asked to."""
         return self._alone
+
+    def note_failure(self, error: BaseException) -> None:
+        """Note whether it may have ended the claim all the same."""
+        self.in_doubt = self.in_doubt or not is_rolled_back(error)
 
     def send(self, cursor: Any) -> ReleaseAnswer | None:
         """End the claim."""

@@ -195,7 +195,7 @@ class Reports:
             )
         self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
 
-    def released(self, held: HeldLock, locked_until: datetime, ending: Ending) -> None:
+    def released(self, held: HeldLock, locked_until: datetime | None, ending: Ending) -> None:
         """Tell of a release that arrived."""
         handed_over = ending is Ending.HAND_OVER
         if handed_over:

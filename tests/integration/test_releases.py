@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 
 from apscheduler_tasklock._database.deadline import RELEASE_LIMIT
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.protocol import Ending
 from apscheduler_tasklock._lock.releases import PendingRelease
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
@@ -252,3 +252,25 @@ def test_one_whose_maximum_lock_has_ended_is_given_up_and_told(
 def _names(data: bytes, lock: HeldLock) -> bool:
     """Tell whether a message holds a claim's id, in either format of its parameters."""
     return lock.claim_id.bytes in data or lock.claim_id.hex.encode() in data.replace(b"-", b"")
+
+
+@pytest.mark.parametrize("lease", [30.0, 1.0])
+def test_one_whose_answer_was_lost_is_no_lost_lock_while_its_lease_lasts(
+    make_locks: MakeLocks, proxy: Proxy, lease: float
+) -> None:
+    """It arrived, and somebody else has claimed the task when it is sent again."""
+    one = make_locks(proxy.url, replica_id="one", timings=Timings(release_timeout=60))
+    other = make_locks(replica_id="other")
+    lock = held(one, **TIMES, lease=lease)
+    taken: list[HeldLock] = []
+
+    def lose(data: bytes) -> bytes | None:
+        if taken:
+            return data
+        taken.append(held(other, **TIMES))
+        eventually(lambda: lease > 1 or lock.lease_left == 0)
+        return None
+
+    proxy.to_client = lose
+    assert one.release(lock) == (Released() if lease > 1 else None)
+    other.release(taken[0])
