@@ -64,6 +64,10 @@ class NotSentError(TaskLockDatabaseError):
     """A request whose turn did not come in time. The database knows nothing of it."""
 
 
+class NoConnectionError(NotSentError):
+    """Its turn did not come since no connection did, as where an application's pool is used up."""
+
+
 def as_unavailable(error: BaseException) -> TaskLockDatabaseError | None:
     """Return the error to raise if another attempt may succeed, else ``None``."""
     if isinstance(error, TaskLockDatabaseError):

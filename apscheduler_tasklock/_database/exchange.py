@@ -22,7 +22,7 @@ import psycopg
 
 from apscheduler_tasklock._database.background import BackgroundThreads
 from apscheduler_tasklock._database.deadline import WAKE_INTERVAL, Deadline
-from apscheduler_tasklock._database.errors import ConflictError, NotSentError
+from apscheduler_tasklock._database.errors import ConflictError, NoConnectionError, NotSentError
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.pool import Pool
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -174,10 +174,12 @@ class _Sender:
     :ivar thread: in which it sends, if that is known
     :ivar over_at: when it has vanished, if it still has it then, on the monotonic clock
     :ivar batch: what it sends
+    :ivar is_connecting: whether it waits for a connection
     """
 
     thread: threading.Thread | None
     over_at: float
+    is_connecting: bool = False
     batch: list[_Entry[Any]] = field(default_factory=list)
 
     @property
@@ -306,7 +308,8 @@ class Exchange:
             self._give_turn(entry)
         elif entry.is_late:
             self._waiting.remove(entry)
-            entry.fail(no_turn(entry.since))
+            is_connecting = self._sender is not None and self._sender.is_connecting
+            entry.fail((no_connection if is_connecting else no_turn)(entry.since))
         return entry.sends or entry.outcome is not None
 
     def _give_turn(self, entry: _Entry[Any]) -> None:
@@ -341,7 +344,8 @@ class Exchange:
 
     def _send(self, entry: _Entry[Any]) -> None:
         """Send a request and what travels with it."""
-        with self._turn(entry) as batch:
+        with self._turn(entry) as turn:
+            batch = turn.batch
             deadline = Deadline.latest([other.deadline for other in batch])
             groups = [list(batch)]
             for group in groups:
@@ -349,7 +353,9 @@ class Exchange:
                 pooled = None
                 try:
                     _check_turn(deadline, entry.since)
+                    turn.is_connecting = True
                     pooled = self._pool.acquire(deadline)
+                    turn.is_connecting = False
                     opened_at = pooled.opened_at
                     with self._pool.cursor(pooled, deadline) as cursor:
                         group[:] = self._begin_sending(group)
@@ -379,21 +385,20 @@ class Exchange:
         return wanted
 
     @contextmanager
-    def _turn(self, entry: _Entry[Any]) -> Iterator[list[_Entry[Any]]]:
-        """Give what travels with a request."""
+    def _turn(self, entry: _Entry[Any]) -> Iterator[_Sender]:
+        """Give who sends a request, and what travels with it."""
         with self._lock:
             self._give_turn(entry)
             sender = entry.turn
             assert sender is not None
             self._gather(entry, sender)
-            batch = sender.batch
             vanished, self._vanished = self._vanished, []
         for lost in vanished:
             self._abandon(lost)
         try:
-            yield batch
+            yield sender
         except BaseException as error:
-            for other in batch:
+            for other in sender.batch:
                 if other.outcome is None:
                     other.fail(_interrupted(error), error)
             raise
@@ -538,6 +543,15 @@ def no_turn(since: float) -> NotSentError:
     """
     waited = time.monotonic() - since
     return NotSentError(f"its turn on the connection did not come within {waited:.1f} sec")
+
+
+def no_connection(since: float) -> NoConnectionError:
+    """Return the error of a request whose turn did not come, since no connection did.
+
+    :param since: when it came, on the monotonic clock
+    """
+    waited = time.monotonic() - since
+    return NoConnectionError(f"no connection came within {waited:.1f} sec; are all in use?")
 
 
 def _interrupted(error: BaseException) -> TaskLockDatabaseError:

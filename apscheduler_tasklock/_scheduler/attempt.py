@@ -17,7 +17,7 @@ from uuid import UUID
 from apscheduler.events import EVENT_JOB_ERROR
 
 from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, RELEASE_LIMIT
-from apscheduler_tasklock._database.errors import NotSentError, RowLockedError
+from apscheduler_tasklock._database.errors import NoConnectionError, NotSentError, RowLockedError
 from apscheduler_tasklock._database.exchange import Outcome
 from apscheduler_tasklock._lock.claim import ClaimAttempt, Decision, TakeoverAttempt
 from apscheduler_tasklock._lock.client import LockClient
@@ -250,14 +250,18 @@ class RunAttempt:
             self._submission.run_unlocked
             and self._submission.dead_run is None
             and not isinstance(error, RowLockedError)
-            # Its turn did not come, although the database answers.
-            and not (isinstance(error, NotSentError) and self._locks.outage.reason is None)
+            and not self._had_no_turn(error)
         )
         if self._submission.dead_run is not None:
             self._reports.not_taken_over(error)
         else:
             self._reports.failed(error, runs=unlocked)
         return unlocked
+
+    def _had_no_turn(self, error: TaskLockError) -> bool:
+        """Tell whether its turn did not come, although the database answers."""
+        had_none = isinstance(error, NotSentError) and not isinstance(error, NoConnectionError)
+        return had_none and self._locks.outage.reason is None
 
     def _refused(self, refusal: Refusal) -> None:
         if self._submission.dead_run is not None:

@@ -24,6 +24,7 @@ from apscheduler.events import (
     EVENT_JOB_MISSED,
 )
 from apscheduler.schedulers.blocking import BlockingScheduler
+from sqlalchemy import create_engine
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ALL,
@@ -38,6 +39,7 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
+from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._scheduler.names import UnnamedTask
 from tests.support.faults import CLAIM
 from tests.support.internals import instances
@@ -812,6 +814,26 @@ class TestUnavailableDatabase:
         replica.run_once(current_lock)
         assert replica.one(EVENT_JOB_EXECUTED).retval is None
         assert replica.codes() == [EVENT_TASK_LOCK_ERROR, EVENT_JOB_EXECUTED]
+
+    def test_it_does_so_while_an_applications_pool_is_used_up(
+        self, make_replica: MakeReplica, database_url: str
+    ) -> None:
+        """Also the claims behind the one that waits for a connection."""
+        engine = create_engine(
+            parse_url(database_url), pool_size=1, max_overflow=0, pool_timeout=600
+        )
+        replica = make_replica(engine, claim_timeout=0.2, on_database_error="run")
+        with engine.connect():
+            replica.run_once(lambda: None)
+            eventually(lambda: replica.executor.locks.in_use.count)
+            replica.run_once(lambda: None, job_id="behind it")
+            error = replica.one(EVENT_TASK_LOCK_ERROR, "behind it")
+            replica.one(EVENT_JOB_EXECUTED, "behind it")
+            assert replica.codes() == []
+        assert "no connection came" in str(error.exception)
+        replica.one(EVENT_JOB_EXECUTED)
+        replica.idle()
+        engine.dispose()
 
     def test_a_row_that_somebody_has_locked_is_no_outage(
         self,
