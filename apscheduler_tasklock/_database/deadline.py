@@ -95,8 +95,8 @@ class Deadline:
 
     @classmethod
     def latest(cls, deadlines: Sequence[Deadline]) -> Deadline:
-        """Return a deadline that has passed when all of these have."""
-        return deadlines[0] if len(deadlines) == 1 else _Latest(deadlines)
+        """Return the one that passes last of several with the same limits: the one made last."""
+        return max(deadlines, key=lambda deadline: deadline._since)
 
     def check(self) -> None:
         """Raise an error if there is no time left.
@@ -130,16 +130,6 @@ class Deadline:
         if call.give_up():
             raise _out_of_time()
         return call.result()
-
-
-class _Latest(Deadline):
-    def __init__(self, deadlines: Sequence[Deadline]) -> None:
-        super().__init__(None)
-        self._deadlines = deadlines
-
-    @property
-    def seconds_left(self) -> float:
-        return max(deadline.seconds_left for deadline in self._deadlines)
 
 
 class AbandonableCall(Generic[Result]):

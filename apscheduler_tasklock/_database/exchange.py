@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import psycopg
 
 from apscheduler_tasklock._database.background import BackgroundThreads
-from apscheduler_tasklock._database.deadline import WAKE_INTERVAL, Deadline
+from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.errors import ConflictError, NoConnectionError, NotSentError
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.pool import Pool
@@ -38,6 +38,9 @@ OVERDUE = 12
 # For how many times that limit a request waits for its turn. That others are sent is no sign of an
 # outage: on a database that answers late, they take turns.
 TURN = 9
+# Seconds after which what waits looks whether who sends has vanished, or claiming was stopped. In a
+# burst hundreds wait on a machine, and each look takes the interpreter away from who works.
+LOOK_INTERVAL = 0.5
 
 
 class Request(Generic[Answer]):
@@ -132,7 +135,7 @@ class _Entry(Generic[Answer]):
         self.sent = False
         self.is_told = False
         self.outcome: Outcome[Answer] | None = None
-        self.changed: threading.Event | None = None
+        self._told: threading.Lock | None = None
 
     @property
     def sends(self) -> bool:
@@ -142,8 +145,13 @@ class _Entry(Generic[Answer]):
     @property
     def is_late(self) -> bool:
         """Whether it waits for its turn no longer."""
-        is_late = time.monotonic() > self.since + self.turn_within
-        return is_late or self.deadline.seconds_left <= 0
+        return self._turn_left <= 0
+
+    @property
+    def _turn_left(self) -> float:
+        """Seconds for which it waits for its turn."""
+        left = self.since + self.turn_within - time.monotonic()
+        return min(left, self.deadline.seconds_left)
 
     @property
     def is_over(self) -> bool:
@@ -159,12 +167,21 @@ class _Entry(Generic[Answer]):
 
     def must_wait(self) -> None:
         """Make it ready to wait, before others know of it."""
-        self.changed = threading.Event()
+        # One lock, where an event has three: a burst makes and wakes hundreds.
+        self._told = threading.Lock()
+        self._told.acquire()
+
+    def wait(self) -> bool:
+        """Wait until it is told something, or until it is time to look; return whether it was."""
+        assert self._told is not None
+        left = LOOK_INTERVAL if self.sender else max(0.01, self._turn_left)
+        return self._told.acquire(timeout=min(left, LOOK_INTERVAL))
 
     def tell(self) -> None:
         """Wake its thread."""
-        if self.changed is not None:
-            self.changed.set()
+        if self._told is not None:
+            with suppress(RuntimeError):  # it was told before
+                self._told.release()
 
 
 @dataclass(eq=False)
@@ -278,11 +295,10 @@ class Exchange:
 
     def _wait(self, entry: _Entry[Any]) -> bool:
         """Wait for an answer, or until it is this one's turn to send; return whether it is."""
-        assert entry.changed is not None
         try:
-            while not entry.changed.wait(WAKE_INTERVAL):
+            while not entry.wait():
                 with self._lock:
-                    if entry.changed.is_set() or self._is_given_up(entry):
+                    if self._is_given_up(entry):
                         break
         except BaseException as error:  # Ctrl-C, or a greenlet that is killed
             with self._lock:

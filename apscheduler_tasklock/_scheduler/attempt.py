@@ -70,6 +70,7 @@ class RunAttempt:
         self._reports = Reports(submission, run_time, locks, notifier)
         self._wanted_at = time.monotonic()
         self._missed = False
+        self._asked: ClaimRequest | TakeoverRequest | None = None
         self._sent: ClaimAttempt | TakeoverAttempt | None = None
         self._held: HeldLock | None = None
         # Who ends the claim: the worker, or a shutdown that cuts the run.
@@ -109,8 +110,8 @@ class RunAttempt:
             return None
         with self._locks.claiming:
             try:
-                wanted = self._sent or self._request()
-                claimed = self._locks.claim(wanted, self._wanted_at, first)
+                self._asked = self._asked or self._request()
+                claimed = self._locks.claim(self._sent or self._asked, self._wanted_at, first)
             except TaskLockError as error:
                 may_run = self._failed(error)
             else:
@@ -122,8 +123,9 @@ class RunAttempt:
 
         def prepare() -> ClaimAttempt | TakeoverAttempt | None:
             if self.must_claim and not self._locks.closed:
+                self._asked = self._request()
                 with suppress(TaskLockError):  # closed meanwhile, as `begin` then finds
-                    self._sent = self._locks.attempt(self._request())
+                    self._sent = self._locks.attempt(self._asked)
             return self._sent
 
         # What is granted after the stop is given back.
@@ -272,7 +274,8 @@ class RunAttempt:
                 refusal.holder,
             )
             return
-        self._reports.refused(refusal)
+        assert isinstance(self._asked, ClaimRequest)
+        self._reports.refused(self._asked, refusal)
         if refusal.unfinished:
             submission = replace(self._submission, run_times=(self.run_time,), claim_ids=())
             self.blocked = Blocked(submission, refusal.token, refusal.blocked, refusal.waits)

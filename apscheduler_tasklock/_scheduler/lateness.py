@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 
 # Seconds that one pass of the scheduler over its jobs takes at most, when hundreds are due.
 LONGEST_PASS = 30.0
@@ -108,8 +109,12 @@ class WorkerQueue:
         with self._changing:
             if self._turns >= len(self._workers):
                 self._workers.append(_Worker(new_worker_since or submitted_at))
-            free = [worker for worker in self._workers if not worker.jobs]
-            worker = min(free, key=lambda worker: (max(submitted_at, worker.free_at), worker.turns))
+            worker, earliest = self._workers[0], (inf, 0)
+            for other in self._workers:
+                if not other.jobs:
+                    at = other.free_at if other.free_at > submitted_at else submitted_at
+                    if (at, other.turns) < earliest:
+                        worker, earliest = other, (at, other.turns)
             worker.turns += 1
             self._turns += 1
             began_at = min(max(submitted_at, worker.free_at), self._clock())

@@ -16,9 +16,8 @@ from sqlalchemy import Table
 
 from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import Ending, Refusal
+from apscheduler_tasklock._lock.protocol import ClaimRequest, Ending, Refusal
 from apscheduler_tasklock._scheduler.submission import Submission
-from apscheduler_tasklock._scheduler.triggers import nominal_time
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ERROR,
@@ -92,7 +91,7 @@ class Reports:
         reason = "takeover" if held.is_takeover else None
         self._tell_of(held, EVENT_TASK_LOCK_GRANTED, locked_until=held.locked_until, reason=reason)
 
-    def refused(self, refusal: Refusal) -> None:
+    def refused(self, request: ClaimRequest, refusal: Refusal) -> None:
         """Tell of a claim that was refused, and warn if an earlier run blocks the task."""
         logger.debug(
             "Task %r: refused for the run time %s (%s, held by %r until %s)",
@@ -102,7 +101,7 @@ class Reports:
             refusal.holder,
             refusal.locked_until,
         )
-        self._warn_if_nobody_runs_it(refusal)
+        self._warn_if_nobody_runs_it(request, refusal)
         self._warn_if_blocked(refusal)
         self._tell(
             EVENT_TASK_LOCK_REFUSED,
@@ -130,15 +129,13 @@ class Reports:
                 statement_to_free(self._locks.table, task_name, refusal.token),
             )
 
-    def _warn_if_nobody_runs_it(self, refusal: Refusal) -> None:
+    def _warn_if_nobody_runs_it(self, request: ClaimRequest, refusal: Refusal) -> None:
         """Warn if a run time falls into the window of an earlier one."""
-        if refusal.reason != "window":
-            return
-        nominal = nominal_time(self._submission.trigger, self.run_time)
-        if refusal.window_start >= nominal:
+        assert request.run_time is not None
+        if refusal.reason != "window" or refusal.window_start >= request.run_time:
             return
         # Run times that each replica has of its own fall into each other's windows all the time.
-        if not self._submission.run_time_is_shared(nominal):
+        if not request.exact:
             return
         if self._submission.one_off and refusal.holder != self._locks.replica_id:
             return  # another replica has added the same one, a moment before

@@ -36,6 +36,8 @@ LONGEST_WALK = 36500
 
 # Triggers whose attributes are replaced and never changed, so that a shallow copy is a copy.
 _STOCK = (CronTrigger, DateTrigger, IntervalTrigger, CalendarIntervalTrigger)
+# Of these, the ones that nothing here changes, so that without jitter and end none is copied.
+_ASKED_THEMSELVES = (CronTrigger, DateTrigger, IntervalTrigger)
 
 _INSTANT = timedelta(microseconds=1)
 
@@ -98,11 +100,13 @@ def time_of_day(calendar_interval: Any) -> list[int]:
 
 
 def _has_shared_times(trigger: Any) -> bool:
-    if isinstance(trigger, (AndTrigger, OrTrigger)):
-        return all(_has_shared_times(part) for part in trigger.triggers)
     if type(trigger) is IntervalTrigger:
         return bool(trigger.start_date.microsecond == 0)
-    return type(trigger) in (CronTrigger, DateTrigger, CalendarIntervalTrigger)
+    if type(trigger) in _STOCK:
+        return True
+    if isinstance(trigger, (AndTrigger, OrTrigger)):
+        return all(_has_shared_times(part) for part in trigger.triggers)
+    return False
 
 
 def period_after(trigger: Any, run_time: datetime) -> float | None:
@@ -153,19 +157,24 @@ def _last_without_jitter(trigger: Any, run_time: datetime, seconds: float) -> da
 
 def _total_jitter(trigger: Any) -> float:
     """Return the most seconds by which jitter can move a run time; triggers combine theirs."""
-    own = getattr(trigger, "jitter", None) or 0
-    parts = trigger.triggers if isinstance(trigger, BaseCombiningTrigger) else ()
-    return float(own) + max((_total_jitter(part) for part in parts), default=0.0)
+    own = float(getattr(trigger, "jitter", None) or 0)
+    # Most are stock triggers, and what they are an instance of takes long to find out.
+    if type(trigger) in _STOCK or not isinstance(trigger, BaseCombiningTrigger):
+        return own
+    return own + max((_total_jitter(part) for part in trigger.triggers), default=0.0)
 
 
 def _without_jitter_and_end(trigger: Any) -> Any:
-    """Return a copy of the trigger that is exact and never ends."""
-    if isinstance(trigger, (AndTrigger, OrTrigger)):
+    """Return the trigger, or a copy of it, so that it is exact and never ends."""
+    is_stock = type(trigger) in _STOCK
+    if not is_stock and isinstance(trigger, (AndTrigger, OrTrigger)):
         return _combined(trigger, _without_jitter_and_end)
+    has = [name for name in ("jitter", "end_date") if getattr(trigger, name, None) is not None]
+    if not has and type(trigger) in _ASKED_THEMSELVES:
+        return trigger
     plain = _copied(trigger)
-    for attribute in ("jitter", "end_date"):
-        if getattr(plain, attribute, None) is not None:
-            setattr(plain, attribute, None)
+    for attribute in has:
+        setattr(plain, attribute, None)
     return plain
 
 
@@ -215,9 +224,10 @@ def _agreed_after(trigger: AndTrigger, moment: datetime) -> datetime | None:
 
 def _first_from(trigger: Any, moment: datetime) -> datetime | None:
     """Return the trigger's first run time at or after ``moment``, whatever it ran before."""
-    if isinstance(trigger, AndTrigger):
+    is_stock = type(trigger) in _STOCK
+    if not is_stock and isinstance(trigger, AndTrigger):
         return _agreed_after(trigger, moment - _INSTANT)
-    if isinstance(trigger, OrTrigger):
+    if not is_stock and isinstance(trigger, OrTrigger):
         times = [_first_from(part, moment) for part in trigger.triggers]
         return min((time for time in times if time is not None), default=None, key=_timestamp)
     first: datetime | None = trigger.get_next_fire_time(None, moment)

@@ -61,13 +61,15 @@ class JobWrapper:
     def __init__(self, submission: Submission, context: RunContext) -> None:
         job = submission.job
         self._job = job
+        # What every executor asks for, some of it several times.
+        self.id, self.name, self.max_instances = job.id, job.name, job.max_instances
         self.kwargs: dict[str, Any] = {}
         self._jobstore_alias = submission.jobstore
         locked = LockedRun(submission, context)
         self.func: Callable[[], Any] = locked.run_coroutine if submission.awaited else locked.run
 
     def __getattr__(self, name: str) -> Any:
-        """Return the job's own ``id``, ``name``, ``max_instances``, or what else is asked for."""
+        """Return what else is asked for of the job."""
         if name.startswith("__") or "_job" not in vars(self):  # as pickle asks
             raise AttributeError(name)
         return getattr(self._job, name)
