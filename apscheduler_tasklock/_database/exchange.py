@@ -258,9 +258,9 @@ class Exchange:
         entry: _Entry[Answer] = _Entry(request, deadline, turn_within)
         try:
             with self._lock:
-                if self._is_free():
+                if self._sender is None:
                     self._give_turn(entry)
-                else:
+                else:  # if who sends has vanished, one that waits finds that out
                     entry.must_wait()
                     self._waiting.append(entry)
             if entry.sends or self._wait(entry):

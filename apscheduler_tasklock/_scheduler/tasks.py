@@ -93,13 +93,10 @@ class Tasks:
         return ResolvedTask(name, options)
 
     def _options(self, job: Any) -> LockOptions | Literal[False]:
-        return resolve(
-            job.kwargs.get(RESERVED_KEY),
-            self._jobs.get(job.id),
-            function_options(job.func),
-            self._defaults,
-            where=f"job {job.id!r}",
-        )
+        own = job.kwargs.get(RESERVED_KEY), self._jobs.get(job.id), function_options(job.func)
+        if own == (None, None, None):
+            return self._defaults
+        return resolve(*own, self._defaults, where=f"job {job.id!r}")
 
 
 class _UnnamedJob:

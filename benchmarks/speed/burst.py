@@ -13,10 +13,9 @@ from apscheduler_tasklock import upgrade
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from benchmarks.speed.connections import watched
 from benchmarks.speed.effort import Effort, progress
-from benchmarks.speed.fleet import Decisions, gather, nothing, run_replicas
+from benchmarks.speed.fleet import Decisions, gather, nothing, run_replica
 from benchmarks.speed.report import Goal, Section, table
 
-PROCESSES = 4
 # How often a longer time is tried for the jobs to be set up in before they are due.
 LEADS = 3
 # Replicas and jobs of the largest burst, and the seconds that it may take.
@@ -26,10 +25,10 @@ MOST = 4.0
 DEFAULT_GRACE = 1
 
 HOW = (
-    "R replicas, each a `BackgroundScheduler` of its own with APScheduler's pool of 10 threads, "
-    "connections of its own and the same J jobs, all due at one moment, without a "
-    f"`misfire_grace_time`, so that each is claimed; {PROCESSES} processes share the replicas, on "
-    "the same cores as the server. Time is from then until the last claim is decided."
+    "R replicas, each a process with a `BackgroundScheduler` with APScheduler's pool of 10 "
+    "threads, and the same J jobs, all due at one moment, without a `misfire_grace_time`, so that "
+    "each is claimed; on the same cores as the server. Time is from then until the last claim is "
+    "decided."
 )
 
 
@@ -175,18 +174,18 @@ def measure(replicas: int, jobs: int, grace: int | None = None) -> Burst:
 def _due_after(lead: float, replicas: int, jobs: int, grace: int | None) -> Burst | None:
     """Run a burst; return ``None`` if the jobs were due before all of them were set up."""
     context = get_context("spawn")
-    together = context.Barrier(PROCESSES)
+    together = context.Barrier(replicas)
     with EmbeddedServer({"max_connections": str(5 * max(replicas, 16) + 20)}) as server:
         upgrade(server.url)
         with (
             watched(server.url) as seen,
-            ProcessPoolExecutor(PROCESSES, context, gather, (together,)) as pool,
+            ProcessPoolExecutor(replicas, context, gather, (together,)) as pool,
         ):
-            for ready in [pool.submit(nothing) for _ in range(PROCESSES)]:
+            for ready in [pool.submit(nothing) for _ in range(replicas)]:
                 ready.result()
             due = time.time() + lead
-            share = (server.url, replicas // PROCESSES, jobs, due, grace)
-            running = [pool.submit(run_replicas, *share) for _ in range(PROCESSES)]
+            share = (server.url, jobs, due, grace)
+            running = [pool.submit(run_replica, *share) for _ in range(replicas)]
             parts = [each.result() for each in running]
     late = max(part.late for part in parts)
     if late:

@@ -1,4 +1,4 @@
-"""Replicas for the burst: schedulers of their own, some to a process, each with its own engine."""
+"""Replicas for the burst, each a process with a scheduler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE = 300.0
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the replicas of one process saw.
+    """What one replica saw.
 
     :ivar granted: names of the tasks, one for each grant
     :ivar refused: how many claims were refused
@@ -36,7 +36,7 @@ class Decisions:
     :ivar run: how often a job ran
     :ivar ended: when the last claim was decided, in seconds since 1970
     :ivar late: seconds by which the setting up ended after the jobs were due
-    :ivar outages: how often a replica took the database to be away
+    :ivar outages: how often it took the database to be away
     """
 
     granted: list[str]
@@ -119,25 +119,24 @@ def gather(together: Barrier) -> None:
     together.wait(PATIENCE)
 
 
-def run_replicas(url: str, replicas: int, jobs: int, due: float, grace: int | None) -> Decisions:
-    """Run replicas in this process, until each has decided all its jobs.
+def run_replica(url: str, jobs: int, due: float, grace: int | None) -> Decisions:
+    """Run a replica in this process, until it has decided all its jobs.
 
     :param grace: the jobs' ``misfire_grace_time``
     """
     outages = Outages()
     logging.getLogger("apscheduler").setLevel(logging.ERROR)  # misfires are counted
     logging.getLogger(outage.__name__).addHandler(outages)
-    fleet = [Replica(url, jobs, due, grace) for _ in range(replicas)]
+    replica = Replica(url, jobs, due, grace)
     late = time.time() - due
-    for replica in fleet:
-        replica.wait(due + PATIENCE)
+    replica.wait(due + PATIENCE)
     return Decisions(
-        granted=[name for replica in fleet for name in replica.granted],
-        refused=sum(replica.refused for replica in fleet),
-        errors=sum(replica.errors for replica in fleet),
-        missed=sum(replica.missed for replica in fleet),
-        run=sum(replica.run for replica in fleet),
-        ended=max(replica.ended for replica in fleet),
+        granted=replica.granted,
+        refused=replica.refused,
+        errors=replica.errors,
+        missed=replica.missed,
+        run=replica.run,
+        ended=replica.ended,
         late=max(0.0, late),
         outages=outages.count,
     )
