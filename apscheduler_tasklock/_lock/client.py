@@ -30,6 +30,7 @@ from apscheduler_tasklock._database.pool import make_pool, make_second_pool
 from apscheduler_tasklock._database.retry import LOCKED_BACKOFF, Retrier, jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
+from apscheduler_tasklock._lock import statements
 from apscheduler_tasklock._lock.claim import ClaimAttempt, ClaimContext, Decision, TakeoverAttempt
 from apscheduler_tasklock._lock.clock import DatabaseClock
 from apscheduler_tasklock._lock.heartbeat import Heartbeat
@@ -50,7 +51,7 @@ from apscheduler_tasklock._lock.releases import PendingRelease, PendingReleases,
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.check import check_table, explain_rejection
-from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE, quoted_name, task_lock_table
 
 Answer = TypeVar("Answer")
 
@@ -331,7 +332,8 @@ class LockClient:
                 self._timings.release_timeout,
                 request,
                 limit=RELEASE_LIMIT,
-                since=since,
+                # In an outage many are tried one after the other, and each would take that long.
+                since=None if self.outage.reason is None else since,
                 first=first,
             )
             if answer is None and request.in_doubt and held.lease_left > 0:
@@ -431,6 +433,10 @@ class LockClient:
         """Send releases that another process could not send."""
         for release in releases:
             self._pending.adopt(release)
+
+    def statement_to_free(self, task_name: str, token: int) -> str:
+        """Return the SQL by which an operator frees a task whose run hangs."""
+        return statements.free(quoted_name(self.table), task_name, token)
 
     def wait(self, seconds: float) -> bool:
         """Wait for so long, or until these task locks are closed; tell whether they are."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Table
-
 from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol import ClaimRequest, Ending, Refusal
@@ -28,7 +26,6 @@ from apscheduler_tasklock.events import (
     TaskLockEvent,
 )
 from apscheduler_tasklock.lock import HeldLock
-from apscheduler_tasklock.schema.table import quoted_name
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +123,7 @@ class Reports:
                 "has not released" if refusal.waits else "still runs",
                 refusal.token,
                 refusal.locked_until,
-                statement_to_free(self._locks.table, task_name, refusal.token),
+                self._locks.statement_to_free(task_name, refusal.token),
             )
 
     def _warn_if_nobody_runs_it(self, request: ClaimRequest, refusal: Refusal) -> None:
@@ -275,21 +272,3 @@ class BlockedTasks:
         is_first = (what, task_name) not in self._warned
         self._warned.add((what, task_name))
         return is_first
-
-
-def statement_to_free(table: Table, task_name: str, token: int) -> str:
-    """Return the SQL by which an operator frees a task whose run hangs, as in the README.
-
-    :param token: of that run, so that no newer one is freed
-    """
-    frees = "finished_at = now(), locked_until = now(), claim_id = gen_random_uuid()"
-    run = f"task_name = {_literal(task_name)} AND token = {token}"
-    return f"UPDATE {quoted_name(table)} SET {frees} WHERE {run}"  # noqa: S608  # all is quoted
-
-
-def _literal(text: str) -> str:
-    """Return a text as SQL in one line, whatever is in it."""
-    if text.isprintable():
-        return "'" + text.replace("'", "''") + "'"
-    plain = (c if c.isprintable() and c not in "'\\" else f"\\U{ord(c):08X}" for c in text)
-    return f"E'{''.join(plain)}'"
