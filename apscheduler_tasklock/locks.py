@@ -31,6 +31,7 @@ from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.offload import Operation, result_of
 from apscheduler_tasklock._lock.protocol import ClaimRequest, Ending, Refusal, ReleaseAnswer
+from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -222,12 +223,18 @@ class Hold:
             return self._make_current(held)
 
     async def __aexit__(self, *_: object) -> None:
-        held = self._leave()
-        release = Operation(
-            lambda: None if held.inherited else self._client.prepare_release(held, Ending.KEEP),
-            lambda first: self._release(held, first=first),
-            RELEASE_LIMIT,
-        )
+        held, sent = self._leave(), None
+
+        def prepare() -> Release | None:
+            nonlocal sent
+            if not held.inherited:
+                sent = self._client.prepare_release(held, Ending.KEEP)
+            return sent
+
+        def finish(first: Outcome[ReleaseAnswer | None] | None) -> None:
+            self._release(held, sent=sent, first=first)
+
+        release = Operation(prepare, finish, RELEASE_LIMIT)
         # It goes on when this is cancelled.
         await result_of(self._client.offload.release(release))
 
@@ -319,13 +326,14 @@ class Hold:
         self,
         held: HeldLock,
         ending: Ending = Ending.KEEP,
+        sent: Release | None = None,
         first: Outcome[ReleaseAnswer | None] | None = None,
     ) -> None:
         if held.inherited:
             return
         is_unknown = held.has_lost_callback
         try:
-            released = self._client.release(held, ending, first)
+            released = self._client.release(held, ending, sent, first)
         except TaskLockDatabaseError:
             return  # logged as an outage; the release is pending
         except TaskLockError as error:

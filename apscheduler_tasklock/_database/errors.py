@@ -108,8 +108,8 @@ def _is_full(error: psycopg.Error) -> bool:
 
 def is_rolled_back(error: BaseException) -> bool:
     """Tell whether the statement that failed with this error has certainly changed nothing."""
-    if isinstance(error, (UnicodeError, NotSentError)):
-        return True  # it was not even sent
+    if isinstance(error, UnicodeError):
+        return True  # it could not even be sent
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     if state is None:
         return False

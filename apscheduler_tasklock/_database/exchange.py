@@ -191,13 +191,26 @@ class _Sender:
     :ivar thread: in which it sends, if that is known
     :ivar over_at: when it has vanished, if it still has it then, on the monotonic clock
     :ivar batch: what it sends
-    :ivar is_connecting: whether it waits for a connection
+    :ivar connects_at: when it asked for a connection, on the monotonic clock, unless it has it
+    :ivar connected_after: seconds that it took to get one
     """
 
     thread: threading.Thread | None
     over_at: float
-    is_connecting: bool = False
+    connects_at: float | None = None
+    connected_after: float = 0.0
     batch: list[_Entry[Any]] = field(default_factory=list)
+
+    @property
+    def without_connection(self) -> float:
+        """Seconds for which it waited for a connection, or waits for it."""
+        if self.connects_at is None:
+            return self.connected_after
+        return time.monotonic() - self.connects_at
+
+    def note_connected(self) -> None:
+        """Note that it has a connection."""
+        self.connected_after, self.connects_at = self.without_connection, None
 
     @property
     def vanished(self) -> bool:
@@ -324,9 +337,15 @@ class Exchange:
             self._give_turn(entry)
         elif entry.is_late:
             self._waiting.remove(entry)
-            is_connecting = self._sender is not None and self._sender.is_connecting
-            entry.fail((no_connection if is_connecting else no_turn)(entry.since))
+            entry.fail(self._why_late(entry))
         return entry.sends or entry.outcome is not None
+
+    def _why_late(self, entry: _Entry[Any]) -> NotSentError:
+        """Return the error of a request whose turn did not come."""
+        sender = self._sender
+        if sender is not None and sender.without_connection > self._pool.attempt:
+            return no_connection(entry.since)
+        return no_turn(entry.since)
 
     def _give_turn(self, entry: _Entry[Any]) -> None:
         """Let this thread send a request. Who interrupts it here, does so before or after both."""
@@ -369,9 +388,9 @@ class Exchange:
                 pooled = None
                 try:
                     _check_turn(deadline, entry.since)
-                    turn.is_connecting = True
+                    turn.connects_at = time.monotonic()
                     pooled = self._pool.acquire(deadline)
-                    turn.is_connecting = False
+                    turn.note_connected()
                     opened_at = pooled.opened_at
                     with self._pool.cursor(pooled, deadline) as cursor:
                         group[:] = self._begin_sending(group)
@@ -480,7 +499,7 @@ class Exchange:
         with self._lock:
             while self._waiting and self._waiting[0].is_over:
                 entry = self._waiting.popleft()
-                entry.fail(no_turn(entry.since))
+                entry.fail(self._why_late(entry))
                 late.append(entry)
             oldest = self._waiting.popleft() if self._waiting else None
             self._sender = None

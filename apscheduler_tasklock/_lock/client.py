@@ -292,7 +292,7 @@ class LockClient:
         return held
 
     def prepare_release(self, held: HeldLock, ending: Ending) -> Release | None:
-        """Return a release that can be sent, and then :meth:`release` be called with its outcome.
+        """Return a release that can be sent, and then :meth:`release` be called with it.
 
         ``None``: there is no time to send it, and :meth:`release` says so.
         """
@@ -306,15 +306,15 @@ class LockClient:
         self,
         held: HeldLock,
         ending: Ending = Ending.KEEP,
+        sent: Release | None = None,
         first: Outcome[ReleaseAnswer | None] | None = None,
-        since: float | None = None,
     ) -> Released | None:
         """End a claim, now or in the background.
 
         :param held: the lock to release
         :param ending: what becomes of its window
-        :param first: what became of a release that was sent already
-        :param since: when the release was wanted, from :func:`time.monotonic`, if that was not now
+        :param sent: its release, if it was sent already
+        :param first: what became of that
         :return: until when its window is taken, or ``None`` if the claim had expired and was
             somebody else's
         :raises TaskLockDatabaseError: the database is unavailable. The release is pending: it is
@@ -323,9 +323,7 @@ class LockClient:
         """
         self._heartbeat.remove(held)
         self._released_at = time.monotonic()
-        request = Release(self._protocol, held.name, held.claim_id, ending)
-        if first is not None and first.error is not None:
-            request.note_failure(first.error.__cause__ or first.error)
+        request = sent or Release(self._protocol, held.name, held.claim_id, ending)
         try:
             self._check_time_to_release(first)
             answer = self._retrier.run_until(
@@ -333,7 +331,7 @@ class LockClient:
                 request,
                 limit=RELEASE_LIMIT,
                 # In an outage many are tried one after the other, and each would take that long.
-                since=None if self.outage.reason is None else since,
+                since=None if self.outage.reason is None else request.made_at,
                 first=first,
             )
             if answer is None and request.in_doubt and held.lease_left > 0:

@@ -197,7 +197,7 @@ class ThreadOffload:
             else:
                 asked.append((running, request))
         if asked:
-            limit = asked[0][0].operation.limit  # they are claims, all of them
+            limit = asked[0][0].operation.limit  # they are claims and takeovers
             self._submit([request for _, request in asked], [each for each, _ in asked], limit)
 
 

@@ -34,6 +34,7 @@ class Release(Request[ReleaseAnswer | None]):
 
     :param ending: what becomes of its window
     :param alone: whether it never travels with others, whose time limits differ
+    :ivar made_at: when it was made, on the monotonic clock
     :ivar in_doubt: whether it may have ended the claim without an answer having come
     """
 
@@ -52,6 +53,7 @@ class Release(Request[ReleaseAnswer | None]):
         self._claim_id = claim_id
         self._ending = ending
         self._alone = alone
+        self.made_at = time.monotonic()
         self.in_doubt = False
 
     @property

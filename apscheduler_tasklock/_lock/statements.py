@@ -1,9 +1,9 @@
 """The statements of the lock protocol, for psycopg: the decision of who runs a window.
 
-Each is a transaction of its own and one round trip. All times are the database's. Claims and
-releases have two forms: for one request, and for many that travel together. The decision is written
-once, for both: in the first form what is asked for are parameters, in the second the columns of
-``asked``.
+Each is a transaction of its own and one round trip. All times are the database's. Claims,
+takeovers and releases have two forms: for one request, and for many that travel together. The
+decision is written once, for both: in the first form what is asked for are parameters, in the
+second the columns of ``asked``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-# What a claim and a release ask for, and the types.
+# What a claim, a takeover and a release ask for, and the types.
 _CLAIM_TYPES = {
     "task_name": "text",
     "claim_id": "uuid",

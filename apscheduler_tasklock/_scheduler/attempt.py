@@ -189,31 +189,24 @@ class RunAttempt:
         return self._ending(chosen, lambda: not self._job_ended and self._is_to_be_ended())
 
     def _ending(self, chosen: Ending, is_to_be_ended: Callable[[], bool]) -> Operation[None]:
-        wanted_at, is_ours = time.monotonic(), False
+        is_ours, sent = False, None
 
         def prepare() -> Release | None:
-            nonlocal is_ours
+            nonlocal is_ours, sent
             is_ours = is_to_be_ended()
-            if not is_ours or self._held is None:
-                return None
-            return self._locks.prepare_release(self._held, chosen)
+            if is_ours and self._held is not None:
+                sent = self._locks.prepare_release(self._held, chosen)
+            return sent
 
         def finish(first: Outcome[ReleaseAnswer | None] | None) -> None:
             if is_ours:
-                self._send_release(chosen, first, wanted_at)
+                self._send_release(chosen, sent, first)
 
         return Operation(prepare, finish, RELEASE_LIMIT)
 
     def give_back(self) -> None:
-        """Hand over what was claimed for a job that will not run here."""
-        self.cut(begun=False)
-
-    def cut(self, *, begun: bool) -> None:
-        """End the claim of a run that is cut short. Waits for the database.
-
-        What was begun is run again only with failover: without, a window is started once.
-        """
-        ending = self._cut_short(begun=begun)
+        """Hand over what was claimed for a job that will not run here. Waits for the database."""
+        ending = self._cut_short(begun=False)
         if self._is_to_be_ended():
             self._send_release(ending)
 
@@ -335,7 +328,10 @@ class RunAttempt:
         return Ending.OPEN if opens else Ending.KEEP
 
     def _cut_short(self, *, begun: bool) -> Ending:
-        """Note that the run is cut short, and return how its claim is to be ended."""
+        """Note that the run is cut short, and return how its claim is to be ended.
+
+        What was begun is run again only with failover: without, a window is started once.
+        """
         if self._held is not None:
             self._cut = True
             self._held.cut()
@@ -353,12 +349,12 @@ class RunAttempt:
     def _send_release(
         self,
         ending: Ending,
+        sent: Release | None = None,
         first: Outcome[ReleaseAnswer | None] | None = None,
-        since: float | None = None,
     ) -> None:
         assert self._held is not None
         try:
-            released = self._locks.release(self._held, ending, first, since)
+            released = self._locks.release(self._held, ending, sent, first)
         except TaskLockError as error:
             self._reports.not_released(self._held, error)
             return

@@ -1,7 +1,7 @@
 """What a trigger says about time: a run time's nominal time, and the period that follows it.
 
-Everything here asks copies of a trigger that have neither jitter nor an end date, so that the
-last run before an end date has the period of every other, and asking changes nothing.
+Everything here asks triggers that have neither jitter nor an end date, so that the last run before
+an end date has the period of every other; and copies of those that asking may change.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from sqlalchemy import Engine, event
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock._database import exchange
 from apscheduler_tasklock._database.deadline import WAKE_INTERVAL, Deadline
-from apscheduler_tasklock._database.errors import NotSentError, RowLockedError
+from apscheduler_tasklock._database.errors import NoConnectionError, NotSentError, RowLockedError
 from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Outcome, Request
 from apscheduler_tasklock._database.retry import BACKOFF, Retrier
 from tests.support.exchanges import NAME, Asked, LateConnection, Setup
@@ -300,6 +300,33 @@ class TestFailures:
         assert Numbers.sent == []
         assert setup.outage.reason is None
         assert setup.ask(Numbers(2)) == 2
+
+    def test_it_says_so_too_if_the_sender_is_about_to_connect(self, setup: Setup) -> None:
+        connecting = LateConnection(setup)
+        sender = Asked(setup, Numbers(1))
+        assert connecting.begun.wait(60)
+        with pytest.raises(NotSentError, match="turn on the connection"):
+            setup.ask(Numbers(2), turn_within=0.2)
+        connecting.go_on.set()
+        assert sender.ended().answer == 1
+
+    def test_it_says_so_if_no_connection_comes(
+        self, database_url: str, make_setup: Callable[..., Setup]
+    ) -> None:
+        """With a thread that waits, and without."""
+        setup = make_setup(database_url)
+        setup.pool.attempt = 0.3
+        connecting = LateConnection(setup)
+        sender = Asked(setup, Numbers(1))
+        assert connecting.begun.wait(60)
+        outcomes: list[Outcome[int]] = []
+        setup.exchange.submit([Numbers(2)], Deadline(setup.closing), [outcomes.append])
+        with pytest.raises(NoConnectionError, match="no connection came"):
+            setup.ask(Numbers(3))
+        connecting.go_on.set()
+        assert sender.ended().answer == 1
+        eventually(lambda: outcomes)
+        assert isinstance(outcomes[0].error, NoConnectionError)
 
     def test_without_a_thread_it_gives_up_when_claiming_was_stopped_and_it_is_no_outage(
         self, setup: Setup

@@ -15,6 +15,8 @@ from psycopg import sql
 from sqlalchemy import Engine
 
 from apscheduler_tasklock._database.deadline import RELEASE_LIMIT
+from apscheduler_tasklock._database.errors import RowLockedError
+from apscheduler_tasklock._database.exchange import Outcome
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.protocol import Ending
@@ -274,3 +276,13 @@ def test_one_whose_answer_was_lost_is_no_lost_lock_while_its_lease_lasts(
     proxy.to_client = lose
     assert one.release(lock) == (Released() if lease > 1 else None)
     other.release(taken[0])
+
+
+def test_one_that_passed_a_locked_row_over_has_ended_nothing(
+    make_locks: MakeLocks, connection: psycopg.Connection[Any]
+) -> None:
+    locks = make_locks()
+    lock = held(locks, **TIMES, lease=30.0)
+    sent = locks.prepare_release(lock, Ending.KEEP)
+    connection.execute(locks.statement_to_free(lock.name, lock.token))
+    assert locks.release(lock, Ending.KEEP, sent, Outcome(error=RowLockedError("locked"))) is None
