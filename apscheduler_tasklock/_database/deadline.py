@@ -20,6 +20,8 @@ Until = float | Callable[[], float]
 # any more; and a release, which a database that answers late should get all the same.
 ATTEMPT_LIMIT = 1.5
 RELEASE_LIMIT = 3.0
+# The same for the end of what a shutdown cuts: there has to be time left to send it once more.
+CUT_LIMIT = 2.0
 # Seconds within which all is over that a shutdown does not have to wait for.
 SHUTDOWN_LIMIT = 4.8
 # The last of these seconds, for a request to the server to cancel what it was asked.
@@ -95,8 +97,8 @@ class Deadline:
 
     @classmethod
     def latest(cls, deadlines: Sequence[Deadline]) -> Deadline:
-        """Return the one that passes last of several with the same limits: the one made last."""
-        return max(deadlines, key=lambda deadline: deadline._since)
+        """Return the one that passes last of several that differ in nothing else."""
+        return max(deadlines, key=lambda deadline: (deadline._limit, deadline._since))
 
     def check(self) -> None:
         """Raise an error if there is no time left.

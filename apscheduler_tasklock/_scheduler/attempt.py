@@ -16,7 +16,7 @@ from uuid import UUID
 
 from apscheduler.events import EVENT_JOB_ERROR
 
-from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, RELEASE_LIMIT
+from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, CUT_LIMIT, RELEASE_LIMIT
 from apscheduler_tasklock._database.errors import NoConnectionError, NotSentError, RowLockedError
 from apscheduler_tasklock._database.exchange import Outcome
 from apscheduler_tasklock._lock.claim import ClaimAttempt, Decision, TakeoverAttempt
@@ -186,9 +186,13 @@ class RunAttempt:
     def cutting(self) -> Operation[None]:
         """Return the end of a coroutine's claim which a shutdown cancels."""
         chosen = self._cut_short(begun=self.running)
-        return self._ending(chosen, lambda: not self._job_ended and self._is_to_be_ended())
+        return self._ending(
+            chosen, lambda: not self._job_ended and self._is_to_be_ended(), CUT_LIMIT
+        )
 
-    def _ending(self, chosen: Ending, is_to_be_ended: Callable[[], bool]) -> Operation[None]:
+    def _ending(
+        self, chosen: Ending, is_to_be_ended: Callable[[], bool], limit: float = RELEASE_LIMIT
+    ) -> Operation[None]:
         is_ours, sent = False, None
 
         def prepare() -> Release | None:
@@ -202,13 +206,25 @@ class RunAttempt:
             if is_ours:
                 self._send_release(chosen, sent, first)
 
-        return Operation(prepare, finish, RELEASE_LIMIT)
+        return Operation(prepare, finish, limit)
 
     def give_back(self) -> None:
         """Hand over what was claimed for a job that will not run here. Waits for the database."""
         ending = self._cut_short(begun=False)
         if self._is_to_be_ended():
             self._send_release(ending)
+
+    def _give_back_at_stop(self) -> None:
+        """Do the same; of coroutines there may be hundreds, whose hand-overs travel together."""
+        if not self._submission.awaited:
+            self.give_back()
+            return
+        chosen = self._cut_short(begun=False)
+        self._locks.claiming.begin()  # the shutdown waits for it
+        given_back = self._locks.offload.release(
+            self._ending(chosen, self._is_to_be_ended, CUT_LIMIT)
+        )
+        given_back.add_done_callback(lambda _future: self._locks.claiming.end())
 
     @property
     def is_being_released(self) -> bool:
@@ -227,7 +243,7 @@ class RunAttempt:
             if self._locks.closed:
                 # Whoever waits for this may not be there any more.
                 self._reports.not_begun()
-                self.give_back()
+                self._give_back_at_stop()
                 return False
             self._reports.granted(claimed)
             return True

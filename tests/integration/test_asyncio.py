@@ -44,10 +44,15 @@ RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
 RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_ERROR]
 
 
+def number_handed_over(connection: psycopg.Connection[Any]) -> int:
+    """Return how many runs have not ended, and are for others to take over at once."""
+    handed_over = "handed_over AND finished_at IS NULL AND locked_until <= now()"
+    return connection.execute(f"SELECT FROM task_lock WHERE {handed_over}").rowcount
+
+
 def is_handed_over(connection: psycopg.Connection[Any]) -> bool:
     """Tell whether a run has not ended, and is for others to take over at once."""
-    handed_over = "handed_over AND finished_at IS NULL AND locked_until <= now()"
-    return connection.execute(f"SELECT FROM task_lock WHERE {handed_over}").rowcount == 1
+    return number_handed_over(connection) == 1
 
 
 def no_thread_is_left() -> bool:
@@ -313,8 +318,58 @@ def test_many_coroutines_that_a_shutdown_cuts_are_handed_over_together(
         assert len(sent) < len(jobs) / 4
 
     asyncio.run(main())
-    handed_over = "handed_over AND finished_at IS NULL AND locked_until <= now()"
-    assert connection.execute(f"SELECT FROM task_lock WHERE {handed_over}").rowcount == len(jobs)
+    assert number_handed_over(connection) == len(jobs)
+
+
+def test_they_are_handed_over_although_their_connection_is_dead(
+    proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    """As where a balancer has forgotten it: the shutdown has time to send it once more."""
+    jobs = [Endless() for _ in range(5)]
+
+    async def main() -> None:
+        loop = Loop(proxy.url, failover=True)
+        loop.scheduler.start()
+        for number, job in enumerate(jobs):
+            loop.run_once(job.run, f"job {number}")
+        await asyncio.wait_for(asyncio.gather(*(job.started.wait() for job in jobs)), 60)
+        last = proxy.accepted
+        proxy.tap = lambda number, _to_server, data: b"" if number <= last else data
+        loop.scheduler.shutdown()
+        await asyncio.sleep(0)  # in which the scheduler does it
+        assert not loop.scheduler.running
+
+    asyncio.run(main())
+    assert number_handed_over(connection) == len(jobs)
+
+
+def test_claims_of_coroutines_under_way_at_a_shutdown_are_handed_over_together(
+    proxy: Proxy, connection: psycopg.Connection[Any]
+) -> None:
+    """One after the other, the process would take long to end."""
+    jobs = [Endless() for _ in range(40)]
+
+    def delay(data: bytes) -> bytes:
+        time.sleep(0.2)  # is the latency
+        return data
+
+    async def main() -> None:
+        loop = Loop(proxy.url, failover=True)
+        loop.scheduler.start()
+        proxy.to_client = delay
+        for number, job in enumerate(jobs):
+            loop.run_once(job.run, f"job {number}")
+        claimed = "SELECT FROM task_lock"
+        await loop.until(lambda: connection.execute(claimed).rowcount > len(jobs) / 2)
+        sent = counted(proxy)
+        loop.scheduler.shutdown()
+        await asyncio.sleep(0)  # in which the scheduler does it
+        assert not loop.scheduler.running
+        assert len(sent) < len(jobs) / 4
+
+    asyncio.run(main())
+    claimed = connection.execute("SELECT FROM task_lock").rowcount
+    assert number_handed_over(connection) == claimed
 
 
 def test_a_window_that_a_shutdown_has_cut_is_run_by_another_replica_at_once(
