@@ -221,8 +221,8 @@ class PendingReleases:
                     break
         for pending in given_up:
             logger.warning(
-                "The lock of task %r was not released: it stands until its lease ends, or its "
-                "maximum lock",
+                "The lock of task %r was not released, or no answer said so: it stands until its "
+                "lease ends, or its maximum lock",
                 pending.task_name,
             )
 
