@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -58,7 +59,7 @@ class Retrier:
             they are over already, there is one attempt all the same, unless the database is known
             to be unavailable.
         :param wait: pauses between attempts, and returns whether to give up; by default
-            :func:`time.sleep`
+            it goes on
         :param first: what became of the first attempt, if that was made before
         :raises TaskLockDatabaseError: the database stayed unavailable, or the row locked
         :raises TaskLockError: the database rejects the request; the message names the remedy
@@ -90,5 +91,6 @@ class Retrier:
 
 
 def _sleep(seconds: float) -> bool:
-    time.sleep(seconds)
+    # time.sleep() raises "Invalid argument" now and then where libfaketime moves the clocks.
+    threading.Event().wait(seconds)
     return False
