@@ -97,7 +97,7 @@ class Deadline:
 
     @classmethod
     def latest(cls, deadlines: Sequence[Deadline]) -> Deadline:
-        """Return the one that passes last of several that differ in nothing else."""
+        """Return the one that passes last of several without ``until``, as of what travels."""
         return max(deadlines, key=lambda deadline: (deadline._limit, deadline._since))
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
@@ -90,6 +90,16 @@ class Loop:
             id=job_id,
             **{"misfire_grace_time": None, "next_run_time": now, **job},
         )
+
+    def run_all(self, jobs: Sequence[Endless]) -> None:
+        for number, job in enumerate(jobs):
+            self.run_once(job.run, f"job {number}")
+
+    async def shut_down(self) -> None:
+        """Shut down as an application does whose loop ends right after."""
+        self.scheduler.shutdown()
+        await asyncio.sleep(0)  # in which the scheduler does it
+        assert not self.scheduler.running
 
     def submit(self, function: Callable[..., Any]) -> None:
         """Submit a job in this turn of the loop, as the scheduler does in one of its own."""
@@ -278,9 +288,7 @@ def test_a_coroutine_that_the_shutdown_cuts_is_released_or_with_failover_handed_
         loop.run_once(job.run)
         await asyncio.wait_for(job.started.wait(), 60)
         proxy.to_client = delay
-        loop.scheduler.shutdown()
-        await asyncio.sleep(0)  # in which the scheduler does it
-        assert not loop.scheduler.running
+        await loop.shut_down()
         if goes_on:
             await loop.until(lambda: not any(instances(loop.executor).values()))
         return loop
@@ -307,13 +315,10 @@ def test_many_coroutines_that_a_shutdown_cuts_are_handed_over_together(
     async def main() -> None:
         loop = Loop(proxy.url, failover=True)
         loop.scheduler.start()
-        for number, job in enumerate(jobs):
-            loop.run_once(job.run, f"job {number}")
+        loop.run_all(jobs)
         await asyncio.wait_for(asyncio.gather(*(job.started.wait() for job in jobs)), 60)
         sent = counted(proxy)
-        loop.scheduler.shutdown()
-        await asyncio.sleep(0)  # in which the scheduler does it
-        assert not loop.scheduler.running
+        await loop.shut_down()
         # The first may go alone, and the others come while it is under way.
         assert len(sent) < len(jobs) / 4
 
@@ -330,14 +335,11 @@ def test_they_are_handed_over_although_their_connection_is_dead(
     async def main() -> None:
         loop = Loop(proxy.url, failover=True)
         loop.scheduler.start()
-        for number, job in enumerate(jobs):
-            loop.run_once(job.run, f"job {number}")
+        loop.run_all(jobs)
         await asyncio.wait_for(asyncio.gather(*(job.started.wait() for job in jobs)), 60)
         last = proxy.accepted
         proxy.tap = lambda number, _to_server, data: b"" if number <= last else data
-        loop.scheduler.shutdown()
-        await asyncio.sleep(0)  # in which the scheduler does it
-        assert not loop.scheduler.running
+        await loop.shut_down()
 
     asyncio.run(main())
     assert number_handed_over(connection) == len(jobs)
@@ -357,14 +359,11 @@ def test_claims_of_coroutines_under_way_at_a_shutdown_are_handed_over_together(
         loop = Loop(proxy.url, failover=True)
         loop.scheduler.start()
         proxy.to_client = delay
-        for number, job in enumerate(jobs):
-            loop.run_once(job.run, f"job {number}")
+        loop.run_all(jobs)
         claimed = "SELECT FROM task_lock"
         await loop.until(lambda: connection.execute(claimed).rowcount > len(jobs) / 2)
         sent = counted(proxy)
-        loop.scheduler.shutdown()
-        await asyncio.sleep(0)  # in which the scheduler does it
-        assert not loop.scheduler.running
+        await loop.shut_down()
         assert len(sent) < len(jobs) / 4
 
     asyncio.run(main())
