@@ -19,7 +19,12 @@ from sqlalchemy.schema import CreateSchema
 from apscheduler_tasklock._database.connection import connect_parameters
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.errors import TaskLockError
-from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
+from apscheduler_tasklock.schema.table import (
+    DEFAULT_TABLE,
+    REPLICA_SUFFIX,
+    RUN_SUFFIX,
+    task_lock_table,
+)
 
 # Any number will do as long as it is the same everywhere: replicas that upgrade at the same
 # moment wait for each other on it.
@@ -152,9 +157,10 @@ def include_name(
     In the application's ``env.py``: ``context.configure(..., include_name=include_name)``. With
     another table or schema name, ``functools.partial(include_name, schema="jobs")``.
 
-    :return: ``False`` for the task lock table and its version table, else ``True``
+    :return: ``False`` for the task lock table, those beside it and its version table, else ``True``
     """
-    ours = (table, version_table(schema, table)["version_table"])
+    beside = (table + RUN_SUFFIX, table + REPLICA_SUFFIX)
+    ours = (table, *beside, version_table(schema, table)["version_table"])
     return not (type_ == "table" and name in ours and parent_names.get("schema_name") == schema)
 
 

@@ -1,4 +1,8 @@
-"""The task lock table as SQLAlchemy knows it. The migrations create it; a test compares both."""
+"""The tables as SQLAlchemy knows them. The migrations create them; a test compares both.
+
+The task lock table has all that a claim is decided on. Two tables beside it are for operators: the
+run history, and the replicas. The lock does not depend on them.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,23 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
+    text,
 )
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql.base import PGDialect, PGIdentifierPreparer
 
 from apscheduler_tasklock.errors import TaskLockOptionError
 
 DEFAULT_TABLE = "task_lock"
 
-# PostgreSQL's limit, in bytes; the table's name needs room for its history's suffix.
+# PostgreSQL's limit, in bytes; the table's name needs room for the longest suffix, which is that of
+# Alembic's table.
 LONGEST_IDENTIFIER = 63
 LONGEST_TABLE = LONGEST_IDENTIFIER - len("_alembic_version")
+
+# What the tables beside the task lock table are called: its own name, and this.
+RUN_SUFFIX = "_run"
+REPLICA_SUFFIX = "_replica"
 
 # With a parameter style that leaves percent signs as they are.
 _DIALECT = PGDialect(paramstyle="named")  # type: ignore[no-untyped-call]  # SQLAlchemy's own
@@ -35,10 +46,19 @@ STORAGE_PARAMETERS = {
     "autovacuum_vacuum_scale_factor": 0,
     "autovacuum_vacuum_threshold": 1000,
 }
+# A run that ends overwrites the oldest one of its task, whose page keeps room for that.
+RUN_STORAGE_PARAMETERS = {
+    "fillfactor": 80,
+    "autovacuum_vacuum_scale_factor": 0.02,
+    "autovacuum_vacuum_threshold": 1000,
+}
 
 
 def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Table:
     """Return the task lock table's definition, in a ``MetaData`` of its own.
+
+    The tables beside it are in the same ``MetaData``; see :func:`run_table` and
+    :func:`replica_table`.
 
     :param name: the table's name
     :param schema: its schema; ``None`` leaves it to the connection's ``search_path``
@@ -51,9 +71,37 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
     def moment() -> DateTime:
         return DateTime(timezone=True)
 
+    metadata = MetaData()
+    Table(
+        name + RUN_SUFFIX,
+        metadata,
+        Column("task_name", Text, primary_key=True),
+        Column("slot", Integer, primary_key=True, autoincrement=False),
+        Column("token", BigInteger, nullable=False),
+        Column("scheduled_at", moment(), nullable=True),
+        Column("started_at", moment(), nullable=False),
+        Column("ended_at", moment(), nullable=False),
+        Column("replica", Text, nullable=False),
+        Column("kind", Text, nullable=False),
+        Column("outcome", Text, nullable=False),
+        Column("error_type", Text, nullable=True),
+        Column("error", Text, nullable=True),
+        schema=schema,
+    )
+    Table(
+        name + REPLICA_SUFFIX,
+        metadata,
+        Column("replica_id", Text, primary_key=True),
+        Column("host", Text, nullable=False),
+        Column("version", Text, nullable=False),
+        Column("started_at", moment(), nullable=False),
+        Column("seen_at", moment(), nullable=False),
+        Column("tasks", ARRAY(Text), nullable=False),
+        schema=schema,
+    )
     return Table(
         name,
-        MetaData(),
+        metadata,
         Column("task_name", Text, primary_key=True),
         Column("started_at", moment(), nullable=False),
         Column("locked_until", moment(), nullable=False),
@@ -70,8 +118,42 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("handed_over", Boolean, nullable=False),
         Column("runs", Text, nullable=False),
         Column("one_off", Boolean, nullable=False),
+        # Revision 0002. What a replica of an older version does not write is null or has a default.
+        Column("kind", Text, nullable=True),
+        Column("schedule", Text, nullable=True),
+        Column("due_at", moment(), nullable=True),
+        Column("overdue_at", moment(), nullable=True),
+        Column("overdue_told_at", moment(), nullable=True),
+        Column("overrun_at", moment(), nullable=True),
+        Column("recorded", BigInteger, nullable=False, server_default=text("0")),
+        Column("succeeded_at", moment(), nullable=True),
+        Column("failed_at", moment(), nullable=True),
+        Column("failures", Integer, nullable=False, server_default=text("0")),
+        Column("error_type", Text, nullable=True),
+        Column("paused_until", moment(), nullable=True),
+        Column("paused_by", Text, nullable=True),
+        Column("pause_reason", Text, nullable=True),
+        Column("request_id", Uuid, nullable=True),
+        Column("requested_by", Text, nullable=True),
+        Column("requested_at", moment(), nullable=True),
+        Column("request_until", moment(), nullable=True),
         schema=schema,
     )
+
+
+def run_table(task_lock: Table) -> Table:
+    """Return the run history's table, which lies beside a task lock table."""
+    return _beside(task_lock, RUN_SUFFIX)
+
+
+def replica_table(task_lock: Table) -> Table:
+    """Return the replicas' table, which lies beside a task lock table."""
+    return _beside(task_lock, REPLICA_SUFFIX)
+
+
+def _beside(task_lock: Table, suffix: str) -> Table:
+    schema = f"{task_lock.schema}." if task_lock.schema else ""
+    return task_lock.metadata.tables[f"{schema}{task_lock.name}{suffix}"]
 
 
 def quoted_name(table: Table) -> str:

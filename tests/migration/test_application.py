@@ -50,7 +50,12 @@ def downgrade():
 """
 
 THEIRS = {"public.users", "public.after", "public.alembic_version"}
-OURS = {"public.task_lock", "public.task_lock_alembic_version"}
+OURS = {
+    "public.task_lock",
+    "public.task_lock_alembic_version",
+    "public.task_lock_run",
+    "public.task_lock_replica",
+}
 
 
 class Application:

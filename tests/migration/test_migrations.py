@@ -19,11 +19,16 @@ from sqlalchemy import create_engine, create_mock_engine, text
 
 from apscheduler_tasklock import TaskLockError, downgrade, include_name, migrate, upgrade
 from apscheduler_tasklock._database.url import parse_url
-from apscheduler_tasklock.schema.table import STORAGE_PARAMETERS, task_lock_table
+from apscheduler_tasklock.schema.table import (
+    RUN_STORAGE_PARAMETERS,
+    STORAGE_PARAMETERS,
+    task_lock_table,
+)
 from tests.migration.conftest import Run, described, tables
 from tests.support.polling import eventually
 
-OURS = {"public.task_lock", "public.task_lock_alembic_version"}
+BESIDE = {"public.task_lock_run", "public.task_lock_replica"}
+OURS = {"public.task_lock", "public.task_lock_alembic_version", *BESIDE}
 CLI = "apscheduler_tasklock.cli"
 
 
@@ -43,16 +48,18 @@ def test_the_migrated_table_is_the_declared_one(database_url: str) -> None:
         difference = compare_metadata(context, task_lock_table().metadata)
     engine.dispose()
     assert difference == []
-    reloptions = {row[2] for row in described(database_url) if row[1] == "task_lock"}
-    expected = ",".join(f"{name}={value}" for name, value in STORAGE_PARAMETERS.items())
-    assert reloptions == {f"{{{expected}}}"}
+    parameters = {"task_lock": STORAGE_PARAMETERS, "task_lock_run": RUN_STORAGE_PARAMETERS}
+    for table, declared in parameters.items():
+        reloptions = {row[2] for row in described(database_url) if row[1] == table}
+        expected = ",".join(f"{name}={value}" for name, value in declared.items())
+        assert reloptions == {f"{{{expected}}}"}
 
 
 def test_alembic_in_a_checkout_upgrades_and_downgrades(empty_database_url: str, run: Run) -> None:
     run("alembic", "upgrade", "head", TASKLOCK_DATABASE_URL=empty_database_url)
     assert tables(empty_database_url) == OURS
     run("alembic", "-x", f"database={empty_database_url}", "downgrade", "base")
-    assert tables(empty_database_url) == OURS - {"public.task_lock"}
+    assert tables(empty_database_url) == {"public.task_lock_alembic_version"}
     run("alembic", "-x", f"database={empty_database_url}", "upgrade", "head")
     assert tables(empty_database_url) == OURS
 
@@ -80,10 +87,8 @@ def test_another_schema_and_name_are_created_and_dropped(
     empty_database_url: str, name: str
 ) -> None:
     upgrade(empty_database_url, schema=name, table=f"{name}_lock")
-    assert tables(empty_database_url) == {
-        f"{name}.{name}_lock",
-        f"{name}.{name}_lock_alembic_version",
-    }
+    suffixes = ("", "_alembic_version", "_run", "_replica")
+    assert tables(empty_database_url) == {f"{name}.{name}_lock{suffix}" for suffix in suffixes}
     upgrade(empty_database_url, schema=name, table=f"{name}_lock")  # nothing to do
     downgrade(empty_database_url, schema=name, table=f"{name}_lock")
     assert tables(empty_database_url) == {f"{name}.{name}_lock_alembic_version"}
@@ -213,7 +218,9 @@ class TestCommandLine:
 
 
 class TestIncludeName:
-    @pytest.mark.parametrize("name", ["task_lock", "task_lock_alembic_version"])
+    @pytest.mark.parametrize(
+        "name", ["task_lock", "task_lock_alembic_version", "task_lock_run", "task_lock_replica"]
+    )
     def test_hides_our_tables(self, name: str) -> None:
         assert not include_name(name, "table", {"schema_name": None})
 

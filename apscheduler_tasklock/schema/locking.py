@@ -1,0 +1,91 @@
+"""What the migrations do beside tables that are in use."""
+
+from __future__ import annotations
+
+from alembic.operations import Operations
+
+from apscheduler_tasklock.schema.table import quoted
+
+# Milliseconds that an attempt waits for others to leave the table, and how many attempts there are.
+# While one waits, every claim waits behind it: for longer, and jobs would be missed.
+LOCK_TIMEOUT = 1000
+MOST_ATTEMPTS = 30
+
+# One statement, which is retried in the server: also where a DBA runs printed SQL.
+_UNTIL_UNLOCKED = """
+DO $tasklock$
+DECLARE
+    before text := current_setting('lock_timeout');
+BEGIN
+    FOR attempt IN 1..{most} LOOP
+        BEGIN
+            PERFORM set_config('lock_timeout', '{timeout}ms', true);
+            {statement};
+            PERFORM set_config('lock_timeout', before, true);
+            RETURN;
+        EXCEPTION WHEN lock_not_available THEN
+            IF attempt = {most} THEN
+                RAISE EXCEPTION 'another session keeps the table of the task locks locked'
+                    USING ERRCODE = 'lock_not_available',
+                          HINT = 'end long transactions that use it, and try again';
+            END IF;
+            PERFORM pg_sleep(0.5 + random());
+        END;
+    END LOOP;
+END
+$tasklock$
+"""
+
+# Whoever may use the task lock table may use what lies beside it.
+_GRANT_LIKE = """
+DO $tasklock$
+DECLARE
+    entry record;
+BEGIN
+    FOR entry IN
+        SELECT privilege_type, CASE WHEN grantee = 0 THEN 'PUBLIC'
+                                    ELSE quote_ident(pg_get_userbyid(grantee)) END AS grantee
+        FROM pg_class, aclexplode(relacl) WHERE pg_class.oid = {table_literal}::regclass
+             AND grantee <> relowner AND privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
+    LOOP
+        EXECUTE 'GRANT ' || entry.privilege_type || ' ON ' || {beside_literal}
+                || ' TO ' || entry.grantee;
+    END LOOP;
+END
+$tasklock$
+"""
+
+
+def qualified(table: str, schema: str | None) -> str:
+    """Return a table's name, with its schema if it has one, quoted for SQL where needed."""
+    return f"{quoted(schema)}.{quoted(table)}" if schema else quoted(table)
+
+
+def execute_when_unlocked(op: Operations, statement: str) -> None:
+    """Run a statement that needs a table for itself, without keeping claims waiting for long.
+
+    It waits for a second, lets claims pass, and tries again, for about a minute.
+    """
+    _execute(
+        op,
+        _UNTIL_UNLOCKED.format(most=MOST_ATTEMPTS, timeout=LOCK_TIMEOUT, statement=statement),
+    )
+
+
+def grant_like(op: Operations, table: str, beside: str, schema: str | None) -> None:
+    """Grant on one table what roles may do with another."""
+    _execute(
+        op,
+        _GRANT_LIKE.format(
+            table_literal=_literal(qualified(table, schema)),
+            beside_literal=_literal(qualified(beside, schema)),
+        ),
+    )
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _execute(op: Operations, statement: str) -> None:
+    op.execute(statement.replace(":", r"\:"))  # which begins a parameter here
