@@ -79,14 +79,17 @@ def bounded_waits(
             attributes["wait"] = before
 
 
-def plain_cursor(connection: psycopg.Connection[Any], *, guest: bool) -> psycopg.Cursor[Any]:
+def raw_cursor(
+    connection: psycopg.Connection[Any], *, guest: bool = False
+) -> psycopg.RawCursor[Any]:
     """Return a cursor for our statements, whatever the connection makes of an application's.
 
-    Its rows are tuples. Times come in binary form, which is the same under each ``DateStyle``.
+    It takes PostgreSQL's own numbered parameters, and gives tuples. Times come in binary form,
+    which is the same under each ``DateStyle``.
 
     :param guest: whether the connection is an application's, and must stay as it is
     """
-    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
     cursor.format = psycopg.pq.Format.BINARY
     if guest:
         cursor.adapters.register_loader("timestamptz", _TimeOrEndLoader)

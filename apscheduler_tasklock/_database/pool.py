@@ -19,7 +19,7 @@ from apscheduler_tasklock._database.connection import (
     bounded_waits,
     connector,
     ended_by,
-    plain_cursor,
+    raw_cursor,
 )
 from apscheduler_tasklock._database.deadline import Closing, Deadline
 from apscheduler_tasklock._database.errors import LOST_STATEMENT_STATES, as_unavailable
@@ -227,7 +227,7 @@ class Pool:
                 bounded_waits(pooled.connection, self.attempt, deadline),
                 self._as_it_was(pooled.connection),
             ):
-                yield plain_cursor(pooled.connection, guest=not self._own)
+                yield raw_cursor(pooled.connection, guest=not self._own)
             reusable = True
         except psycopg.Error as error:
             if error.sqlstate in LOST_STATEMENT_STATES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -314,8 +315,34 @@ class RunState:
     database_time: datetime
 
 
+class Statement:
+    """A statement of ours, for a ``psycopg.RawCursor``.
+
+    Its named parameters are numbered here, once. Else psycopg takes a statement of more than 4,096
+    characters apart each time that it is sent, which costs as much as the round trip.
+
+    :param template: with psycopg's named placeholders
+    """
+
+    def __init__(self, template: str) -> None:
+        self._names: list[str] = []
+        self._text = re.sub(r"%%|%\((\w+)\)s", self._numbered, " ".join(template.split()))
+
+    def _numbered(self, found: re.Match[str]) -> str:
+        name = found[1]
+        if name is None:
+            return "%"
+        if name not in self._names:
+            self._names.append(name)
+        return f"${self._names.index(name) + 1}"
+
+    def execute(self, cursor: Any, parameters: Mapping[str, object]) -> Any:
+        """Run it, with those of the parameters that it has; return the cursor."""
+        return cursor.execute(self._text, [parameters[name] for name in self._names])
+
+
 class TaskLockProtocol:
-    """The statements for one task lock table, run on a psycopg cursor in autocommit mode.
+    """The statements for one task lock table, run on a cursor as of ``raw_cursor``.
 
     :param replica_id: who asks, shown in logs
     :param lock_timeout: seconds that a statement waits in the server for a row that somebody has
@@ -332,30 +359,22 @@ class TaskLockProtocol:
             "replica_id": replica_id,
             "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
         }
-        self._claim = _one_line(statements.claim(name))
-        self._claim_many = _one_line(statements.claim_many(name))
-        self._first_claim = _one_line(statements.first_claim(name))
-        self._first_claim_many = _one_line(statements.first_claim_many(name))
-        self._look = _one_line(statements.look(name))
-        self._take_over = _one_line(statements.take_over(name))
-        self._take_over_many = _one_line(statements.take_over_many(name))
-        self._look_after_takeover = _one_line(statements.look_after_takeover(name))
-        self._release = _one_line(statements.release(name))
-        self._release_many = _one_line(statements.release_many(name))
-        self._end_lease = _one_line(statements.end_lease(name))
-        self._give_up = _one_line(statements.give_up(name))
-        self._extend = _one_line(statements.extend(name))
-        self._renew = _one_line(statements.renew(name))
-        self._read = _one_line(statements.read(name))
-        self._prune = _one_line(statements.prune(name))
-
-    def statement_lengths(self) -> dict[str, int]:
-        """Return how many characters each statement has, by its name."""
-        return {
-            name.lstrip("_"): len(statement)
-            for name, statement in vars(self).items()
-            if isinstance(statement, str)
-        }
+        self._claim = Statement(statements.claim(name))
+        self._claim_many = Statement(statements.claim_many(name))
+        self._first_claim = Statement(statements.first_claim(name))
+        self._first_claim_many = Statement(statements.first_claim_many(name))
+        self._look = Statement(statements.look(name))
+        self._take_over = Statement(statements.take_over(name))
+        self._take_over_many = Statement(statements.take_over_many(name))
+        self._look_after_takeover = Statement(statements.look_after_takeover(name))
+        self._release = Statement(statements.release(name))
+        self._release_many = Statement(statements.release_many(name))
+        self._end_lease = Statement(statements.end_lease(name))
+        self._give_up = Statement(statements.give_up(name))
+        self._extend = Statement(statements.extend(name))
+        self._renew = Statement(statements.renew(name))
+        self._read = Statement(statements.read(name))
+        self._prune = Statement(statements.prune(name))
 
     def claim(
         self,
@@ -368,21 +387,20 @@ class TaskLockProtocol:
         :raises TaskLockError: the task's row can be neither read nor inserted
         """
         parameters = {
-            **self._own,
             **request.parameters(times.lag),
             "latest": times.latest,
             "stable": times.stable,
         }
         cursor.row_factory = class_row(ClaimAnswer)
         for _ in range(MOST_LOOKS):
-            answer: ClaimAnswer | None = cursor.execute(self._claim, parameters).fetchone()
+            answer: ClaimAnswer | None = self._execute(cursor, self._claim, parameters).fetchone()
             if answer is None:
                 # There is no row yet; or there is one since, and the claim goes on with that.
-                answer = cursor.execute(self._first_claim, parameters).fetchone()
+                answer = self._execute(cursor, self._first_claim, parameters).fetchone()
             elif answer.looks_free:
                 # Another claim won while this statement waited for it. Look at what it made of the
                 # row.
-                answer = cursor.execute(self._look, parameters).fetchone()
+                answer = self._execute(cursor, self._look, parameters).fetchone()
             if answer is not None:
                 return answer
         raise TaskLockError(
@@ -423,14 +441,13 @@ class TaskLockProtocol:
     def _claims(
         self,
         cursor: Any,
-        statement: str,
+        statement: Statement,
         requests: Sequence[ClaimRequest],
         lags: Sequence[float],
         times: ReadTimes,
     ) -> dict[UUID, ClaimAnswer]:
         asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
         parameters = {
-            **self._own,
             **statements.many(asked),
             "latest": times.latest,
             "stable": times.stable,
@@ -439,12 +456,12 @@ class TaskLockProtocol:
 
     def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:
         """Try to take over the claim of a dead holder. ``None``: the task has no row any more."""
-        parameters = {**self._own, **request.parameters}
+        parameters = request.parameters
         cursor.row_factory = class_row(ClaimAnswer)
-        answer: ClaimAnswer | None = cursor.execute(self._take_over, parameters).fetchone()
+        answer: ClaimAnswer | None = self._execute(cursor, self._take_over, parameters).fetchone()
         if answer is not None and not answer.granted:
             # Maybe as it was before another replica took it over; see claim().
-            answer = cursor.execute(self._look_after_takeover, parameters).fetchone()
+            answer = self._execute(cursor, self._look_after_takeover, parameters).fetchone()
         return answer
 
     def take_over_many(
@@ -456,7 +473,7 @@ class TaskLockProtocol:
             One that looks dead as before is to be asked again: somebody else has its row locked.
         """
         asked = statements.many(request.parameters for request in requests)
-        return self._answers(cursor, self._take_over_many, {**self._own, **asked})
+        return self._answers(cursor, self._take_over_many, asked)
 
     def release(
         self, cursor: Any, task_name: str, claim_id: UUID, ending: Ending = Ending.KEEP
@@ -467,7 +484,7 @@ class TaskLockProtocol:
         parameters = _release_parameters(task_name, claim_id, ending)
         cursor.row_factory = class_row(ReleaseAnswer)
         answer: ReleaseAnswer | None
-        answer = cursor.execute(self._release, {**self._own, **parameters}).fetchone()
+        answer = self._execute(cursor, self._release, parameters).fetchone()
         return answer
 
     def release_many(
@@ -480,7 +497,7 @@ class TaskLockProtocol:
             row locked; it is to be sent again.
         """
         asked = statements.many(_release_parameters(*each) for each in releases)
-        rows = self._rows(cursor, self._release_many, {**self._own, **asked})
+        rows = self._rows(cursor, self._release_many, asked)
         return {
             row.pop("asked_claim_id"): ReleaseAnswer(**row) if row["locked_until"] else None
             for row in rows
@@ -509,13 +526,13 @@ class TaskLockProtocol:
         }
         cursor.row_factory = class_row(ReleaseAnswer)
         answer: ReleaseAnswer | None
-        answer = cursor.execute(self._end_lease, {**self._own, **parameters}).fetchone()
+        answer = self._execute(cursor, self._end_lease, parameters).fetchone()
         return answer
 
     def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> bool:
         """Finish a dead run that is not to be run again; tell whether this replica did."""
-        parameters = {**self._own, "task_name": task_name, "claim_id": claim_id}
-        return bool(cursor.execute(self._give_up, parameters).rowcount)
+        parameters = {"task_name": task_name, "claim_id": claim_id}
+        return bool(self._execute(cursor, self._give_up, parameters).rowcount)
 
     def extend(
         self, cursor: Any, task_name: str, claim_id: UUID, by: float, lease: float | None
@@ -524,7 +541,7 @@ class TaskLockProtocol:
         parameters = {"task_name": task_name, "claim_id": claim_id, "by": by, "lease": lease}
         cursor.row_factory = class_row(LockTimes)
         times: LockTimes | None
-        times = cursor.execute(self._extend, {**self._own, **parameters}).fetchone()
+        times = self._execute(cursor, self._extend, parameters).fetchone()
         return times
 
     def renew(self, cursor: Any, renewals: Sequence[Renewal]) -> dict[UUID, LockTimes]:
@@ -574,30 +591,24 @@ class TaskLockProtocol:
 
     def prune(self, cursor: Any, age: float) -> int:
         """Delete rows of one-off jobs that were over so many seconds ago; return how many."""
-        return int(cursor.execute(self._prune, {"age": age}).rowcount)
+        return int(self._execute(cursor, self._prune, {"age": age}).rowcount)
+
+    def _execute(self, cursor: Any, statement: Statement, parameters: Mapping[str, object]) -> Any:
+        return statement.execute(cursor, {**self._own, **parameters})
 
     def _answers(
-        self, cursor: Any, statement: str, parameters: Mapping[str, object]
+        self, cursor: Any, statement: Statement, parameters: Mapping[str, object]
     ) -> dict[UUID, ClaimAnswer]:
         """Return the answers to many claims or takeovers, by the ids of the requests."""
         rows = self._rows(cursor, statement, parameters)
         return {row.pop("asked_claim_id"): ClaimAnswer(**row) for row in rows}
 
-    @staticmethod
     def _rows(
-        cursor: Any, statement: str, parameters: Mapping[str, object]
+        self, cursor: Any, statement: Statement, parameters: Mapping[str, object]
     ) -> list[dict[str, Any]]:
         cursor.row_factory = dict_row
-        rows: list[dict[str, Any]] = cursor.execute(statement, parameters).fetchall()
+        rows: list[dict[str, Any]] = self._execute(cursor, statement, parameters).fetchall()
         return rows
-
-
-def _one_line(statement: str) -> str:
-    """Return a statement without its indentation.
-
-    psycopg takes a longer one than 4,096 characters apart each time that it is sent.
-    """
-    return " ".join(statement.split())
 
 
 def _release_parameters(task_name: str, claim_id: UUID, ending: Ending) -> dict[str, object]:

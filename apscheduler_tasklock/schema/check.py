@@ -32,7 +32,7 @@ _CHECK = """
                          AND EXISTS (SELECT FROM unnest(polroles) AS role
                                      WHERE role = 0 OR pg_has_role(role, 'USAGE'))))
            ELSE '{}' END AS without_policy
-    FROM (SELECT to_regclass(%s) AS oid) AS found
+    FROM (SELECT to_regclass($1) AS oid) AS found
 """
 
 

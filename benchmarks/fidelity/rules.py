@@ -8,7 +8,7 @@ from math import floor
 from typing import Any
 from uuid import UUID
 
-from apscheduler_tasklock._database.connection import attempt_limit
+from apscheduler_tasklock._database.connection import attempt_limit, raw_cursor
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.protocol import (
@@ -310,7 +310,7 @@ class TaskLockRule(Rule):
         return self._replicas[replica]
 
     def _cursor(self) -> Any:
-        return self.database.connection.cursor()
+        return raw_cursor(self.database.connection)
 
 
 class TaskLockWithFailover(TaskLockRule):

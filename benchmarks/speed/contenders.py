@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import psycopg
 
 from apscheduler_tasklock import upgrade
+from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
 from apscheduler_tasklock.lock import HeldLock
@@ -187,11 +188,11 @@ class Protocol(OnPsycopg):
     def claim(self, task: str) -> Any:
         task = f"protocol {task}"
         request = ClaimRequest(task, min_lock=0.0, max_lock=MAX_LOCK)
-        answer = self._protocol.claim(self.connection.cursor(), request)
+        answer = self._protocol.claim(raw_cursor(self.connection), request)
         return (task, answer.claim_id) if answer.granted else None
 
     def release(self, held: tuple[str, UUID]) -> None:
-        cursor = self.connection.cursor()
+        cursor = raw_cursor(self.connection)
         assert self._protocol.release(cursor, *held) is not None
 
 

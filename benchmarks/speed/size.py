@@ -9,6 +9,7 @@ from multiprocessing import get_context
 import psycopg
 
 from apscheduler_tasklock import upgrade
+from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.schema.table import task_lock_table
@@ -77,7 +78,7 @@ def work(url: str, tasks: range, claims: int) -> None:
     protocol = TaskLockProtocol(task_lock_table(), "bench")
     options = "-c synchronous_commit=off"
     with psycopg.connect(url, autocommit=True, options=options) as connection:
-        cursor = connection.cursor()
+        cursor = raw_cursor(connection)
         for number in range(claims):
             task = f"task {tasks[number % len(tasks)]}"
             request = ClaimRequest(task, min_lock=0.0, max_lock=50.0)

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.protocol import (
     ClaimAnswer,
     ClaimRequest,
@@ -66,7 +67,7 @@ class Replica:
         return claim_id, self.send(asked, ReadTimes(lag, latest, stable))
 
     def send(self, request: ClaimRequest, times: ReadTimes) -> ClaimAnswer:
-        return self.protocol.claim(self.connection.cursor(), request, times)
+        return self.protocol.claim(raw_cursor(self.connection), request, times)
 
     def granted(self, task: str = "task", **request: Any) -> bool:
         return self.claim(task, **request)[1].granted
@@ -86,7 +87,7 @@ class Replica:
     ) -> tuple[UUID, ClaimAnswer | None]:
         claim_id = claim_id or uuid4()
         request = TakeoverRequest(task, dead_claim_id, "dead", lease, failover, claim_id)
-        return claim_id, self.protocol.take_over(self.connection.cursor(), request)
+        return claim_id, self.protocol.take_over(raw_cursor(self.connection), request)
 
     def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
         _, answer = self.take_over(dead_claim_id, task, **request)
@@ -96,7 +97,7 @@ class Replica:
         self, claim_id: UUID, task: str = "task", *, keep_window: bool = True
     ) -> ReleaseAnswer | None:
         ending = Ending.KEEP if keep_window else Ending.OPEN
-        return self.protocol.release(self.connection.cursor(), task, claim_id, ending)
+        return self.protocol.release(raw_cursor(self.connection), task, claim_id, ending)
 
     def end_lease(
         self,
@@ -107,32 +108,32 @@ class Replica:
         holders: list[str] | None = None,
     ) -> ReleaseAnswer | None:
         return self.protocol.end_lease(
-            self.connection.cursor(), task, claim_id, handed_over=handed_over, holders=holders
+            raw_cursor(self.connection), task, claim_id, handed_over=handed_over, holders=holders
         )
 
     def hand_over(self, claim_id: UUID, task: str = "task") -> ReleaseAnswer | None:
         return self.end_lease(claim_id, task, handed_over=True)
 
     def give_up(self, claim_id: UUID, task: str = "task") -> bool:
-        return self.protocol.give_up(self.connection.cursor(), task, claim_id)
+        return self.protocol.give_up(raw_cursor(self.connection), task, claim_id)
 
     def extend(
         self, claim_id: UUID, by: float, *, lease: float | None = None, task: str = "task"
     ) -> LockTimes | None:
-        return self.protocol.extend(self.connection.cursor(), task, claim_id, by, lease)
+        return self.protocol.extend(raw_cursor(self.connection), task, claim_id, by, lease)
 
     def renew(self, *renewals: Renewal) -> dict[UUID, LockTimes]:
-        return self.protocol.renew(self.connection.cursor(), renewals)
+        return self.protocol.renew(raw_cursor(self.connection), renewals)
 
     def renewed(self, claim_id: UUID, task: str = "task", *, lease: float = 30) -> bool:
         return claim_id in self.renew(Renewal(task, claim_id, lease))
 
     def read(self, *tasks: str, always: tuple[str, ...] = ()) -> dict[str, RunState]:
-        states, _ = self.protocol.read(self.connection.cursor(), tasks, always)
+        states, _ = self.protocol.read(raw_cursor(self.connection), tasks, always)
         return {state.task_name: state for state in states}
 
     def prune(self, age: float) -> int:
-        return self.protocol.prune(self.connection.cursor(), age)
+        return self.protocol.prune(raw_cursor(self.connection), age)
 
 
 def row(connection: psycopg.Connection[Any], task: str = "task") -> dict[str, Any]:

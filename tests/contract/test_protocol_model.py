@@ -26,6 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.protocol import (
     ClaimAnswer,
     ClaimRequest,
@@ -137,7 +138,7 @@ class ClaimHistory(RuleBasedStateMachine):
         together: bool,
     ) -> None:
         super().__init__()
-        self.cursor = connection.cursor()
+        self.cursor = raw_cursor(connection)
         self.protocols = {
             replica: TaskLockProtocol(task_lock_table(), replica)
             for replica in ("one", "two", "three")

@@ -24,6 +24,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
 )
+from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.support.hosts import Host
@@ -177,7 +178,7 @@ def test_a_dead_holders_window_is_run_again(
     replica.executor.locks.believe()  # that it has seen the database for long enough
     # Nobody renews this claim, as that of a holder that was killed.
     died = TaskLockProtocol(task_lock_table(), "dead").claim(
-        connection.cursor(),
+        raw_cursor(connection),
         ClaimRequest(
             "job",
             min_lock=3240.0,

@@ -20,6 +20,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED
+from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.protocol import (
     ClaimAnswer,
@@ -105,7 +106,7 @@ class Rows:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._cursor = connection.cursor()
+        self._cursor = raw_cursor(connection)
         self._protocol = TaskLockProtocol(task_lock_table(), "another")
 
     def running(self, task: str, *, runs: str = "function", failover: bool = True) -> ClaimAnswer:
