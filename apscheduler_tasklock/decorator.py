@@ -45,6 +45,8 @@ def task_lock(
     max_takeovers: int | None = None,
     cancel_on_lost: bool | None = None,
     on_failure: Literal["keep", "release"] | None = None,
+    grace: Seconds | None = None,
+    max_runtime: Seconds | None = None,
 ) -> Callable[[Function], Function]: ...
 
 

@@ -467,6 +467,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     def _forget_job(self, event: Any) -> None:
         self._failover.forget((event.job_id, event.jobstore))
+        self._jobs.forget((event.job_id, event.jobstore))
 
 
 class _Active:

@@ -30,7 +30,13 @@ from apscheduler_tasklock._lock.claim import Decision
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.offload import Operation, result_of
-from apscheduler_tasklock._lock.protocol import ClaimRequest, Ending, Refusal, ReleaseAnswer
+from apscheduler_tasklock._lock.protocol import (
+    ClaimRequest,
+    Ending,
+    Refusal,
+    ReleaseAnswer,
+    RunEnd,
+)
 from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -203,8 +209,13 @@ class Hold:
         with self._entering():
             return self._make_current(self._claim())
 
-    def __exit__(self, *_: object) -> None:
-        self._release(self._leave())
+    def __exit__(
+        self,
+        _type: object = None,
+        exception: BaseException | None = None,
+        _traceback: object = None,
+    ) -> None:
+        self._release(self._leave(), self._end_after(exception))
 
     async def __aenter__(self) -> HeldLock:
         with self._entering():
@@ -217,22 +228,28 @@ class Hold:
             with client.in_use:
                 held = await client.offload.claim(
                     Operation(lambda: attempt, claim, ATTEMPT_LIMIT, _is_waited_for),
-                    partial(self._release, ending=Ending.OPEN),
+                    partial(self._release, end=RunEnd(Ending.OPEN)),
                 )
             held.runs_on(asyncio.get_running_loop())
             return self._make_current(held)
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self,
+        _type: object = None,
+        exception: BaseException | None = None,
+        _traceback: object = None,
+    ) -> None:
         held, sent = self._leave(), None
+        end = self._end_after(exception)
 
         def prepare() -> Release | None:
             nonlocal sent
             if not held.inherited:
-                sent = self._client.prepare_release(held, Ending.KEEP)
+                sent = self._client.prepare_release(held, end)
             return sent
 
         def finish(first: Outcome[ReleaseAnswer | None] | None) -> None:
-            self._release(held, sent=sent, first=first)
+            self._release(held, end, sent, first)
 
         release = Operation(prepare, finish, RELEASE_LIMIT)
         # It goes on when this is cancelled.
@@ -322,10 +339,13 @@ class Hold:
         self._context.close()
         return held
 
+    def _end_after(self, exception: BaseException | None) -> RunEnd:
+        return RunEnd.of(exception, redact=self._client.settings.redact)
+
     def _release(
         self,
         held: HeldLock,
-        ending: Ending = Ending.KEEP,
+        end: RunEnd,
         sent: Release | None = None,
         first: Outcome[ReleaseAnswer | None] | None = None,
     ) -> None:
@@ -333,7 +353,7 @@ class Hold:
             return
         is_unknown = held.has_lost_callback
         try:
-            released = self._client.release(held, ending, sent, first)
+            released = self._client.release(held, end, sent, first)
         except TaskLockDatabaseError:
             return  # logged as an outage; the release is pending
         except TaskLockError as error:

@@ -50,6 +50,10 @@ class LockOptions:
     :ivar max_takeovers: how often in a row, until it is given up; 0 or more
     :ivar cancel_on_lost: whether a coroutine job is cancelled when its lock is lost
     :ivar on_failure: ``"keep"`` or ``"release"`` the window of a run that raised
+    :ivar grace: seconds after a run time was due after which it counts as overdue; ``None``: 60 s
+        or a tenth of the period, whichever is longer, and the trigger's jitter
+    :ivar max_runtime: seconds after which a run counts as too long, which is only told; ``None``:
+        the maximum lock
     """
 
     name: str | None = None
@@ -63,6 +67,8 @@ class LockOptions:
     max_takeovers: int | None = None
     cancel_on_lost: bool | None = None
     on_failure: Literal["keep", "release"] | None = None
+    grace: float | None = None
+    max_runtime: float | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], where: str) -> LockOptions:
@@ -265,6 +271,8 @@ _PARSERS: dict[str, Callable[[Any, str, str], Any]] = {
     "max_takeovers": _parse_count,
     "cancel_on_lost": parse_switch,
     "on_failure": _parse_on_failure,
+    "grace": parse_seconds,
+    "max_runtime": parse_positive_seconds,
 }
 
 

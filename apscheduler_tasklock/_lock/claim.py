@@ -17,6 +17,8 @@ from apscheduler_tasklock._lock.protocol import (
     ClaimRequest,
     Ending,
     ReadTimes,
+    ReleaseRequest,
+    RunEnd,
     TakeoverRequest,
     TaskLockProtocol,
 )
@@ -178,8 +180,10 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
     def _take_back(self, cursor: Any) -> None:
         """Undo a grant that cannot be used."""
         if self._to_take_back is not None:
-            claim_id = self.request.claim_id
-            self._context.protocol.release(cursor, self.task_name, claim_id, self._to_take_back)
+            granted = ReleaseRequest(
+                self.task_name, self.request.claim_id, RunEnd(self._to_take_back)
+            )
+            self._context.protocol.release(cursor, granted)
             self.request = replace(self.request, claim_id=uuid4())
             self._to_take_back = None
 

@@ -37,12 +37,17 @@ from apscheduler_tasklock._lock.heartbeat import Heartbeat
 from apscheduler_tasklock._lock.lifetime import InProgress, Lifetime, off_the_loop
 from apscheduler_tasklock._lock.offload import ThreadOffload
 from apscheduler_tasklock._lock.protocol import (
+    HISTORY,
+    NOT_BEGUN,
     ClaimRequest,
     Ending,
+    HistorySettings,
     LockTimes,
     Refusal,
     ReleaseAnswer,
+    ReleaseRequest,
     Renewal,
+    RunEnd,
     RunState,
     TakeoverRequest,
     TaskLockProtocol,
@@ -70,6 +75,8 @@ class LockSettings:
     :ivar claim_timeout: seconds for which a claim is tried while the database is unavailable
     :ivar schema: schema of the task lock table; ``None`` leaves it to the ``search_path``
     :ivar table: name of the task lock table
+    :ivar history: which runs the run history keeps
+    :ivar redact: returns what the run history keeps of an exception
     """
 
     database: str | URL | Engine = field(repr=False)
@@ -77,6 +84,8 @@ class LockSettings:
     claim_timeout: float = 10.0
     schema: str | None = None
     table: str = DEFAULT_TABLE
+    history: HistorySettings = HISTORY
+    redact: Callable[[BaseException], str | None] = str
     timings: Timings = field(default_factory=Timings)
 
     def for_process(self) -> LockSettings:
@@ -140,7 +149,7 @@ class LockClient:
         )
         self._second = Exchange(self._second_pool, self.outage, self._explain, background)
         self._retrier = Retrier(self._exchange, self.outage, self._closing, self.where)
-        self._protocol = TaskLockProtocol(self.table, settings.replica_id)
+        self._protocol = TaskLockProtocol(self.table, settings.replica_id, history=settings.history)
         self.clock = DatabaseClock(self.outage.clock_stepped)
         self._pending = PendingReleases(
             self._exchange, self._protocol, self._closing, settings.timings
@@ -254,7 +263,8 @@ class LockClient:
             ending, seconds = Ending.HAND_OVER, self._timeout * 10
         else:
             ending, seconds = request.ending_in_doubt, request.max_lock
-        self._pending.add(request.task_name, request.claim_id, ending, seconds=seconds)
+        in_doubt = ReleaseRequest(request.task_name, request.claim_id, RunEnd(ending))
+        self._pending.add(in_doubt, seconds=seconds)
 
     def _claimed(
         self, request: ClaimRequest | TakeoverRequest, decision: Decision
@@ -287,11 +297,11 @@ class LockClient:
             except BaseException:  # threads are limited, and the lease could not be renewed
                 is_hold = isinstance(request, ClaimRequest) and not request.runs
                 ending = Ending.OPEN if is_hold else Ending.HAND_OVER
-                self._pending.add(held.name, held.claim_id, ending, seconds=held.seconds_left)
+                self._pending.add(_release_of(held, RunEnd(ending)), seconds=held.seconds_left)
                 raise
         return held
 
-    def prepare_release(self, held: HeldLock, ending: Ending) -> Release | None:
+    def prepare_release(self, held: HeldLock, end: RunEnd) -> Release | None:
         """Return a release that can be sent, and then :meth:`release` be called with it.
 
         ``None``: there is no time to send it, and :meth:`release` says so.
@@ -300,19 +310,19 @@ class LockClient:
             return None
         self._heartbeat.remove(held)
         self._released_at = time.monotonic()
-        return Release(self._protocol, held.name, held.claim_id, ending)
+        return Release(self._protocol, _release_of(held, end))
 
     def release(
         self,
         held: HeldLock,
-        ending: Ending = Ending.KEEP,
+        end: RunEnd = NOT_BEGUN,
         sent: Release | None = None,
         first: Outcome[ReleaseAnswer | None] | None = None,
     ) -> Released | None:
         """End a claim, now or in the background.
 
         :param held: the lock to release
-        :param ending: what becomes of its window
+        :param end: how its run ended
         :param sent: its release, if it was sent already
         :param first: what became of that
         :return: until when its window is taken, or ``None`` if the claim had expired and was
@@ -323,7 +333,7 @@ class LockClient:
         """
         self._heartbeat.remove(held)
         self._released_at = time.monotonic()
-        request = sent or Release(self._protocol, held.name, held.claim_id, ending)
+        request = sent or Release(self._protocol, _release_of(held, end))
         try:
             self._check_time_to_release(first)
             answer = self._retrier.run_until(
@@ -341,7 +351,7 @@ class LockClient:
         except BaseException:
             # Also when it is rejected, as while a role lacks a right, or interrupted, and beyond
             # the end of a lease: until somebody takes the run over, the row can be told its end.
-            self._pending.add(held.name, held.claim_id, ending, seconds=held.seconds_left)
+            self._pending.add(_release_of(held, end), seconds=held.seconds_left)
             raise
         finally:
             if held.end():
@@ -409,9 +419,7 @@ class LockClient:
         :raises TaskLockError: it rejects that
         """
         ended = self.ask(
-            lambda cursor: self._protocol.end_lease(
-                cursor, task_name, claim_id, handed_over=False, holders=holders
-            )
+            lambda cursor: self._protocol.end_lease(cursor, task_name, claim_id, holders)
         )
         return ended is not None
 
@@ -556,6 +564,10 @@ def _note(held: HeldLock, times: LockTimes, sent: float) -> None:
     """Note until when a claim stands."""
     ends_at = sent + (times.run_until - times.database_time).total_seconds()
     held.note_renewal(times.locked_until or held.locked_until, times.run_until, ends_at)
+
+
+def _release_of(held: HeldLock, end: RunEnd) -> ReleaseRequest:
+    return ReleaseRequest(held.name, held.claim_id, end, held.token)
 
 
 def _renewal(held: HeldLock) -> Renewal:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -14,9 +16,13 @@ import psycopg
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
+from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock._lock import statements
+from apscheduler_tasklock._lock.statements import History
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.schema.table import quoted_name
+from apscheduler_tasklock.schema.table import quoted_name, run_table
+
+logger = logging.getLogger(__name__)
 
 # How often a claim looks for its row, which others may insert and delete meanwhile.
 MOST_LOOKS = 10
@@ -24,6 +30,9 @@ MOST_LOOKS = 10
 # Seconds that a statement waits in the server for a row that somebody has locked. It keeps the
 # replica's connection for so long; the wait of a commit for a disk is shorter as a rule.
 LOCK_TIMEOUT = 0.03
+
+# How many characters of an exception's message the run history keeps.
+LONGEST_ERROR = 500
 
 # A text has characters that the database's encoding lacks: psycopg says so, or the server.
 _ENCODING_ERRORS = (
@@ -42,6 +51,80 @@ class Ending(Enum):
 
 
 @dataclass(frozen=True)
+class RunEnd:
+    """How a run ended: what becomes of its window, and what the row and the run history tell of it.
+
+    :ivar ending: what becomes of its window
+    :ivar outcome: ``"ok"``, ``"error"`` or ``"cancelled"``; ``""`` for one that never began
+    :ivar error_type: the exception's class
+    :ivar error: what it says, made fit to be stored
+    :ivar next_in: seconds until the next run time, if that of the claim has passed
+    :ivar is_last: whether no run time follows
+    """
+
+    ending: Ending = Ending.KEEP
+    outcome: str = ""
+    error_type: str | None = None
+    error: str | None = None
+    next_in: float | None = None
+    is_last: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        exception: BaseException | None,
+        ending: Ending = Ending.KEEP,
+        redact: Callable[[BaseException], str | None] = str,
+    ) -> RunEnd:
+        """Return the end of a run that this exception has left, or none.
+
+        :param redact: returns what is stored of the exception's message
+        """
+        if exception is None:
+            return cls(ending, "ok")
+        if isinstance(exception, (asyncio.CancelledError, GeneratorExit)):
+            return cls(ending, "cancelled")
+        return cls(ending, "error", _class_of(exception), _message_of(exception, redact))
+
+
+# Of a claim whose run never began.
+NOT_BEGUN = RunEnd()
+
+
+@dataclass(frozen=True)
+class ReleaseRequest:
+    """A claim that is to be ended.
+
+    :ivar task_name: the task's name
+    :ivar claim_id: the claim; no other is ended
+    :ivar end: how its run ended
+    :ivar token: of the claim, if it is known
+    """
+
+    task_name: str
+    claim_id: UUID
+    end: RunEnd = NOT_BEGUN
+    token: int | None = None
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of its statement."""
+        end = self.end
+        return {
+            "task_name": self.task_name,
+            "claim_id": self.claim_id,
+            "keep_window": end.ending is Ending.KEEP,
+            "hand_over": end.ending is Ending.HAND_OVER,
+            "token": self.token,
+            "outcome": end.outcome,
+            "error_type": end.error_type,
+            "error": end.error,
+            "next_in": end.next_in,
+            "is_last": end.is_last,
+        }
+
+
+@dataclass(frozen=True)
 class ClaimRequest:
     """What a job or ``hold`` asks for: one run time of one task.
 
@@ -56,6 +139,11 @@ class ClaimRequest:
     :ivar runs: what is run, so that nobody runs something else in its place: the function and, of
         a one-off job, its run date; ``""`` for ``hold``
     :ivar one_off: whether no other run time follows, so that the row can be deleted one day
+    :ivar schedule: the trigger in canonical form; ``None`` for ``hold``
+    :ivar next_in: seconds from the run time to the next one; ``None`` if nobody knows
+    :ivar is_last: whether no run time follows
+    :ivar grace: seconds after the next run time after which it counts as overdue
+    :ivar max_runtime: seconds after which the run takes too long; ``None``: the maximum lock
     :ivar claim_id: made for this request; asking twice with it claims once
     :ivar keep_window_if_in_doubt: whether the window stays taken if the claim was sent and never
         answered, although the database may have granted it
@@ -70,6 +158,11 @@ class ClaimRequest:
     failover: bool = False
     runs: str = ""
     one_off: bool = False
+    schedule: str | None = None
+    next_in: float | None = None
+    is_last: bool = False
+    grace: float = 60.0
+    max_runtime: float | None = None
     claim_id: UUID = field(default_factory=uuid4)
     keep_window_if_in_doubt: bool = False
 
@@ -98,6 +191,11 @@ class ClaimRequest:
             "failover": self.failover,
             "runs": self.runs,
             "one_off": self.one_off,
+            "schedule": self.schedule,
+            "next_in": None if self.next_in is None else float(self.next_in),
+            "is_last": self.is_last,
+            "grace": float(self.grace),
+            "max_runtime": None if self.max_runtime is None else float(self.max_runtime),
         }
 
 
@@ -158,6 +256,7 @@ class ClaimAnswer:
     :ivar unfinished: whether the last claim was never released: it is running, or its holder died
     :ivar waits: whether a dead run stands against the claim: its window is run again first, or the
         rows cannot be believed yet
+    :ivar paused: whether the task is paused, or was when the run time was due
     :ivar window_start: start of the last claim's window
     :ivar holder: replica of the last claim
     :ivar token: fencing token of the last claim
@@ -172,6 +271,7 @@ class ClaimAnswer:
     new_window: bool
     unfinished: bool
     waits: bool
+    paused: bool
     window_start: datetime
     holder: str
     token: int
@@ -187,7 +287,8 @@ class ClaimAnswer:
         Then another claim has won while the statement was on its way, or has the row locked; and
         this is the row as it was before.
         """
-        return self.new_window and not (self.running or self.granted or self.waits)
+        stands_against = self.running or self.granted or self.waits or self.paused
+        return self.new_window and not stands_against
 
     def looks_dead(self, claim_id: UUID) -> bool:
         """Tell whether this claim is still the last one, and could be taken over.
@@ -195,7 +296,7 @@ class ClaimAnswer:
         Then another replica is about to take it over, or has the row locked; and this is the row as
         it was before.
         """
-        is_dead = self.unfinished and not (self.granted or self.running)
+        is_dead = self.unfinished and not (self.granted or self.running or self.paused)
         return is_dead and self.claim_id == claim_id and self.database_time < self.run_until
 
 
@@ -206,7 +307,7 @@ class Refusal:
     :ivar holder: replica of the last claim
     :ivar token: its fencing token
     :ivar locked_until: database time until which the task is held
-    :ivar reason: ``"running"`` or ``"window"``
+    :ivar reason: ``"paused"``, ``"running"`` or ``"window"``
     :ivar renewed: whether its holder renews the claim, and so was alive less than a lease ago
     :ivar blocked: whether a run that is still going on, or whose holder died, stands against a
         window that is new
@@ -230,13 +331,14 @@ class Refusal:
     def of(cls, answer: ClaimAnswer) -> Refusal:
         """Return what an answer says that grants nothing."""
         standing = answer.running or answer.waits
+        reason = "paused" if answer.paused else "running" if standing else "window"
         return cls(
             holder=answer.holder,
             token=answer.token,
             locked_until=answer.locked_until,
-            reason="running" if standing else "window",
+            reason=reason,
             renewed=answer.running and answer.locked_until < answer.run_until,
-            blocked=standing and answer.new_window,
+            blocked=standing and answer.new_window and not answer.paused,
             unfinished=answer.unfinished,
             waits=answer.waits,
             window_start=answer.window_start,
@@ -322,11 +424,12 @@ class Statement:
     characters apart each time that it is sent, which costs as much as the round trip.
 
     :param template: with psycopg's named placeholders
+    :ivar text: with numbered ones
     """
 
     def __init__(self, template: str) -> None:
         self._names: list[str] = []
-        self._text = re.sub(r"%%|%\((\w+)\)s", self._numbered, " ".join(template.split()))
+        self.text = re.sub(r"%%|%\((\w+)\)s", self._numbered, " ".join(template.split()))
 
     def _numbered(self, found: re.Match[str]) -> str:
         name = found[1]
@@ -336,9 +439,50 @@ class Statement:
             self._names.append(name)
         return f"${self._names.index(name) + 1}"
 
-    def execute(self, cursor: Any, parameters: Mapping[str, object]) -> Any:
-        """Run it, with those of the parameters that it has; return the cursor."""
-        return cursor.execute(self._text, [parameters[name] for name in self._names])
+    def arguments(self, parameters: Mapping[str, object]) -> list[object]:
+        """Return those of the parameters that it has, in order."""
+        return [parameters[name] for name in self._names]
+
+
+class RecordingStatement(Statement):
+    """A statement that writes run history as well, and the same one without that.
+
+    :param make: returns the statement's text for a table, and for a history as well
+    :param is_batch: whether it is for many requests
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., str],
+        table: str,
+        history: History | None,
+        *,
+        is_batch: bool = False,
+    ) -> None:
+        super().__init__(make(table))
+        self.recording = Statement(make(table, history)) if history else None
+        self.is_batch = is_batch
+
+
+@dataclass(frozen=True)
+class HistorySettings:
+    """Which runs the run history keeps.
+
+    :ivar runs: how many of each task; 0: none
+    :ivar errors_only: whether runs that ended well are left out
+    """
+
+    runs: int = 100
+    errors_only: bool = False
+
+    def of(self, table: Table) -> History | None:
+        """Return where the history beside a task lock table is written."""
+        if not self.runs:
+            return None
+        return History(_for_template(run_table(table)), self.runs, self.errors_only)
+
+
+HISTORY = HistorySettings()
 
 
 class TaskLockProtocol:
@@ -347,30 +491,40 @@ class TaskLockProtocol:
     :param replica_id: who asks, shown in logs
     :param lock_timeout: seconds that a statement waits in the server for a row that somebody has
         locked
+    :param history: which runs the run history keeps
     """
 
     def __init__(
-        self, table: Table, replica_id: str = "", lock_timeout: float = LOCK_TIMEOUT
+        self,
+        table: Table,
+        replica_id: str = "",
+        lock_timeout: float = LOCK_TIMEOUT,
+        history: HistorySettings = HISTORY,
     ) -> None:
         # Quoted for PostgreSQL by SQLAlchemy. Its Core is not used to send the statements: that
         # adds about as much time again as a whole refused claim takes.
-        name = quoted_name(table).replace("%", "%%")  # psycopg's placeholders begin with it
+        name, runs = _for_template(table), history.of(table)
+        self._run_table = run_table(table)
+        self._records = runs is not None
         self._own: dict[str, object] = {
             "replica_id": replica_id,
             "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
         }
-        self._claim = Statement(statements.claim(name))
-        self._claim_many = Statement(statements.claim_many(name))
+        self._claim = RecordingStatement(statements.claim, name, runs)
+        self._claim_many = RecordingStatement(statements.claim_many, name, runs, is_batch=True)
         self._first_claim = Statement(statements.first_claim(name))
         self._first_claim_many = Statement(statements.first_claim_many(name))
         self._look = Statement(statements.look(name))
-        self._take_over = Statement(statements.take_over(name))
-        self._take_over_many = Statement(statements.take_over_many(name))
+        self._take_over = RecordingStatement(statements.take_over, name, runs)
+        self._take_over_many = RecordingStatement(
+            statements.take_over_many, name, runs, is_batch=True
+        )
         self._look_after_takeover = Statement(statements.look_after_takeover(name))
-        self._release = Statement(statements.release(name))
-        self._release_many = Statement(statements.release_many(name))
+        self._release = RecordingStatement(statements.release, name, runs)
+        self._hand_over = RecordingStatement(statements.hand_over, name, runs)
+        self._release_many = RecordingStatement(statements.release_many, name, runs, is_batch=True)
         self._end_lease = Statement(statements.end_lease(name))
-        self._give_up = Statement(statements.give_up(name))
+        self._give_up = RecordingStatement(statements.give_up, name, runs)
         self._extend = Statement(statements.extend(name))
         self._renew = Statement(statements.renew(name))
         self._read = Statement(statements.read(name))
@@ -475,28 +629,27 @@ class TaskLockProtocol:
         asked = statements.many(request.parameters for request in requests)
         return self._answers(cursor, self._take_over_many, asked)
 
-    def release(
-        self, cursor: Any, task_name: str, claim_id: UUID, ending: Ending = Ending.KEEP
-    ) -> ReleaseAnswer | None:
+    def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
         """End a claim. ``None`` means that it no longer stood, and that nothing was changed."""
-        if ending is Ending.HAND_OVER:
-            return self.end_lease(cursor, task_name, claim_id, handed_over=True)
-        parameters = _release_parameters(task_name, claim_id, ending)
+        hands_over = request.end.ending is Ending.HAND_OVER
+        statement = self._hand_over if hands_over else self._release
         cursor.row_factory = class_row(ReleaseAnswer)
-        answer: ReleaseAnswer | None
-        answer = self._execute(cursor, self._release, parameters).fetchone()
+        try:  # as in `_execute`, with a frame less
+            cursor.execute(*self._query(statement, request.parameters))
+        except psycopg.DatabaseError as error:
+            self._execute_without_history(cursor, statement, request.parameters, error)
+        answer: ReleaseAnswer | None = cursor.fetchone()
         return answer
 
     def release_many(
-        self, cursor: Any, releases: Sequence[tuple[str, UUID, Ending]]
+        self, cursor: Any, requests: Sequence[ReleaseRequest]
     ) -> dict[UUID, ReleaseAnswer | None]:
         """End many claims, each of another task.
 
-        :param releases: task, claim and ending of each
         :return: the answers of the claims that stood, by claim id. ``None``: somebody else has the
             row locked; it is to be sent again.
         """
-        asked = statements.many(_release_parameters(*each) for each in releases)
+        asked = statements.many(request.parameters for request in requests)
         rows = self._rows(cursor, self._release_many, asked)
         return {
             row.pop("asked_claim_id"): ReleaseAnswer(**row) if row["locked_until"] else None
@@ -504,26 +657,13 @@ class TaskLockProtocol:
         }
 
     def end_lease(
-        self,
-        cursor: Any,
-        task_name: str,
-        claim_id: UUID,
-        *,
-        handed_over: bool,
-        holders: Sequence[str] | None = None,
+        self, cursor: Any, task_name: str, claim_id: UUID, holders: Sequence[str]
     ) -> ReleaseAnswer | None:
-        """End the lease of a run that did not end, and will not.
+        """End the lease of a run whose holder, one of these, is known to be dead.
 
-        :param handed_over: whether its holder hands it over; else it counts as dead
-        :param holders: only if one of these holds it
         :return: the task's row, or ``None`` if the claim no longer stood
         """
-        parameters = {
-            "task_name": task_name,
-            "claim_id": claim_id,
-            "handed_over": handed_over,
-            "holders": None if holders is None else list(holders),
-        }
+        parameters = {"task_name": task_name, "claim_id": claim_id, "holders": list(holders)}
         cursor.row_factory = class_row(ReleaseAnswer)
         answer: ReleaseAnswer | None
         answer = self._execute(cursor, self._end_lease, parameters).fetchone()
@@ -594,7 +734,52 @@ class TaskLockProtocol:
         return int(self._execute(cursor, self._prune, {"age": age}).rowcount)
 
     def _execute(self, cursor: Any, statement: Statement, parameters: Mapping[str, object]) -> Any:
-        return statement.execute(cursor, {**self._own, **parameters})
+        try:
+            return cursor.execute(*self._query(statement, parameters))
+        except psycopg.DatabaseError as error:
+            return self._execute_without_history(cursor, statement, parameters, error)
+
+    def _query(
+        self, statement: Statement, parameters: Mapping[str, object]
+    ) -> tuple[str, list[object]]:
+        """Return the text to send, and the values of its parameters."""
+        if self._records and isinstance(statement, RecordingStatement) and statement.recording:
+            statement = statement.recording
+        return statement.text, statement.arguments({**self._own, **parameters})
+
+    def _execute_without_history(
+        self,
+        cursor: Any,
+        statement: Statement,
+        parameters: Mapping[str, object],
+        error: psycopg.DatabaseError,
+    ) -> Any:
+        """Send a statement again that failed by its history; the lock does not depend on that.
+
+        :raises psycopg.DatabaseError: it has another reason
+        """
+        is_set_up_wrong = isinstance(error, psycopg.ProgrammingError)
+        if (
+            not (self._records and isinstance(statement, RecordingStatement))
+            or isinstance(error, (psycopg.OperationalError, psycopg.InternalError))
+            # A batch is sent again one by one, on account of one entry.
+            or (statement.is_batch and not is_set_up_wrong)
+        ):
+            raise error
+        done = cursor.execute(statement.text, statement.arguments({**self._own, **parameters}))
+        if is_set_up_wrong:
+            self._stop_recording(error)
+        return done
+
+    def _stop_recording(self, error: psycopg.Error) -> None:
+        if self._records:
+            self._records = False
+            logger.info(
+                "No run history is written from now on, as PostgreSQL says: %s. If it is missing, "
+                "GRANT SELECT, INSERT, UPDATE ON %s to the application's role, and restart",
+                one_line(error),
+                quoted_name(self._run_table),
+            )
 
     def _answers(
         self, cursor: Any, statement: Statement, parameters: Mapping[str, object]
@@ -611,10 +796,28 @@ class TaskLockProtocol:
         return rows
 
 
-def _release_parameters(task_name: str, claim_id: UUID, ending: Ending) -> dict[str, object]:
-    return {
-        "task_name": task_name,
-        "claim_id": claim_id,
-        "keep_window": ending is Ending.KEEP,
-        "hand_over": ending is Ending.HAND_OVER,
-    }
+def _class_of(exception: BaseException) -> str:
+    kind = type(exception)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return _fit(module + kind.__qualname__)
+
+
+def _message_of(
+    exception: BaseException, redact: Callable[[BaseException], str | None]
+) -> str | None:
+    try:
+        text = redact(exception)
+        return None if text is None else _fit(str(text))
+    except Exception:  # an application's own code; the release must not fail by it
+        logger.exception("What %s says is not in the run history", _class_of(exception))
+        return None
+
+
+def _fit(text: str) -> str:
+    """Return a text as PostgreSQL can store it: without NUL and surrogates, and not too long."""
+    return text[:LONGEST_ERROR].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _for_template(table: Table) -> str:
+    """Return a table's name for a statement with psycopg's placeholders, which begin with ``%``."""
+    return quoted_name(table).replace("%", "%%")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any
-from uuid import UUID
 
 import psycopg
 
@@ -19,7 +18,7 @@ from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, RELEASE_LIMIT,
 from apscheduler_tasklock._database.errors import ConflictError, RowLockedError, is_rolled_back
 from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Exchange, Request
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.protocol import Ending, ReleaseAnswer, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol import ReleaseAnswer, ReleaseRequest, TaskLockProtocol
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
 logger = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ SHORTEST_CLOSING = 0.7
 class Release(Request[ReleaseAnswer | None]):
     """A claim that is to be ended. The answer is ``None`` if it no longer stood.
 
-    :param ending: what becomes of its window
+    :param request: the claim, and how it is to be ended
     :param alone: whether it never travels with others, whose time limits differ
     :ivar made_at: when it was made, on the monotonic clock
     :ivar in_doubt: whether it may have ended the claim without an answer having come
@@ -41,17 +40,14 @@ class Release(Request[ReleaseAnswer | None]):
     def __init__(
         self,
         protocol: TaskLockProtocol,
-        task_name: str,
-        claim_id: UUID,
-        ending: Ending,
+        request: ReleaseRequest,
         *,
         alone: bool = False,
     ) -> None:
         self.kind = Release
-        self.task_name = task_name
+        self.task_name = request.task_name
         self._protocol = protocol
-        self._claim_id = claim_id
-        self._ending = ending
+        self._request = request
         self._alone = alone
         self.made_at = time.monotonic()
         self.in_doubt = False
@@ -67,20 +63,19 @@ class Release(Request[ReleaseAnswer | None]):
 
     def send(self, cursor: Any) -> ReleaseAnswer | None:
         """End the claim."""
-        return self._protocol.release(cursor, self.task_name, self._claim_id, self._ending)
+        return self._protocol.release(cursor, self._request)
 
     @classmethod
     def send_together(
         cls, cursor: Any, requests: Sequence[Release]
     ) -> list[ReleaseAnswer | TaskLockDatabaseError | None]:
         """End several claims in one statement."""
-        answers = requests[0]._protocol.release_many(
-            cursor, [(each.task_name, each._claim_id, each._ending) for each in requests]
-        )
+        asked = [each._request for each in requests]
+        answers = requests[0]._protocol.release_many(cursor, asked)
         locked = RowLockedError("another session has the task's row locked")
         return [
-            (answers[each._claim_id] or locked) if each._claim_id in answers else None
-            for each in requests
+            (answers[each.claim_id] or locked) if each.claim_id in answers else None
+            for each in asked
         ]
 
 
@@ -88,14 +83,18 @@ class Release(Request[ReleaseAnswer | None]):
 class PendingRelease:
     """A release that has not arrived yet, or of which no answer came. Can be pickled.
 
+    :ivar request: the claim, and how it is to be ended
     :ivar until: when it need not be sent any more, on the monotonic clock, which the processes of a
         machine share
     """
 
-    task_name: str
-    claim_id: UUID
-    ending: Ending
+    request: ReleaseRequest
     until: float
+
+    @property
+    def task_name(self) -> str:
+        """The task's name."""
+        return self.request.task_name
 
 
 class PendingReleases:
@@ -127,12 +126,12 @@ class PendingReleases:
         """Tell whether a release of this task is pending."""
         return any(pending.task_name == task_name for pending in self._pending)
 
-    def add(self, task_name: str, claim_id: UUID, ending: Ending, *, seconds: float) -> None:
+    def add(self, request: ReleaseRequest, *, seconds: float) -> None:
         """Send a release in the background.
 
         :param seconds: how long it is worth sending: until the claim ends by itself
         """
-        self.adopt(PendingRelease(task_name, claim_id, ending, time.monotonic() + seconds))
+        self.adopt(PendingRelease(request, time.monotonic() + seconds))
 
     def take(self) -> list[PendingRelease]:
         """Return what is pending, and send it no more: somebody else will."""
@@ -166,7 +165,7 @@ class PendingReleases:
         for pending in batch:
             # Rejected, it is no reason to reject the claim as well.
             with suppress(psycopg.errors.InsufficientPrivilege):
-                self._protocol.release(cursor, task_name, pending.claim_id, pending.ending)
+                self._protocol.release(cursor, pending.request)
                 self._forget(pending)
 
     def close(self, until: float = inf) -> None:
@@ -260,8 +259,8 @@ class PendingReleases:
             return batch
         for begin in range(0, len(several), MOST_TOGETHER):
             group = list(several.values())[begin : begin + MOST_TOGETHER]
-            asked = [(each.task_name, each.claim_id, each.ending) for each in group]
-            release = Call(partial(self._protocol.release_many, releases=asked))
+            asked = [each.request for each in group]
+            release = Call(partial(self._protocol.release_many, requests=asked))
             try:
                 answers = self._exchange.ask(
                     release, Deadline(self._closing, self._until, RELEASE_LIMIT)
@@ -274,7 +273,7 @@ class PendingReleases:
                 break  # one of them is rejected; each by itself says which
             for pending in group:
                 # One that somebody has locked has no answer; one that stands no more is missing.
-                if answers.get(pending.claim_id, pending) is not None:
+                if answers.get(pending.request.claim_id, pending) is not None:
                     self._forget(pending)
         with self._changed:
             left = {id(pending) for pending in self._pending}
@@ -288,13 +287,7 @@ class PendingReleases:
         try:
             if time.monotonic() < pending.until:
                 # One that is under way when somebody closes must not make that take long.
-                release = Release(
-                    self._protocol,
-                    pending.task_name,
-                    pending.claim_id,
-                    pending.ending,
-                    alone=True,
-                )
+                release = Release(self._protocol, pending.request, alone=True)
                 self._exchange.ask(release, Deadline(self._closing, self._until, RELEASE_LIMIT))
             else:
                 logger.warning(

@@ -4,12 +4,17 @@ Each is a transaction of its own and one round trip. All times are the database'
 takeovers and releases have two forms: for one request, and for many that travel together. The
 decision is written once, for both: in the first form what is asked for are parameters, in the
 second the columns of ``asked``.
+
+What closes a run also writes its entry into the run history (see :class:`History`): a release, and
+the claim or takeover that follows a run whose holder died. A running run has none: it is the
+task's row.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 # What a claim, a takeover and a release ask for, and the types.
 _CLAIM_TYPES = {
@@ -23,6 +28,11 @@ _CLAIM_TYPES = {
     "failover": "boolean",
     "runs": "text",
     "one_off": "boolean",
+    "schedule": "text",
+    "next_in": "float8",
+    "is_last": "boolean",
+    "grace": "float8",
+    "max_runtime": "float8",
 }
 _TAKEOVER_TYPES = {
     "task_name": "text",
@@ -36,6 +46,12 @@ _RELEASE_TYPES = {
     "claim_id": "uuid",
     "keep_window": "boolean",
     "hand_over": "boolean",
+    "token": "bigint",
+    "outcome": "text",
+    "error_type": "text",
+    "error": "text",
+    "next_in": "float8",
+    "is_last": "boolean",
 }
 
 # Point 1 of the decision: nobody is running the task. A run that never finished counts until its
@@ -61,7 +77,95 @@ _DURABLY = """CASE WHEN current_setting('synchronous_commit') = 'off'
 _SAFELY = f"({_DURABLY} AND set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL)"
 
 _RETURNED = """lock.task_name, lock.window_start AS new_start, lock.token AS new_token,
-               lock.locked_until AS new_locked_until, lock.run_until AS new_run_until"""
+               lock.locked_until AS new_locked_until, lock.run_until AS new_run_until,
+               lock.deaths AS new_deaths, lock.recorded AS new_recorded"""
+
+# Nobody is granted a paused task; and no run time of a pause is made up for after it.
+_IS_PAUSED = "COALESCE(lock.paused_until > now(), false)"
+
+# The claim that is made here follows a run whose holder died.
+_FOLLOWS_DEATH = "lock.finished_at IS NULL AND NOT lock.handed_over"
+_NOTES_DEATH = f"""
+    deaths = lock.deaths + CASE WHEN {_FOLLOWS_DEATH} THEN 1 ELSE 0 END,
+    recorded = lock.recorded + CASE WHEN {_FOLLOWS_DEATH} THEN 1 ELSE 0 END,
+    failures = lock.failures + CASE WHEN {_FOLLOWS_DEATH} THEN 1 ELSE 0 END,
+    failed_at = CASE WHEN {_FOLLOWS_DEATH} THEN lock.locked_until ELSE lock.failed_at END,
+    error_type = CASE WHEN {_FOLLOWS_DEATH} THEN NULL ELSE lock.error_type END
+"""
+
+
+@dataclass(frozen=True)
+class History:
+    """The run history's table: a ring of slots for each task, of which the oldest is overwritten.
+
+    So it keeps its size by itself: an entry is updated in place, and nothing has to be deleted.
+    The task's row counts its entries, which says the slot of the next one.
+
+    :ivar table: the table's name, quoted
+    :ivar slots: how many runs of each task are kept; 1 or more
+    :ivar errors_only: whether runs that ended well are left out
+    """
+
+    table: str
+    slots: int
+    errors_only: bool = False
+
+    def has_entry(self, outcome: str) -> str:
+        """Return whether a run with this outcome gets an entry; one that never began has none."""
+        return f"{outcome} NOT IN ('', 'ok')" if self.errors_only else f"{outcome} <> ''"
+
+    def entry(self, rows: str, **columns: str) -> str:
+        """Return the INSERT of entries.
+
+        :param rows: a FROM clause, where ``run`` is the row of the run that is closed
+        :param columns: how it ended, and ``recorded``, where they are not columns of ``run``
+        """
+        values = {
+            "task_name": "run.task_name",
+            "slot": f"(({columns.pop('recorded', 'run.recorded')}) - 1) % {self.slots}",
+            "token": "run.token",
+            "scheduled_at": "CASE WHEN run.kind IN ('hold', 'manual') THEN NULL "
+            "ELSE run.window_start END",
+            "started_at": "run.started_at",
+            "ended_at": "now()",
+            "replica": "run.locked_by",
+            "kind": "COALESCE(run.kind, 'schedule')",
+            "outcome": "run.outcome",
+            "error_type": "NULL",
+            "error": "NULL",
+            **columns,
+        }
+        overwritten = ", ".join(f"{name} = excluded.{name}" for name in values)
+        return f"""
+            INSERT INTO {self.table} ({", ".join(values)})
+            SELECT {", ".join(values.values())} FROM {rows}
+            ON CONFLICT (task_name, slot) DO UPDATE SET {overwritten}
+        """
+
+    def death(self, table: str) -> str:
+        """Return the INSERT of the entry of a run whose holder died, as a claim follows it.
+
+        The row as it was before is the run's only if it was still unfinished when it was changed,
+        which the count of deaths says.
+        """
+        return self.entry(
+            f"""{table} AS run JOIN claimed USING (task_name)
+                WHERE claimed.new_deaths > run.deaths AND claimed.new_token = run.token + 1""",
+            recorded="claimed.new_recorded",
+            ended_at="run.locked_until",
+            outcome="'died'",
+        )
+
+
+def _death(history: History | None, table: str) -> str:
+    """Return the part of a WITH clause that writes the entry of a run whose holder died."""
+    return f", death AS ({history.death(table)})" if history else ""
+
+
+def _due(asked: Mapping[str, str], since: str) -> str:
+    """Return when the next run time is due: never after the last one; null if nobody knows."""
+    following = f"{since} + {asked['next_in']} * interval '1 second'"
+    return f"CASE WHEN {asked['is_last']} THEN 'infinity' ELSE {following} END"
 
 
 def _parameters(types: Mapping[str, str]) -> dict[str, str]:
@@ -139,9 +243,20 @@ class _Claim:
                     AND (lock.handed_over OR (lock.failover AND {asked["failover"]})))
             )
         )"""
+        self.paused = f"({_IS_PAUSED} OR COALESCE(asked.fired < lock.paused_until, false))"
         self.may_claim = (
-            f"{NOT_RUNNING} AND NOT {self.own} AND {self.new_window} AND NOT {self.waits}"
+            f"{NOT_RUNNING} AND NOT {self.own} AND {self.new_window} AND NOT {self.waits} "
+            f"AND NOT {self.paused}"
         )
+        due = _due(asked, "asked.fired")
+        status = {
+            "kind": f"CASE WHEN {asked['runs']} = '' THEN 'hold' ELSE 'schedule' END",
+            "schedule": asked["schedule"],
+            "due_at": due,
+            "overdue_at": f"{due} + {asked['grace']} * interval '1 second'",
+            "overrun_at": f"now() + LEAST({asked['max_runtime']}, {asked['max_lock']})"
+            " * interval '1 second'",
+        }
         self.changes = f"""
             started_at = now(),
             locked_until = now() + LEAST({max_lock}, {self.lease}),
@@ -151,18 +266,20 @@ class _Claim:
             locked_by = %(replica_id)s,
             claim_id = {asked["claim_id"]},
             token = lock.token + 1,
-            deaths = lock.deaths + CASE WHEN lock.finished_at IS NULL AND NOT lock.handed_over
-                                        THEN 1 ELSE 0 END,
+            {_NOTES_DEATH},
             handovers = 0,
             handed_over = false,
             failover = {asked["failover"]},
             runs = {asked["runs"]},
             one_off = {asked["one_off"]},
-            finished_at = NULL
+            finished_at = NULL,
+            overdue_told_at = NULL,
+            {", ".join(f"{name} = {value}" for name, value in status.items())}
         """
         # What stands for or against the claim in the row as the statement found it.
         self.found_state = f"""LATERAL (SELECT {granted_before} AS granted, {NOT_RUNNING} AS idle,
-                                       {self.new_window} AS new_window, {self.waits} AS waits)
+                                       {self.new_window} AS new_window, {self.waits} AS waits,
+                                       {self.paused} AS paused)
                                AS found"""
         self.made: dict[str, str] = {**_DECIDED_GRANTED, **_made(asked["claim_id"])}
         # The first token comes from the clock, in milliseconds: where a row was deleted, the tokens
@@ -171,7 +288,8 @@ class _Claim:
             SELECT {asked["task_name"]}, now(), now() + LEAST({max_lock}, {self.lease}),
                    now() + {max_lock}, asked.fired, asked.fired + {min_lock}, %(replica_id)s,
                    {asked["claim_id"]}, (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false,
-                   {asked["failover"]}, {asked["runs"]}, {asked["one_off"]}
+                   {asked["failover"]}, {asked["runs"]}, {asked["one_off"]},
+                   {", ".join(status.values())}
         """
 
 
@@ -182,6 +300,7 @@ _FOUND = {
     "new_window": "found.new_window AND NOT found.granted",
     "unfinished": "lock.finished_at IS NULL",
     "waits": "found.idle AND found.waits",
+    "paused": "found.paused",
 }
 _DECIDED_GRANTED = {
     "granted": "true",
@@ -189,6 +308,7 @@ _DECIDED_GRANTED = {
     "new_window": "false",
     "unfinished": "true",
     "waits": "false",
+    "paused": "false",
 }
 _ROW_FOUND = {
     "window_start": "lock.window_start",
@@ -245,29 +365,88 @@ _ASKED_MANY = f"""SELECT *, {_FIRED} AS fired
                   FROM (SELECT *, {_reckoned("lag")} FROM {_rows(_CLAIM_TYPES)}) AS request"""
 
 _ROW = """task_name, started_at, locked_until, run_until, window_start, window_until, locked_by,
-          claim_id, token, deaths, handovers, handed_over, failover, runs, one_off"""
-
-# A release can open the window again. A release that is sent twice opens once.
-_RELEASED_WINDOW = (
-    "CASE WHEN {keep_window} OR lock.finished_at IS NOT NULL THEN lock.window_until"
-    f" ELSE lock.window_start - {_JUST_BEFORE} END"
-)
-_RELEASE = f"""
-    finished_at = COALESCE(lock.finished_at, now()),
-    window_until = {_RELEASED_WINDOW},
-    locked_until = GREATEST(now(), {_RELEASED_WINDOW}),
-    deaths = 0,
-    handovers = 0,
-    handed_over = false
-"""
-# What its holder has handed over stays handed over, also if the holder is then found dead.
-_END_OF_LEASE = """
-    locked_until = LEAST(lock.locked_until, now()),
-    handed_over = lock.handed_over OR {handed_over}
-"""
+          claim_id, token, deaths, handovers, handed_over, failover, runs, one_off, kind, schedule,
+          due_at, overdue_at, overrun_at"""
 
 
-def claim(table: str) -> str:
+class _Release:
+    """The parts of a release's statement. One that is sent twice changes nothing the second time.
+
+    :param asked: what is asked for, by name
+    :param history: where the run's entry is written
+    """
+
+    def __init__(self, asked: Mapping[str, str], history: History | None) -> None:
+        outcome = asked["outcome"]
+        self._history = history
+        # A release can open the window again.
+        window_until = f"""CASE WHEN {asked["keep_window"]} OR lock.finished_at IS NOT NULL
+                                THEN lock.window_until
+                                ELSE lock.window_start - {_JUST_BEFORE} END"""
+        # A job that ran past its next run time has another one by now.
+        is_past = f"lock.due_at <= now() AND ({asked['is_last']} OR {asked['next_in']} IS NOT NULL)"
+        due = _due(asked, "now()")
+        is_first = "lock.finished_at IS NULL"
+        has_entry = history.has_entry(outcome) if history else "false"
+        recorded = f"lock.recorded + CASE WHEN {{first}} AND {has_entry} THEN 1 ELSE 0 END"
+        self.changes = f"""
+            finished_at = COALESCE(lock.finished_at, now()),
+            window_until = {window_until},
+            locked_until = GREATEST(now(), {window_until}),
+            deaths = 0,
+            handovers = 0,
+            handed_over = false,
+            recorded = {recorded.format(first=is_first)},
+            succeeded_at = CASE WHEN {is_first} AND {outcome} = 'ok' THEN now()
+                                ELSE lock.succeeded_at END,
+            failed_at = CASE WHEN {is_first} AND {outcome} = 'error' THEN now()
+                             ELSE lock.failed_at END,
+            failures = CASE WHEN {is_first} AND {outcome} = 'ok' THEN 0
+                            WHEN {is_first} AND {outcome} = 'error' THEN lock.failures + 1
+                            ELSE lock.failures END,
+            error_type = CASE WHEN {is_first} AND {outcome} IN ('ok', 'error')
+                              THEN {asked["error_type"]} ELSE lock.error_type END,
+            overdue_at = CASE WHEN {is_past} THEN {due} + (lock.overdue_at - lock.due_at)
+                              ELSE lock.overdue_at END,
+            due_at = CASE WHEN {is_past} THEN {due} ELSE lock.due_at END
+        """
+        # What its holder has handed over stays handed over, also if the holder is then found dead.
+        self.hand_over = f"""
+            locked_until = LEAST(lock.locked_until, now()),
+            recorded = {recorded.format(first="NOT lock.handed_over")},
+            handed_over = true
+        """
+        self.ended = f"""lock.task_name, lock.claim_id, lock.token, lock.window_start,
+                         lock.started_at, lock.finished_at, lock.locked_by, lock.kind,
+                         lock.recorded, lock.locked_until, {outcome} AS outcome,
+                         {asked["error_type"]} AS error_type, {asked["error"]} AS error"""
+
+    @property
+    def entry(self) -> str:
+        """The part of a WITH clause that writes the entries of what ended."""
+        if self._history is None:
+            return ""
+        # Not of one that was released before: then its row counts the entry of another.
+        is_first = "(run.finished_at IS NULL OR run.finished_at = now())"
+        rows = f"ended AS run WHERE {self._history.has_entry('run.outcome')} AND {is_first}"
+        entry = self._history.entry(rows, error_type="run.error_type", error="run.error")
+        return f", entry AS ({entry})"
+
+    def overtaken(self, late: str) -> str:
+        """Return the part that corrects the entries of runs that were not as dead as they seemed.
+
+        :param late: a FROM clause and a condition, with their tasks and tokens as ``late``
+        """
+        if self._history is None:
+            return ""
+        return f""", overtaken AS (
+            UPDATE {self._history.table} AS run SET outcome = 'overtaken', ended_at = now()
+            FROM {late} AND run.task_name = late.task_name AND run.token = late.token
+                 AND run.outcome IN ('died', 'freed')
+        )"""
+
+
+def claim(table: str, history: History | None = None) -> str:
     """Return the statement that claims, or says why it may not. Without a row it returns none.
 
     An UPDATE whose condition is false takes no row lock, no transaction id and no WAL; an
@@ -282,14 +461,14 @@ def claim(table: str) -> str:
             UPDATE {table} AS lock SET {_ONE.changes} FROM asked
             WHERE lock.task_name = {_PARAMETERS["task_name"]} AND {_ONE.may_claim} AND {_SAFELY}
             RETURNING {_RETURNED}
-        )
+        ){_death(history, table)}
         SELECT {_made_or_found(_ONE.made, {**_FOUND, **_ROW_FOUND})}
         FROM {table} AS lock CROSS JOIN asked LEFT JOIN claimed ON true, {_ONE.found_state}
         WHERE lock.task_name = {_PARAMETERS["task_name"]}
     """
 
 
-def claim_many(table: str) -> str:
+def claim_many(table: str, history: History | None = None) -> str:
     """Return the statement that claims many tasks, each of them once.
 
     Only rows that may be claimed are locked, in the order of their names; a batch that is refused
@@ -305,7 +484,7 @@ def claim_many(table: str) -> str:
             UPDATE {table} AS lock SET {_MANY.changes} FROM asked JOIN free USING (task_name)
             WHERE lock.task_name = free.task_name AND {_DURABLY}
             RETURNING {_RETURNED}
-        )
+        ){_death(history, table)}
         SELECT asked.claim_id AS asked_claim_id,
                {_made_or_found(_MANY.made, {**_FOUND, **_ROW_FOUND})}
         FROM asked JOIN {table} AS lock USING (task_name) LEFT JOIN claimed USING (task_name),
@@ -357,7 +536,7 @@ class _Takeover:
     def __init__(self, asked: Mapping[str, str]) -> None:
         self.may_take_over = f"""(
             lock.claim_id = {asked["dead_claim_id"]} AND lock.finished_at IS NULL
-            AND lock.locked_until <= now() AND lock.run_until > now()
+            AND lock.locked_until <= now() AND lock.run_until > now() AND NOT {_IS_PAUSED}
         )"""
         self.changes = f"""
             started_at = now(),
@@ -366,7 +545,8 @@ class _Takeover:
             locked_by = %(replica_id)s,
             claim_id = {asked["claim_id"]},
             token = lock.token + 1,
-            deaths = lock.deaths + CASE WHEN lock.handed_over THEN 0 ELSE 1 END,
+            kind = 'takeover',
+            {_NOTES_DEATH},
             handovers = lock.handovers + CASE WHEN lock.handed_over THEN 1 ELSE 0 END,
             handed_over = false,
             failover = {asked["failover"]}
@@ -377,6 +557,7 @@ class _Takeover:
             "new_window": "false",
             "unfinished": "lock.finished_at IS NULL",
             "waits": "false",
+            "paused": _IS_PAUSED,
             **_ROW_FOUND,
         }
         self.made_or_found = _made_or_found(
@@ -388,20 +569,20 @@ _TAKE_OVER = _Takeover(_parameters(_TAKEOVER_TYPES))
 _TAKE_OVER_MANY = _Takeover(_columns(_TAKEOVER_TYPES))
 
 
-def take_over(table: str) -> str:
+def take_over(table: str, history: History | None = None) -> str:
     """Return the statement that takes over one claim of a dead holder, or says why it may not."""
     return f"""
         WITH claimed AS (
             UPDATE {table} AS lock SET {_TAKE_OVER.changes}
             WHERE lock.task_name = %(task_name)s AND {_TAKE_OVER.may_take_over} AND {_SAFELY}
             RETURNING {_RETURNED}
-        )
+        ){_death(history, table)}
         SELECT {_TAKE_OVER.made_or_found}
         FROM {table} AS lock LEFT JOIN claimed ON true WHERE lock.task_name = %(task_name)s
     """
 
 
-def take_over_many(table: str) -> str:
+def take_over_many(table: str, history: History | None = None) -> str:
     """Return the statement that takes over many claims, in the order of their tasks' names.
 
     A row that somebody else has locked is passed over: its answer is the row as it was before.
@@ -416,7 +597,7 @@ def take_over_many(table: str) -> str:
             FROM asked JOIN free USING (task_name)
             WHERE lock.task_name = free.task_name AND {_DURABLY}
             RETURNING {_RETURNED}
-        )
+        ){_death(history, table)}
         SELECT asked.claim_id AS asked_claim_id, {_TAKE_OVER_MANY.made_or_found}
         FROM asked JOIN {table} AS lock USING (task_name) LEFT JOIN claimed USING (task_name)
     """
@@ -427,39 +608,63 @@ def look_after_takeover(table: str) -> str:
     return f"SELECT {_as(_TAKE_OVER.found)} FROM {table} AS lock WHERE task_name = %(task_name)s"
 
 
-def release(table: str) -> str:
+def release(table: str, history: History | None = None) -> str:
     """Return the statement that ends a claim whose run has ended."""
-    changes = _RELEASE.format(keep_window="%(keep_window)s::boolean")
+    release = _Release(_parameters(_RELEASE_TYPES), history)
+    mine = "task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid"
+    late = """(SELECT %(task_name)s::text AS task_name, %(token)s::bigint AS token) AS late
+              WHERE NOT EXISTS (SELECT FROM ended)"""
     return f"""
-        UPDATE {table} AS lock SET {changes}
-        WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND {_SAFELY}
-        RETURNING locked_until, now() AS database_time
+        WITH ended AS (
+            UPDATE {table} AS lock SET {release.changes} WHERE {mine} AND {_SAFELY}
+            RETURNING {release.ended}
+        ){release.entry}{release.overtaken(late)}
+        SELECT locked_until, now() AS database_time FROM ended
     """
 
 
-def release_many(table: str) -> str:
+def hand_over(table: str, history: History | None = None) -> str:
+    """Return the statement that ends the lease of a run, so that another replica runs its window.
+
+    Its holder has cut it short, or never begun it.
+    """
+    release = _Release(_parameters(_RELEASE_TYPES), history)
+    mine = "task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND finished_at IS NULL"
+    return f"""
+        WITH ended AS (
+            UPDATE {table} AS lock SET {release.hand_over} WHERE {mine} AND {_SAFELY}
+            RETURNING {release.ended}
+        ){release.entry}
+        SELECT locked_until, now() AS database_time FROM ended
+    """
+
+
+def release_many(table: str, history: History | None = None) -> str:
     """Return the statement that ends many claims, in the order of their tasks' names.
 
-    Some of them may be handed over, as :func:`end_lease` does. It returns the claims that stood.
+    Some of them may be handed over, as :func:`hand_over` does. It returns the claims that stood.
     One whose row somebody else has locked is passed over: it comes without an end.
     """
-    released = _RELEASE.format(keep_window="asked.keep_window")
-    handed_over = _END_OF_LEASE.format(handed_over="true")
+    release = _Release(_columns(_RELEASE_TYPES), history)
     found = "(lock.finished_at IS NULL OR NOT asked.hand_over)"
+    update = f"""UPDATE {table} AS lock SET {{changes}} FROM asked JOIN free USING (task_name)
+                 WHERE lock.task_name = free.task_name AND {{which}} AND {_DURABLY}
+                 RETURNING {release.ended}"""
+    released = update.format(changes=release.changes, which="NOT asked.hand_over")
+    handed_over = update.format(changes=release.hand_over, which="asked.hand_over")
+    late = f"""(SELECT task_name, token FROM asked
+                WHERE NOT hand_over AND NOT EXISTS (
+                    SELECT FROM {table} JOIN asked AS own USING (task_name, claim_id)
+                    WHERE task_name = asked.task_name)
+                OFFSET 0) AS late WHERE true"""
     return f"""
         WITH asked AS (SELECT * FROM {_rows(_RELEASE_TYPES)}), free AS (
-            SELECT lock.task_name, hand_over
-            FROM {table} AS lock JOIN asked USING (task_name, claim_id) WHERE {found}
+            SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name, claim_id)
+            WHERE {found}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
-        ), released AS (
-            UPDATE {table} AS lock SET {released} FROM asked JOIN free USING (task_name)
-            WHERE lock.task_name = free.task_name AND NOT free.hand_over AND {_DURABLY}
-            RETURNING lock.claim_id, lock.locked_until
-        ), handed_over AS (
-            UPDATE {table} AS lock SET {handed_over} FROM free
-            WHERE lock.task_name = free.task_name AND free.hand_over AND {_DURABLY}
-            RETURNING lock.claim_id, lock.locked_until
-        ), ended AS (SELECT * FROM released UNION ALL SELECT * FROM handed_over)
+        ), released AS ({released}), handed_over AS ({handed_over}),
+        ended AS (SELECT * FROM released UNION ALL SELECT * FROM handed_over)
+        {release.entry}{release.overtaken(late)}
         SELECT claim_id AS asked_claim_id, ended.locked_until, now() AS database_time
         FROM asked JOIN {table} AS lock USING (task_name, claim_id) LEFT JOIN ended USING (claim_id)
         WHERE {found}
@@ -467,25 +672,39 @@ def release_many(table: str) -> str:
 
 
 def end_lease(table: str) -> str:
-    """Return the statement that ends the lease of a run that has not ended, and will not."""
-    changes = _END_OF_LEASE.format(handed_over="%(handed_over)s::boolean")
+    """Return the statement that ends the lease of a run whose holder is known to be dead."""
     return f"""
-        UPDATE {table} AS lock SET {changes}
+        UPDATE {table} AS lock SET locked_until = LEAST(lock.locked_until, now())
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND finished_at IS NULL
-          AND (%(holders)s::text[] IS NULL OR locked_by = ANY(%(holders)s::text[])) AND {_SAFELY}
+          AND locked_by = ANY(%(holders)s::text[]) AND {_SAFELY}
         RETURNING locked_until, now() AS database_time
     """
 
 
-def give_up(table: str) -> str:
+def give_up(table: str, history: History | None = None) -> str:
     """Return the statement that finishes a dead run which is not run again; one replica's does."""
+    dead = "NOT lock.handed_over"
+    died = "closed AS run WHERE run.died"
+    entry = history.entry(died, ended_at="run.ended_at", outcome="'died'") if history else ""
     return f"""
-        UPDATE {table} SET
-            finished_at = now(), locked_until = GREATEST(now(), window_until),
-            handed_over = false, deaths = deaths + 1
-        WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid
-          AND finished_at IS NULL AND locked_until <= now() AND {_SAFELY}
-        RETURNING token
+        WITH dead AS (
+            SELECT task_name, locked_until AS ended_at, {dead} AS died FROM {table} AS lock
+            WHERE task_name = %(task_name)s
+        ), closed AS (
+            UPDATE {table} AS lock SET
+                finished_at = now(), locked_until = GREATEST(now(), window_until),
+                handed_over = false, deaths = deaths + 1,
+                recorded = recorded + CASE WHEN {dead} THEN 1 ELSE 0 END,
+                failures = failures + CASE WHEN {dead} THEN 1 ELSE 0 END,
+                failed_at = CASE WHEN {dead} THEN lock.locked_until ELSE failed_at END,
+                error_type = CASE WHEN {dead} THEN NULL ELSE error_type END
+            FROM dead
+            WHERE lock.task_name = dead.task_name AND claim_id = %(claim_id)s::uuid
+              AND finished_at IS NULL AND locked_until <= now() AND {_SAFELY}
+            RETURNING lock.task_name, token, window_start, started_at, locked_by, kind, recorded,
+                      dead.ended_at, dead.died
+        ){f", entry AS ({entry})" if entry else ""}
+        SELECT token FROM closed
     """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from apscheduler_tasklock._lock.protocol import (
     Ending,
     Refusal,
     ReleaseAnswer,
+    RunEnd,
     TakeoverRequest,
 )
 from apscheduler_tasklock._lock.releases import Release
@@ -73,6 +75,7 @@ class RunAttempt:
         self._asked: ClaimRequest | TakeoverRequest | None = None
         self._sent: ClaimAttempt | TakeoverAttempt | None = None
         self._held: HeldLock | None = None
+        self._next_at: float | None = None  # the run time after this one, on the local clock
         # Who ends the claim: the worker, or a shutdown that cuts the run.
         self._end_lock = threading.Lock()
         self._ended = False
@@ -172,7 +175,7 @@ class RunAttempt:
         :param events: what ``run_job`` returned; ``None`` if the job was not run to its end
         """
         if self._is_to_be_ended():
-            self._send_release(self._ending_after(events))
+            self._send_release(self._end_after(events))
 
     def ending(self, events: Sequence[Any] | None, *, cut: bool) -> Operation[None]:
         """Return the release of a coroutine, for which no thread waits.
@@ -180,18 +183,16 @@ class RunAttempt:
         :param events: what ``run_coroutine_job`` returned
         :param cut: whether somebody else than the job has ended it
         """
-        chosen = self._cut_short(begun=True) if cut else self._ending_after(events)
-        return self._ending(chosen, self._is_to_be_ended)
+        end = self._cut_short(begun=True) if cut else self._end_after(events)
+        return self._ending(end, self._is_to_be_ended)
 
     def cutting(self) -> Operation[None]:
         """Return the end of a coroutine's claim which a shutdown cancels."""
-        chosen = self._cut_short(begun=self.running)
-        return self._ending(
-            chosen, lambda: not self._job_ended and self._is_to_be_ended(), CUT_LIMIT
-        )
+        end = self._cut_short(begun=self.running)
+        return self._ending(end, lambda: not self._job_ended and self._is_to_be_ended(), CUT_LIMIT)
 
     def _ending(
-        self, chosen: Ending, is_to_be_ended: Callable[[], bool], limit: float = RELEASE_LIMIT
+        self, end: RunEnd, is_to_be_ended: Callable[[], bool], limit: float = RELEASE_LIMIT
     ) -> Operation[None]:
         is_ours, sent = False, None
 
@@ -199,31 +200,29 @@ class RunAttempt:
             nonlocal is_ours, sent
             is_ours = is_to_be_ended()
             if is_ours and self._held is not None:
-                sent = self._locks.prepare_release(self._held, chosen)
+                sent = self._locks.prepare_release(self._held, end)
             return sent
 
         def finish(first: Outcome[ReleaseAnswer | None] | None) -> None:
             if is_ours:
-                self._send_release(chosen, sent, first)
+                self._send_release(end, sent, first)
 
         return Operation(prepare, finish, limit)
 
     def give_back(self) -> None:
         """Hand over what was claimed for a job that will not run here. Waits for the database."""
-        ending = self._cut_short(begun=False)
+        end = self._cut_short(begun=False)
         if self._is_to_be_ended():
-            self._send_release(ending)
+            self._send_release(end)
 
     def _give_back_at_stop(self) -> None:
         """Do the same; of coroutines there may be hundreds, whose hand-overs travel together."""
         if not self._submission.awaited:
             self.give_back()
             return
-        chosen = self._cut_short(begun=False)
+        end = self._cut_short(begun=False)
         self._locks.claiming.begin()  # the shutdown waits for it
-        given_back = self._locks.offload.release(
-            self._ending(chosen, self._is_to_be_ended, CUT_LIMIT)
-        )
+        given_back = self._locks.offload.release(self._ending(end, self._is_to_be_ended, CUT_LIMIT))
         given_back.add_done_callback(lambda _future: self._locks.claiming.end())
 
     @property
@@ -294,7 +293,7 @@ class RunAttempt:
         submission, dead_run = self._submission, self._submission.dead_run
         assert submission.options is not None
         if dead_run is not None:
-            _, max_lock = submission.lock_times(self.run_time)
+            _, max_lock = submission.lock_times(submission.period(self.run_time))
             return TakeoverRequest(
                 submission.task_name,
                 dead_run.claim_id,
@@ -304,7 +303,11 @@ class RunAttempt:
                 claim_id=self._claim_id,
             )
         nominal = nominal_time(submission.trigger, self.run_time)
-        min_lock, max_lock = submission.lock_times(nominal)
+        period = submission.period(nominal)
+        min_lock, max_lock = submission.lock_times(period)
+        is_last = submission.is_last_run(nominal, period)
+        if period is not None and not is_last:
+            self._next_at = nominal.timestamp() + period
         return ClaimRequest(
             submission.task_name,
             min_lock,
@@ -315,6 +318,11 @@ class RunAttempt:
             failover=submission.failover,
             runs=submission.runs,
             one_off=submission.one_off,
+            schedule=submission.schedule,
+            next_in=period,
+            is_last=is_last,
+            grace=submission.grace(period),
+            max_runtime=submission.options.max_runtime,
             claim_id=self._claim_id,
             # What may be run without its lock has been run.
             keep_window_if_in_doubt=submission.run_unlocked,
@@ -337,13 +345,26 @@ class RunAttempt:
         if cancel is not None and options is not None and options.cancel_on_lost:
             cancel()
 
-    def _ending_after(self, events: Sequence[Any] | None) -> Ending:
-        failed = events is None or any(event.code == EVENT_JOB_ERROR for event in events)
+    def _end_after(self, events: Sequence[Any] | None) -> RunEnd:
+        # What is no event has left the worker, as SystemExit does.
+        raised = [sys.exc_info()[1] or SystemExit()] if events is None else []
+        raised += [event.exception for event in events or () if event.code == EVENT_JOB_ERROR]
         options = self._submission.options
-        opens = failed and options is not None and options.on_failure == "release"
-        return Ending.OPEN if opens else Ending.KEEP
+        opens = raised and options is not None and options.on_failure == "release"
+        exception = raised[0] if raised else None
+        end = RunEnd.of(
+            exception, Ending.OPEN if opens else Ending.KEEP, self._locks.settings.redact
+        )
+        return self._with_next_run(end)
 
-    def _cut_short(self, *, begun: bool) -> Ending:
+    def _with_next_run(self, end: RunEnd) -> RunEnd:
+        """Add when the next run time is due, if that of the claim has passed meanwhile."""
+        if self._next_at is not None and time.time() < self._next_at:
+            return end
+        next_in, is_last = self._submission.next_from(self.run_time, time.time())
+        return replace(end, next_in=next_in, is_last=is_last)
+
+    def _cut_short(self, *, begun: bool) -> RunEnd:
         """Note that the run is cut short, and return how its claim is to be ended.
 
         What was begun is run again only with failover: without, a window is started once.
@@ -352,7 +373,7 @@ class RunAttempt:
             self._cut = True
             self._held.cut()
         again = self._submission.failover or not begun
-        return Ending.HAND_OVER if again else Ending.KEEP
+        return RunEnd(Ending.HAND_OVER if again else Ending.KEEP, "cancelled" if begun else "")
 
     def _is_to_be_ended(self) -> bool:
         """Return whether the caller has to end the claim; another one has not."""
@@ -364,20 +385,20 @@ class RunAttempt:
 
     def _send_release(
         self,
-        ending: Ending,
+        end: RunEnd,
         sent: Release | None = None,
         first: Outcome[ReleaseAnswer | None] | None = None,
     ) -> None:
         assert self._held is not None
         try:
-            released = self._locks.release(self._held, ending, sent, first)
+            released = self._locks.release(self._held, end, sent, first)
         except TaskLockError as error:
             self._reports.not_released(self._held, error)
             return
         finally:
             self._released.set()
         if released is not None:
-            self._reports.released(self._held, released.locked_until, ending)
+            self._reports.released(self._held, released.locked_until, end.ending)
         elif not self._cut:
             self._reports.lost(self._held)
 

@@ -12,7 +12,7 @@ from apscheduler.triggers.date import DateTrigger
 
 from apscheduler_tasklock._lock.protocol import RunState
 from apscheduler_tasklock._scheduler.adapter import SchedulerAdapter, jobstore_of
-from apscheduler_tasklock._scheduler.names import function_reference
+from apscheduler_tasklock._scheduler.names import canonical_schedule, function_reference
 from apscheduler_tasklock._scheduler.submission import JobKey, Submission
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
@@ -44,6 +44,7 @@ class ExecutorJobs:
         self._run_unlocked = run_unlocked
         self._logger_name = logger_name
         self._submit = submit
+        self._schedules: dict[JobKey, tuple[Any, str]] = {}
 
     def resolve(self, job: Any, jobstore: str) -> ResolvedTask:
         """Return the task that a job is, and its lock options.
@@ -69,14 +70,28 @@ class ExecutorJobs:
             logger_name=self._logger_name(),
             runs=what_runs(job),
             one_off=isinstance(job.trigger, DateTrigger),
+            schedule=self._schedule((job.id, jobstore), job.trigger),
         )
+
+    def _schedule(self, key: JobKey, trigger: Any) -> str:
+        """Return a trigger in canonical form. To write one takes about as long as a claim."""
+        written = self._schedules.get(key)
+        if written is None or written[0] is not trigger:
+            written = (trigger, canonical_schedule(trigger))
+            if not isinstance(trigger, DateTrigger):  # whose ids may be without number
+                self._schedules[key] = written
+        return written[1]
+
+    def forget(self, key: JobKey) -> None:
+        """Forget what is known of a job that was removed."""
+        self._schedules.pop(key, None)
 
     def lease(self, job: Any, jobstore: str, task: ResolvedTask) -> float | None:
         """Return the lease of a job with failover, within which its dead holders are found."""
         submission = self._next(job, jobstore, task)
         if not submission.failover or submission.options is None:
             return None
-        _, max_lock = submission.lock_times(submission.run_times[0])
+        _, max_lock = submission.lock_times(submission.period(submission.run_times[0]))
         return submission.options.lease_within(max_lock)
 
     def _next(self, job: Any, jobstore: str, task: ResolvedTask) -> Submission:
@@ -146,7 +161,7 @@ class ExecutorJobs:
         if lease is None or lease == inf:
             return
         submission = self._next(job, jobstore, task)
-        _, max_lock = submission.lock_times(submission.run_times[0])
+        _, max_lock = submission.lock_times(submission.period(submission.run_times[0]))
         if lease > max_lock:
             logger.warning(
                 "Job %r: its lease of %g s is above its maximum lock of %g s, which ends its "

@@ -163,6 +163,11 @@ def canonical_trigger(trigger: Any) -> Any:
     return {"class": f"{kind.__module__}:{kind.__qualname__}"}
 
 
+def canonical_schedule(trigger: Any) -> str:
+    """Return a trigger in canonical form as text, for the task's row."""
+    return _as_json(canonical_trigger(trigger))
+
+
 def canonical_arguments(job: Any) -> Any:
     """Return a job's arguments as JSON-like data, or ``None`` if some have no canonical form.
 

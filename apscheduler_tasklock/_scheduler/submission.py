@@ -15,13 +15,25 @@ from apscheduler.util import iscoroutinefunction_partial
 from apscheduler_tasklock._lock.protocol import RunState
 from apscheduler_tasklock._lock.releases import PendingRelease
 from apscheduler_tasklock._scheduler.lateness import SchedulerPass
-from apscheduler_tasklock._scheduler.triggers import has_next_run, is_shared, period_after
+from apscheduler_tasklock._scheduler.triggers import (
+    ends_after,
+    has_next_run,
+    is_shared,
+    next_after,
+    period_after,
+    total_jitter,
+)
 from apscheduler_tasklock.options import RESERVED_KEY, LockOptions
 
 logger = logging.getLogger(__name__)
 
 # A job's id, and the alias of its store.
 JobKey = tuple[str, str]
+
+# How late a run is until it counts as overdue, where no option says otherwise: so many seconds, or
+# this share of the period if that is longer.
+SHORTEST_GRACE = 60.0
+GRACE_SHARE = 0.1
 
 # A grace time that every run time exceeds.
 ALWAYS_MISSED = -timedelta(days=36500).total_seconds()
@@ -37,6 +49,7 @@ class Submission:
     :ivar logger_name: logger of the executor
     :ivar runs: what is run, as of ``ClaimRequest``
     :ivar one_off: whether the job has one run time only
+    :ivar schedule: the trigger in canonical form
     :ivar exempt_from_misfire: whether the run times are not late, however late they are: they
         had to wait for another replica's run
     :ivar dead_run: the run that died, if its window is to be run again; there is one run time then
@@ -55,6 +68,7 @@ class Submission:
     logger_name: str
     runs: str = ""
     one_off: bool = False
+    schedule: str | None = None
     exempt_from_misfire: bool = False
     dead_run: RunState | None = None
     claim_ids: Sequence[UUID] = ()
@@ -89,11 +103,10 @@ class Submission:
         """Whether no run time follows, so that the scheduler has dropped the job."""
         return self.one_off or not has_next_run(self.trigger, self.run_times[-1])
 
-    def lock_times(self, nominal: datetime) -> tuple[float, float]:
-        """Return the minimum and maximum lock for a nominal run time, in seconds."""
-        assert self.options is not None
+    def period(self, nominal: datetime) -> float | None:
+        """Return the seconds from a nominal run time to the next one, if the trigger can tell."""
         try:
-            period = period_after(self.trigger, nominal)
+            return period_after(self.trigger, nominal)
         except Exception:  # a custom trigger's own code may raise anything
             logger.warning(
                 "Task %r: the trigger %s cannot tell its next run time; the lock times come from "
@@ -102,14 +115,43 @@ class Submission:
                 self.trigger,
                 exc_info=True,
             )
-            period = None
+            return None
+
+    def lock_times(self, period: float | None) -> tuple[float, float]:
+        """Return the minimum and maximum lock of a run time with this period, in seconds."""
+        assert self.options is not None
         return self.options.lock_times(period or self.options.period or 0)
+
+    def is_last_run(self, nominal: datetime, period: float | None) -> bool:
+        """Tell whether no run time follows a nominal one, as after an end date."""
+        return self.one_off or (period is not None and ends_after(self.trigger, nominal, period))
+
+    def next_from(self, run_time: datetime, now: float) -> tuple[float | None, bool]:
+        """Return the seconds from now to the next run time, and whether there is none.
+
+        :param run_time: one that has passed
+        :param now: seconds since 1970
+        """
+        if self.one_off:
+            return None, True
+        try:
+            following = next_after(self.trigger, run_time, now)
+        except Exception:  # noqa: BLE001  # a custom trigger's own code; period() tells of it
+            return None, False
+        return (None, True) if following is None else (following - now, False)
+
+    def grace(self, period: float | None) -> float:
+        """Return the seconds after which a run time that is due counts as overdue."""
+        assert self.options is not None
+        if self.options.grace is not None:
+            return self.options.grace
+        return max(SHORTEST_GRACE, (period or 0) * GRACE_SHARE) + total_jitter(self.trigger)
 
     def run_time_is_shared(self, nominal: datetime) -> bool:
         """Tell whether every replica computes this very run time."""
         try:
             return is_shared(self.trigger, nominal)
-        except Exception:  # noqa: BLE001  # a custom trigger's own code; lock_times() tells of it
+        except Exception:  # noqa: BLE001  # a custom trigger's own code; period() tells of it
             return False
 
 

@@ -55,7 +55,7 @@ def nominal_time(trigger: Any, run_time: datetime) -> datetime:
     if isinstance(trigger, IntervalTrigger):
         return run_time
     try:
-        jitter = _total_jitter(trigger)
+        jitter = total_jitter(trigger)
         return _last_without_jitter(trigger, run_time, jitter) if jitter else run_time
     except Exception:  # a custom trigger's own code may raise anything
         logger.warning(
@@ -127,6 +127,40 @@ def period_after(trigger: Any, run_time: datetime) -> float | None:
     return None if following is None else following.timestamp() - run_time.timestamp()
 
 
+def ends_after(trigger: Any, nominal: datetime, period: float) -> bool:
+    """Tell whether the run time that follows a nominal one is past the trigger's end.
+
+    :param period: seconds from the nominal run time to that one
+    """
+    if type(trigger) not in _STOCK:
+        return not has_next_run(trigger, nominal)
+    end = getattr(trigger, "end_date", None)
+    if end is None:
+        return False
+    following = _moved(nominal, timedelta(seconds=period))
+    if isinstance(end, datetime):
+        return following.timestamp() > end.timestamp()
+    return bool(following.astimezone(trigger.timezone).date() > end)
+
+
+def next_after(trigger: Any, run_time: datetime, now: float) -> float | None:
+    """Return the trigger's first run time after now, or ``None`` if there is none.
+
+    :param run_time: a run time that has passed; an interval counts from it
+    :param now: seconds since 1970, as what is returned
+    """
+    moment = datetime.fromtimestamp(now, run_time.tzinfo)
+    if isinstance(trigger, IntervalTrigger):
+        passed = now - run_time.timestamp()
+        following = now + trigger.interval_length - passed % trigger.interval_length
+    else:
+        found = _next_after(_without_jitter_and_end(trigger), moment)
+        if found is None:
+            return None
+        following = found.timestamp()
+    return None if ends_after(trigger, moment, following - now) else following
+
+
 def has_next_run(trigger: Any, run_time: datetime) -> bool:
     """Tell whether a run time follows, so that the scheduler keeps the job."""
     try:
@@ -155,13 +189,13 @@ def _last_without_jitter(trigger: Any, run_time: datetime, seconds: float) -> da
     return _last_until(plain, first, run_time)
 
 
-def _total_jitter(trigger: Any) -> float:
+def total_jitter(trigger: Any) -> float:
     """Return the most seconds by which jitter can move a run time; triggers combine theirs."""
     own = float(getattr(trigger, "jitter", None) or 0)
     # Most are stock triggers, and what they are an instance of takes long to find out.
     if type(trigger) in _STOCK or not isinstance(trigger, BaseCombiningTrigger):
         return own
-    return own + max((_total_jitter(part) for part in trigger.triggers), default=0.0)
+    return own + max((total_jitter(part) for part in trigger.triggers), default=0.0)
 
 
 def _without_jitter_and_end(trigger: Any) -> Any:

@@ -15,7 +15,9 @@ from apscheduler_tasklock._lock.protocol import (
     ClaimRequest,
     Ending,
     ReadTimes,
+    ReleaseRequest,
     Renewal,
+    RunEnd,
     RunState,
     TakeoverRequest,
     TaskLockProtocol,
@@ -248,11 +250,15 @@ class TaskLockRule(Rule):
         return Refused(answer.token if blocked else None, answer.waits)
 
     def release(self, granted: Granted) -> None:
-        self._protocol.release(self._cursor(), TASK, granted.holding.claim_id)
+        self._release(granted, Ending.KEEP)
 
     def cut(self, granted: Granted) -> None:
         ending = Ending.HAND_OVER if self.failover else Ending.KEEP
-        self._protocol.release(self._cursor(), TASK, granted.holding.claim_id, ending)
+        self._release(granted, ending)
+
+    def _release(self, granted: Granted, ending: Ending) -> None:
+        request = ReleaseRequest(TASK, granted.holding.claim_id, RunEnd(ending))
+        self._protocol.release(self._cursor(), request)
 
     def renewal_interval(self, granted: Granted) -> float:
         """Return the seconds from one renewal of a claim to the next."""

@@ -11,7 +11,7 @@ import psycopg
 from apscheduler_tasklock import upgrade
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
-from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol import ClaimRequest, ReleaseRequest, TaskLockProtocol
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.table import task_lock_table
 
@@ -193,7 +193,7 @@ class Protocol(OnPsycopg):
 
     def release(self, held: tuple[str, UUID]) -> None:
         cursor = raw_cursor(self.connection)
-        assert self._protocol.release(cursor, *held) is not None
+        assert self._protocol.release(cursor, ReleaseRequest(*held)) is not None
 
 
 class Library(Contender):

@@ -10,7 +10,7 @@ import psycopg
 
 from apscheduler_tasklock import upgrade
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol import ClaimRequest, ReleaseRequest, TaskLockProtocol
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.speed.effort import Effort, progress
@@ -83,7 +83,7 @@ def work(url: str, tasks: range, claims: int) -> None:
             task = f"task {tasks[number % len(tasks)]}"
             request = ClaimRequest(task, min_lock=0.0, max_lock=50.0)
             assert protocol.claim(cursor, request).granted
-            protocol.release(cursor, task, request.claim_id)
+            protocol.release(cursor, ReleaseRequest(task, request.claim_id))
 
 
 def _details(url: str) -> tuple[int, int, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -19,7 +19,9 @@ from apscheduler_tasklock._lock.protocol import (
     LockTimes,
     ReadTimes,
     ReleaseAnswer,
+    ReleaseRequest,
     Renewal,
+    RunEnd,
     RunState,
     TakeoverRequest,
     TaskLockProtocol,
@@ -96,23 +98,32 @@ class Replica:
     def release(
         self, claim_id: UUID, task: str = "task", *, keep_window: bool = True
     ) -> ReleaseAnswer | None:
-        ending = Ending.KEEP if keep_window else Ending.OPEN
-        return self.protocol.release(raw_cursor(self.connection), task, claim_id, ending)
+        return self.end(claim_id, task, ending=Ending.KEEP if keep_window else Ending.OPEN)
+
+    def end(
+        self, claim_id: UUID, task: str = "task", *, token: int | None = None, **end: Any
+    ) -> ReleaseAnswer | None:
+        """Release, and say how the run ended."""
+        request = ReleaseRequest(task, claim_id, RunEnd(**end), token)
+        return self.protocol.release(raw_cursor(self.connection), request)
+
+    def claim_many(self, *requests: ClaimRequest) -> dict[UUID, ClaimAnswer]:
+        cursor, lags = raw_cursor(self.connection), [0.0 for _ in requests]
+        return self.protocol.claim_many(cursor, requests, lags, ReadTimes())
+
+    def take_over_many(self, *requests: TakeoverRequest) -> dict[UUID, ClaimAnswer]:
+        return self.protocol.take_over_many(raw_cursor(self.connection), requests)
+
+    def release_many(self, requests: Sequence[ReleaseRequest]) -> dict[UUID, ReleaseAnswer | None]:
+        return self.protocol.release_many(raw_cursor(self.connection), requests)
 
     def end_lease(
-        self,
-        claim_id: UUID,
-        task: str = "task",
-        *,
-        handed_over: bool = False,
-        holders: list[str] | None = None,
+        self, claim_id: UUID, task: str = "task", *, holders: list[str]
     ) -> ReleaseAnswer | None:
-        return self.protocol.end_lease(
-            raw_cursor(self.connection), task, claim_id, handed_over=handed_over, holders=holders
-        )
+        return self.protocol.end_lease(raw_cursor(self.connection), task, claim_id, holders)
 
     def hand_over(self, claim_id: UUID, task: str = "task") -> ReleaseAnswer | None:
-        return self.end_lease(claim_id, task, handed_over=True)
+        return self.end(claim_id, task, ending=Ending.HAND_OVER)
 
     def give_up(self, claim_id: UUID, task: str = "task") -> bool:
         return self.protocol.give_up(raw_cursor(self.connection), task, claim_id)

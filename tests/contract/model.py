@@ -32,6 +32,10 @@ class Row:
     handed_over: bool
     runs: str
     one_off: bool
+    paused_until: float | None = None
+
+    def paused(self, now: float) -> bool:
+        return self.paused_until is not None and now < self.paused_until
 
     def running(self, now: float) -> bool:
         return self.finished_at is None and now < self.locked_until
@@ -81,6 +85,10 @@ class Ask:
         repeats = self.run_time is not None and not opened and self.fired <= row.window_start
         return self.fired >= min(limits) and not repeats
 
+    def is_paused(self, row: Row, now: float) -> bool:
+        """Tell whether the task is paused, or was when the run time was due."""
+        return row.paused(now) or (row.paused_until is not None and self.fired < row.paused_until)
+
     def waits_for(self, row: Row, now: float) -> bool:
         """Tell whether a run that was dead would stand against it."""
         if row.finished_at is not None:
@@ -112,7 +120,7 @@ def claim(row: Row | None, ask: Ask, now: float, now_ms: int) -> Row:
     if row is not None:
         if row.running(now) or row.claim_id == ask.claim_id:
             return row
-        if not ask.is_new_after(row) or ask.waits_for(row, now):
+        if not ask.is_new_after(row) or ask.waits_for(row, now) or ask.is_paused(row, now):
             return row
         token, deaths = row.token + 1, row.deaths
         if row.finished_at is None and not row.handed_over:
@@ -133,6 +141,7 @@ def claim(row: Row | None, ask: Ask, now: float, now_ms: int) -> Row:
         handed_over=False,
         runs=ask.runs,
         one_off=ask.one_off,
+        paused_until=None if row is None else row.paused_until,
     )
 
 
@@ -140,7 +149,7 @@ def take_over(row: Row | None, ask: Takeover, now: float) -> Row | None:
     """Return the row after a takeover: the same object, if nothing is written."""
     if row is None or row.claim_id != ask.dead_claim_id:
         return row
-    if not row.dead(now) or now >= row.run_until:
+    if not row.dead(now) or now >= row.run_until or row.paused(now):
         return row
     return replace(
         row,

@@ -28,6 +28,8 @@ EXPECTED = {
     "refused: one run time once",
     "refused: old only because of the bound",
     "refused: the run time is not believed",
+    "refused: paused",
+    "refused: the run time was in a pause",
     "waits: the rows are not believed",
     "waits: a dead run comes first",
     "waits: a run that was handed over comes first",
@@ -40,6 +42,7 @@ EXPECTED = {
     "not taken over: another claim",
     "not taken over: the maximum lock has passed",
     "not taken over: no row",
+    "not taken over: paused",
     "released in time",
     "released after the end",
     "released after it was handed over",
@@ -110,6 +113,8 @@ def why_not_written(before: Row, ask: Ask, now: float, unbound: float) -> str:
     if before.running(now):
         return "refused: running"
     if ask.is_new_after(before):
+        if ask.is_paused(before, now):
+            return "refused: " + ("paused" if before.paused(now) else "the run time was in a pause")
         if before.handed_over:
             return "waits: a run that was handed over comes first"
         return "waits: " + ("a dead run comes first" if ask.stable else "the rows are not believed")
@@ -154,6 +159,8 @@ def why_not_taken_over(before: Row, ask: Takeover, now: float) -> str:
         return "not taken over: another claim"
     if before.finished_at is not None:
         return "not taken over: finished"
+    if before.dead(now) and before.paused(now):
+        return "not taken over: paused"
     late = now >= before.run_until
     return f"not taken over: {'the maximum lock has passed' if late else 'running'}"
 

@@ -213,6 +213,10 @@ class TestTakeover:
             "token": first.token + 1,
             "deaths": 1,
             "failover": False,
+            "kind": "takeover",
+            "recorded": 1,
+            "failures": 1,
+            "failed_at": before["locked_until"],
         }
 
     @pytest.mark.parametrize(
@@ -498,6 +502,9 @@ class TestGivingUp:
             "locked_until": answer.database_time + timedelta(seconds=54),
             "finished_at": database_now(connection),
             "deaths": 1,
+            "recorded": 1,
+            "failures": 1,
+            "failed_at": before["locked_until"],
         }
 
     def test_one_replica_wins(self, one: Replica, other: Replica, travel: Travel) -> None:

@@ -17,12 +17,41 @@ from tests.contract.conftest import Replica, database_now, row
 
 Travel = Callable[[float], None]
 
+# What a row tells that nobody has said anything else of.
+NOTHING_ELSE = {
+    "schedule": None,
+    "due_at": None,
+    "overdue_at": None,
+    "overdue_told_at": None,
+    "overrun_at": None,
+    "recorded": 0,
+    "succeeded_at": None,
+    "failed_at": None,
+    "failures": 0,
+    "error_type": None,
+    "paused_until": None,
+    "paused_by": None,
+    "pause_reason": None,
+    "request_id": None,
+    "requested_by": None,
+    "requested_at": None,
+    "request_until": None,
+}
+
 
 class TestClaim:
     def test_an_unknown_task_is_granted(
         self, one: Replica, connection: psycopg.Connection[Any]
     ) -> None:
-        claim_id, answer = one.claim(lag=2, min_lock=9, max_lock=50)
+        claim_id, answer = one.claim(
+            lag=2,
+            min_lock=9,
+            max_lock=50,
+            schedule="every 10 s",
+            next_in=10,
+            grace=20,
+            max_runtime=40,
+        )
         now = database_now(connection)
 
         assert answer.granted
@@ -43,6 +72,12 @@ class TestClaim:
             "handed_over": False,
             "runs": "jobs:job",
             "one_off": False,
+            **NOTHING_ELSE,
+            "kind": "schedule",
+            "schedule": "every 10 s",
+            "due_at": now + timedelta(seconds=8),
+            "overdue_at": now + timedelta(seconds=28),
+            "overrun_at": now + timedelta(seconds=40),
         }
         assert (answer.holder, answer.token) == ("one", int(now.timestamp() * 1000))
         assert answer.locked_until == answer.run_until == now + timedelta(seconds=50)
@@ -50,8 +85,9 @@ class TestClaim:
     def test_a_later_claim_sets_every_column_anew(
         self, one: Replica, other: Replica, connection: psycopg.Connection[Any], travel: Travel
     ) -> None:
-        first, before = one.claim()
-        one.release(first)
+        first, before = one.claim(schedule="every 10 s", next_in=10)
+        one.end(first, outcome="error", error_type="ValueError")
+        failed_at = database_now(connection)
         travel(20)
         claim_id, answer = other.claim(
             lag=1, min_lock=5, max_lock=30, lease=7, runs="jobs:new", one_off=True, failover=True
@@ -76,6 +112,13 @@ class TestClaim:
             "handed_over": False,
             "runs": "jobs:new",
             "one_off": True,
+            **NOTHING_ELSE,
+            "kind": "schedule",
+            "overrun_at": now + timedelta(seconds=30),
+            "recorded": 1,
+            "failed_at": failed_at,
+            "failures": 1,
+            "error_type": "ValueError",
         }
 
     def test_it_is_refused_while_the_task_runs(

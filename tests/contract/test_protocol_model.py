@@ -32,7 +32,9 @@ from apscheduler_tasklock._lock.protocol import (
     ClaimRequest,
     Ending,
     ReadTimes,
+    ReleaseRequest,
     Renewal,
+    RunEnd,
     TakeoverRequest,
     TaskLockProtocol,
 )
@@ -66,7 +68,7 @@ F = TypeVar("F", bound=Callable[..., None])
 ROWS = """
     SELECT task_name, started_at, locked_until, window_start, window_until, locked_by, claim_id,
            token, finished_at, run_until, failover, deaths, handovers, handed_over, runs, one_off,
-           xmin::text, ctid::text
+           paused_until, xmin::text, ctid::text
     FROM task_lock
 """
 
@@ -303,7 +305,7 @@ class ClaimHistory(RuleBasedStateMachine):
         self.somebody_runs(task)
         row = self.expected[task]
         if handed_over:
-            self.end_lease(task, 0, True, None)
+            self.hand_over(task, 0)
         else:
             self.time_passes_until(task, "locked_until", 0.0)
         self.the_table_is_as_the_model_says()
@@ -351,6 +353,9 @@ class ClaimHistory(RuleBasedStateMachine):
         if row is None or not row.running(self.now):
             self.time_passes_until(task, "run_until", 0.0)
             self.time_passes_until(task, "window_until", 0.0)
+            if row is not None and row.paused(self.now):
+                self.pause(task, 0.0)
+                self.the_table_is_as_the_model_says()
             self.claim_for(task, self.now, replica="one", min_lock=1.0, failover=True)
             self.the_table_is_as_the_model_says()
 
@@ -377,7 +382,7 @@ class ClaimHistory(RuleBasedStateMachine):
     def holder_is_heard_of_after_its_lease(self, task: str, until: str, then: str) -> None:
         self.somebody_runs(task)
         if until == "handed over":
-            self.end_lease(task, 0, True, None)
+            self.hand_over(task, 0)
             self.the_table_is_as_the_model_says()
         else:
             self.time_passes_until(task, until, 0.0)
@@ -388,7 +393,7 @@ class ClaimHistory(RuleBasedStateMachine):
         elif then == "extend":
             self.extend(task, 0, 1.0, 4.0)
         elif then == "end lease":
-            self.end_lease(task, 0, True, None)
+            self.hand_over(task, 0)
         else:
             self.give_up(task, 0)
 
@@ -426,7 +431,8 @@ class ClaimHistory(RuleBasedStateMachine):
             assert answer is None
         else:
             assert answer is not None
-            assert in_seconds(answer) == answer_of(after, ask.claim_id, self.now)
+            paused = after is before and after.paused(self.now)
+            assert in_seconds(answer) == answer_of(after, ask.claim_id, self.now, paused=paused)
             self.granted(task, before, answer, fate)
 
     def granted(self, task: str, before: Row | None, answer: ClaimAnswer, fate: str) -> None:
@@ -446,32 +452,36 @@ class ClaimHistory(RuleBasedStateMachine):
         ending = Ending.KEEP if keep_window else Ending.OPEN
         if self.together:
             # A claim that nobody has travels with it.
-            releases = [(task, claim_id, ending), ("nobody's", UUID(int=0), Ending.OPEN)]
+            releases = [
+                ReleaseRequest(task, claim_id, RunEnd(ending)),
+                ReleaseRequest("nobody's", UUID(int=0), RunEnd(Ending.OPEN)),
+            ]
             answer = self.protocol.release_many(self.cursor, releases).get(claim_id)
         else:
-            answer = self.protocol.release(self.cursor, task, claim_id, ending)
+            request = ReleaseRequest(task, claim_id, RunEnd(ending))
+            answer = self.protocol.release(self.cursor, request)
         self.ended(task, claim_id, after, answer)
 
-    @action(
-        task=tasks,
-        back=back,
-        handed_over=st.booleans(),
-        holders=st.sampled_from([None, None, ["one"], ["one", "two"]]),
-    )
-    def end_lease(self, task: str, back: int, handed_over: bool, holders: list[str] | None) -> None:
+    @action(task=tasks, back=back)
+    def hand_over(self, task: str, back: int) -> None:
         before, claim_id = self.expected.get(task), self.id_of(task, back)
-        after = model.end_lease(
-            before, claim_id, self.now, handed_over=handed_over, holders=holders
-        )
-        self.note(situations.of_end_of_lease(before, after, claim_id, handed_over=handed_over))
-        if self.together and handed_over and holders is None:
+        after = model.end_lease(before, claim_id, self.now, handed_over=True, holders=None)
+        self.note(situations.of_end_of_lease(before, after, claim_id, handed_over=True))
+        request = ReleaseRequest(task, claim_id, RunEnd(Ending.HAND_OVER))
+        if self.together:
             # The release of a claim that nobody has travels with it.
-            ends = [("nobody's", UUID(int=0), Ending.OPEN), (task, claim_id, Ending.HAND_OVER)]
-            answer = self.protocol.release_many(self.cursor, ends).get(claim_id)
+            nobodys = ReleaseRequest("nobody's", UUID(int=0), RunEnd(Ending.OPEN))
+            answer = self.protocol.release_many(self.cursor, [nobodys, request]).get(claim_id)
         else:
-            answer = self.protocol.end_lease(
-                self.cursor, task, claim_id, handed_over=handed_over, holders=holders
-            )
+            answer = self.protocol.release(self.cursor, request)
+        self.ended(task, claim_id, after, answer)
+
+    @action(task=tasks, back=back, holders=st.sampled_from([["one"], ["one", "two", "three"]]))
+    def end_lease(self, task: str, back: int, holders: list[str]) -> None:
+        before, claim_id = self.expected.get(task), self.id_of(task, back)
+        after = model.end_lease(before, claim_id, self.now, handed_over=False, holders=holders)
+        self.note(situations.of_end_of_lease(before, after, claim_id, handed_over=False))
+        answer = self.protocol.end_lease(self.cursor, task, claim_id, holders)
         self.ended(task, claim_id, after, answer)
 
     def ended(self, task: str, claim_id: UUID, after: Row | None, answer: Any) -> None:
@@ -527,6 +537,35 @@ class ClaimHistory(RuleBasedStateMachine):
             assert in_seconds(answer) == (after.locked_until, after.run_until, self.now)
             self.stands_until(task, claim_id, after.locked_until)
         self.happened(task, after)
+
+    @action(task=tasks, seconds=st.sampled_from([0.0, 1.0, 4.0, 30.0]))
+    def pause(self, task: str, seconds: float) -> None:
+        """Pause a task for so long; 0 resumes it."""
+        row, until = self.expected.get(task), self.now + seconds
+        if row is not None:
+            update = "UPDATE task_lock SET paused_until = %s WHERE task_name = %s"
+            self.table.connection.execute(update, [as_time(until), task])
+            self.happened(task, replace(row, paused_until=until))
+
+    @action(task=tasks, replica=replicas, failover=mostly, after=st.sampled_from([0.0, 1.0]))
+    def run_time_comes_in_a_pause(self, task: str, after: float, **claim: Any) -> None:
+        self.somebody_runs(task)
+        self.release(task, 0, True)
+        self.time_passes_until(task, "window_until", 1.0)
+        run_time = self.now
+        self.pause(task, 2.0)
+        self.the_table_is_as_the_model_says()
+        self.claim_for(task, run_time, min_lock=1.0, **claim)
+        self.time_passes_until(task, "paused_until", after)
+        self.claim_for(task, run_time, min_lock=1.0, **claim)
+
+    @action(task=tasks, replica=replicas, lease=leases, failover=mostly, fate=fates)
+    def holder_dies_in_a_pause(self, task: str, **takeover: Any) -> None:
+        self.somebody_runs(task)
+        self.pause(task, 4.0)
+        self.time_passes_until(task, "locked_until", 0.0)
+        self.the_table_is_as_the_model_says()
+        self.take_over(task, 0, **takeover)
 
     @action(age=st.sampled_from([1.0, 4.0]))
     def prune(self, age: float) -> None:
@@ -634,11 +673,18 @@ def answer_to_claim(before: Row | None, after: Row, ask: Ask, now: float) -> tup
     granted = model.granted(after, ask.claim_id, now)
     new_window = left and ask.is_new_after(after) and not granted
     waits = left and not after.running(now) and ask.waits_for(after, now)
-    return answer_of(after, ask.claim_id, now, new_window=new_window, waits=waits)
+    paused = left and ask.is_paused(after, now)
+    return answer_of(after, ask.claim_id, now, new_window=new_window, waits=waits, paused=paused)
 
 
 def answer_of(
-    after: Row, claim_id: UUID, now: float, *, new_window: bool = False, waits: bool = False
+    after: Row,
+    claim_id: UUID,
+    now: float,
+    *,
+    new_window: bool = False,
+    waits: bool = False,
+    paused: bool = False,
 ) -> tuple[Any, ...]:
     return (
         model.granted(after, claim_id, now),
@@ -646,6 +692,7 @@ def answer_of(
         new_window,
         after.finished_at is None,
         waits,
+        paused,
         after.window_start,
         after.locked_by,
         after.token,

@@ -44,7 +44,7 @@ class SimulatedScheduler:
     def lock_times(self, nominal: datetime) -> tuple[float, float]:
         options = replace(DEFAULTS, **self.options)
         submission = Submission(None, "default", self.trigger, (), "task", options, False, "")
-        return submission.lock_times(nominal)
+        return submission.lock_times(submission.period(nominal))
 
 
 @dataclass

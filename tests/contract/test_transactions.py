@@ -63,7 +63,7 @@ def lead_a_life(replica: Replica, travel: Travel) -> list[str]:
     replica.release(first)
     travel(60)
     second, _ = replica.claim(**LEASED)
-    replica.end_lease(second)
+    replica.end_lease(second, holders=[replica.name])
     third, _ = replica.take_over(second, lease=30)
     replica.hand_over(third)
     return ["first claim", "release", "claim", "end of the lease", "takeover", "hand-over"]

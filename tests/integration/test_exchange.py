@@ -41,7 +41,7 @@ class Numbers(Request[int]):
 
     sent: list[list[int]]
 
-    def __init__(self, number: int, task_name: str = "", query: str = "%(number)s") -> None:
+    def __init__(self, number: int, task_name: str = "", query: str = "$1") -> None:
         self.kind = Numbers
         self.number = number
         self.task_name = task_name or f"task {number}"
@@ -50,7 +50,7 @@ class Numbers(Request[int]):
 
     def send(self, cursor: Any) -> int:
         self.sent.append([self.number])
-        found: int = cursor.execute(f"SELECT {self.query}::int", vars(self)).fetchone()[0]
+        found: int = cursor.execute(f"SELECT {self.query}::int", [self.number]).fetchone()[0]
         return found
 
     @classmethod
@@ -61,7 +61,7 @@ class Numbers(Request[int]):
         return [
             RowLockedError("locked")
             if request.number < 0
-            else cursor.execute(f"SELECT {request.query}::int", vars(request)).fetchone()[0]
+            else cursor.execute(f"SELECT {request.query}::int", [request.number]).fetchone()[0]
             for request in requests
         ]
 

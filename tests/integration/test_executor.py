@@ -55,8 +55,14 @@ RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_ERROR]
 
 
 def rows(connection: psycopg.Connection[Any]) -> dict[str, dict[str, Any]]:
+    """Return what the rows have of their locks, by task."""
     cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
-    return {row["task_name"]: row for row in cursor.execute("SELECT * FROM task_lock").fetchall()}
+    columns = (
+        "task_name, started_at, locked_until, run_until, window_start, window_until, locked_by, "
+        "token, finished_at, runs"
+    )
+    found = cursor.execute(f"SELECT {columns} FROM task_lock").fetchall()
+    return {row["task_name"]: row for row in found}
 
 
 def now() -> dict[str, Any]:

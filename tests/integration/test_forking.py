@@ -28,7 +28,7 @@ from apscheduler_tasklock import (
     current_lock,
 )
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import Ending
+from apscheduler_tasklock._lock.protocol import ReleaseRequest
 from apscheduler_tasklock._lock.releases import PendingRelease
 from tests.support.claims import held, row
 from tests.support.polling import eventually
@@ -150,7 +150,7 @@ def test_what_a_thread_of_an_executor_had_taken_at_the_fork_does_not_stop_the_ch
         locks = executor.locks
         lock = held(locks, **TIMES)
         until = time.monotonic() + 60
-        locks.adopt_pending([PendingRelease(lock.name, lock.claim_id, Ending.KEEP, until)])
+        locks.adopt_pending([PendingRelease(ReleaseRequest(lock.name, lock.claim_id), until)])
         locks.outage.begin(TaskLockDatabaseError("as if it were"), time.monotonic())
         locks.release(lock)
         executor.shutdown()

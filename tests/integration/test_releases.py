@@ -19,7 +19,7 @@ from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.exchange import Outcome
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released
-from apscheduler_tasklock._lock.protocol import Ending
+from apscheduler_tasklock._lock.protocol import ReleaseRequest, RunEnd
 from apscheduler_tasklock._lock.releases import PendingRelease
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
@@ -219,7 +219,7 @@ def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
         closing = pool.submit(locks.close)
         assert sending.wait(60)
         until = time.monotonic() + 5000
-        locks.adopt_pending([PendingRelease("second", second.claim_id, Ending.KEEP, until)])
+        locks.adopt_pending([PendingRelease(ReleaseRequest("second", second.claim_id), until)])
         go_on.set()
         closing.result(60)
     given_up = [r.args for r in caplog.records if "was not released" in r.getMessage()]
@@ -245,7 +245,7 @@ def test_one_whose_maximum_lock_has_ended_is_given_up_and_told(
     locks = make_locks()
     lock = held(locks, **TIMES)
     over = time.monotonic()
-    locks.adopt_pending([PendingRelease("task", lock.claim_id, Ending.KEEP, over)])
+    locks.adopt_pending([PendingRelease(ReleaseRequest("task", lock.claim_id), over)])
     eventually(lambda: not is_sending())
     assert "'task' was not released before its maximum lock ended" in caplog.text
     locks.release(lock)
@@ -283,6 +283,6 @@ def test_one_that_passed_a_locked_row_over_has_ended_nothing(
 ) -> None:
     locks = make_locks()
     lock = held(locks, **TIMES, lease=30.0)
-    sent = locks.prepare_release(lock, Ending.KEEP)
+    sent = locks.prepare_release(lock, RunEnd())
     connection.execute(locks.statement_to_free(lock.name, lock.token))
-    assert locks.release(lock, Ending.KEEP, sent, Outcome(error=RowLockedError("locked"))) is None
+    assert locks.release(lock, RunEnd(), sent, Outcome(error=RowLockedError("locked"))) is None

@@ -22,7 +22,7 @@ from apscheduler_tasklock import (
     upgrade,
 )
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import Ending, Refusal
+from apscheduler_tasklock._lock.protocol import Ending, Refusal, RunEnd
 from tests.support.claims import claim, held
 from tests.support.polling import eventually
 from tests.support.roles import PASSWORD, role
@@ -179,7 +179,7 @@ def test_a_window_that_somebody_has_set_to_end_never_can_be_opened_again(
     locks = make_locks()
     lock = held(locks)
     connection.execute("UPDATE task_lock SET window_until = 'infinity'")
-    locks.release(lock, Ending.OPEN)
+    locks.release(lock, RunEnd(Ending.OPEN))
     opened = connection.execute("SELECT window_start - window_until FROM task_lock").fetchone()
     assert opened == (timedelta(seconds=1),)
 

@@ -19,7 +19,7 @@ from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, upgrade
 from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import Ending, Refusal, TakeoverRequest
+from apscheduler_tasklock._lock.protocol import Ending, Refusal, RunEnd, TakeoverRequest
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import claim, die, held, pids, row
 from tests.support.polling import eventually
@@ -111,7 +111,7 @@ def test_releases_that_an_outage_held_up_arrive_in_one_statement(
     proxy.cut_all()
     for lock in granted:
         with pytest.raises(TaskLockDatabaseError):
-            locks.release(lock, ending)
+            locks.release(lock, RunEnd(ending))
     sent = counted(proxy)
     proxy.accepting = True
     locks.close()
@@ -144,7 +144,7 @@ def test_dead_runs_are_taken_over_in_one_statement_and_handed_over_in_one(
     assert [lock.token for lock in taken] == [row(connection, task)["token"] for task in TASKS]
     assert all(lock.is_takeover for lock in taken)
     assert len(sent) == 1
-    ends = [lambda lock=lock: locks.release(lock, Ending.HAND_OVER) for lock in taken[1:]]
+    ends = [lambda lock=lock: locks.release(lock, RunEnd(Ending.HAND_OVER)) for lock in taken[1:]]
     # One that is released travels with them.
     assert all(results(together(locks, pool, [*ends, lambda: locks.release(taken[0])])))
     assert len(sent) == 2

@@ -25,6 +25,9 @@ from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.protocol import (
     ClaimAnswer,
     ClaimRequest,
+    Ending,
+    ReleaseRequest,
+    RunEnd,
     RunState,
     TaskLockProtocol,
 )
@@ -128,8 +131,12 @@ class Rows:
     def die(self, task: str, *, handed_over: bool = False) -> None:
         """End the lease of the task's run, as time does after its holder's death."""
         claim_id = self.state(task).claim_id
-        ended = self._protocol.end_lease(self._cursor, task, claim_id, handed_over=handed_over)
-        assert ended is not None
+        if handed_over:
+            handing_over = ReleaseRequest(task, claim_id, RunEnd(Ending.HAND_OVER))
+            assert self._protocol.release(self._cursor, handing_over) is not None
+        else:
+            holders = ["another"]
+            assert self._protocol.end_lease(self._cursor, task, claim_id, holders) is not None
 
     def dead(self, task: str, **claim: Any) -> UUID:
         claim_id = self.running(task, **claim).claim_id
@@ -138,7 +145,7 @@ class Rows:
 
     def end(self, task: str) -> None:
         claim_id = self.state(task).claim_id
-        self._protocol.release(self._cursor, task, claim_id)
+        self._protocol.release(self._cursor, ReleaseRequest(task, claim_id))
 
     def set(self, task: str, **columns: Any) -> None:
         changes = ", ".join(f"{column} = %s" for column in columns)

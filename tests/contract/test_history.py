@@ -1,0 +1,361 @@
+"""The run history: what closes a run writes its entry, once, in its own statement."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock._lock.protocol import (
+    ClaimRequest,
+    Ending,
+    HistorySettings,
+    ReleaseRequest,
+    RunEnd,
+    TakeoverRequest,
+    TaskLockProtocol,
+)
+from apscheduler_tasklock.schema.table import task_lock_table
+from tests.contract.conftest import Replica, database_now, row
+from tests.support.polling import eventually
+
+Travel = Callable[[float], None]
+Connection = psycopg.Connection[Any]
+
+LEASED: dict[str, Any] = {"max_lock": 300.0, "lease": 30.0, "failover": True}
+
+
+def entries(connection: Connection, task: str = "task") -> list[dict[str, Any]]:
+    """Return the entries of a task, the oldest first, without what the table is kept by."""
+    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
+    query = "SELECT * FROM task_lock_run WHERE task_name = %s ORDER BY token"
+    found = cursor.execute(query, [task]).fetchall()
+    return [{k: v for k, v in entry.items() if k not in ("task_name", "slot")} for entry in found]
+
+
+def outcomes(connection: Connection, task: str = "task") -> list[str]:
+    return [entry["outcome"] for entry in entries(connection, task)]
+
+
+def run(replica: Replica, travel: Travel, **end: Any) -> int:
+    """Run a window, and move on to the next; return the run's token."""
+    claim_id, answer = replica.claim()
+    assert answer.granted
+    replica.end(claim_id, **{"outcome": "ok", **end})
+    travel(10)
+    return answer.token
+
+
+def keeping(replica: Replica, runs: int, *, errors_only: bool = False) -> Replica:
+    settings = HistorySettings(runs, errors_only)
+    replica.protocol = TaskLockProtocol(
+        task_lock_table(), replica.name, lock_timeout=10, history=settings
+    )
+    return replica
+
+
+class TestReleases:
+    def test_a_run_that_ended_well(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        claim_id, answer = one.claim(lag=2)
+        began = database_now(connection)
+        assert entries(connection) == []
+        travel(3)
+        one.end(claim_id, outcome="ok")
+        assert entries(connection) == [
+            {
+                "token": answer.token,
+                "scheduled_at": began - timedelta(seconds=2),
+                "started_at": began,
+                "ended_at": began + timedelta(seconds=3),
+                "replica": "one",
+                "kind": "schedule",
+                "outcome": "ok",
+                "error_type": None,
+                "error": None,
+            }
+        ]
+        told = row(connection)
+        assert told["succeeded_at"] == began + timedelta(seconds=3)
+        assert (told["failures"], told["failed_at"]) == (0, None)
+
+    def test_a_run_that_raised(self, one: Replica, travel: Travel, connection: Connection) -> None:
+        for _ in range(2):
+            run(one, travel, outcome="error", error_type="ValueError", error="no number")
+        entry = entries(connection)[-1]
+        assert (entry["outcome"], entry["error_type"]) == ("error", "ValueError")
+        assert entry["error"] == "no number"
+        told = row(connection)
+        assert (told["failures"], told["error_type"]) == (2, "ValueError")
+        assert told["succeeded_at"] is None
+        run(one, travel)
+        assert (row(connection)["failures"], row(connection)["error_type"]) == (0, None)
+
+    def test_a_hold_has_no_run_time(self, one: Replica, connection: Connection) -> None:
+        claim_id, _ = one.hold()
+        one.end(claim_id, outcome="ok")
+        [entry] = entries(connection)
+        assert (entry["kind"], entry["scheduled_at"]) == ("hold", None)
+
+    def test_a_claim_whose_run_never_began_has_no_entry(
+        self, one: Replica, connection: Connection
+    ) -> None:
+        one.release(one.claim()[0], keep_window=False)
+        one.hand_over(one.claim()[0])
+        assert entries(connection) == []
+
+    def test_a_release_that_is_sent_twice_writes_once(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        run(one, travel)
+        claim_id, _ = one.claim()
+        one.end(claim_id, outcome="ok")
+        travel(1)
+        before = entries(connection), row(connection)["recorded"]
+        one.end(claim_id, outcome="error", error="another end")
+        assert (entries(connection), row(connection)["recorded"]) == before
+
+    @pytest.mark.parametrize("twice", [False, True])
+    def test_a_run_that_is_cut_short_and_handed_over(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection, twice: bool
+    ) -> None:
+        run(one, travel)
+        claim_id, _ = one.claim(**LEASED)
+        for _ in range(1 + twice):
+            one.end(claim_id, ending=Ending.HAND_OVER, outcome="cancelled")
+        again, _ = other.take_over(claim_id)
+        other.end(again, outcome="ok")
+        assert outcomes(connection) == ["ok", "cancelled", "ok"]
+        assert entries(connection)[-1]["kind"] == "takeover"
+        assert row(connection)["failures"] == 0
+
+    def test_many_together_write_what_each_would(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        ends = {
+            "ok": RunEnd(outcome="ok"),
+            "error": RunEnd(outcome="error", error_type="E", error="e"),
+            "handed over": RunEnd(Ending.HAND_OVER, "cancelled"),
+            "never begun": RunEnd(Ending.HAND_OVER),
+        }
+        requests = []
+        for task, end in ends.items():
+            claim_id, answer = one.claim(task)
+            requests.append(ReleaseRequest(task, claim_id, end, answer.token))
+        travel(1)
+        for _ in range(2):
+            one.release_many(requests)
+        assert {task: outcomes(connection, task) for task in ends} == {
+            "ok": ["ok"],
+            "error": ["error"],
+            "handed over": ["cancelled"],
+            "never begun": [],
+        }
+        assert entries(connection, "error")[0]["error"] == "e"
+        assert row(connection, "error")["failures"] == 1
+
+
+class TestDeaths:
+    @pytest.mark.parametrize("by", ["claim", "claim of many", "takeover", "takeover of many"])
+    def test_what_follows_a_dead_run_writes_its_entry(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection, by: str
+    ) -> None:
+        run(one, travel)
+        failover = "takeover" in by
+        dead, first = one.claim(**{**LEASED, "failover": failover})
+        began = database_now(connection)
+        travel(100)
+        if by == "claim":
+            assert other.granted()
+        elif by == "claim of many":
+            assert other.claim_many(ClaimRequest("task", 9.0, 50.0, runs="jobs:job"))
+        elif by == "takeover":
+            assert other.takes_over(dead)
+        else:
+            assert other.take_over_many(TakeoverRequest("task", dead, "one"))
+        assert entries(connection)[-1] == {
+            "token": first.token,
+            "scheduled_at": began,
+            "started_at": began,
+            "ended_at": began + timedelta(seconds=30),
+            "replica": "one",
+            "kind": "schedule",
+            "outcome": "died",
+            "error_type": None,
+            "error": None,
+        }
+        assert (row(connection)["failures"], row(connection)["deaths"]) == (1, 1)
+
+    def test_one_that_is_given_up_has_died(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        dead, _ = one.claim(**LEASED)
+        began = database_now(connection)
+        travel(100)
+        assert other.give_up(dead)
+        [entry] = entries(connection)
+        assert (entry["outcome"], entry["ended_at"]) == ("died", began + timedelta(seconds=30))
+
+    def test_one_that_was_handed_over_and_is_given_up_has_not(
+        self, one: Replica, other: Replica, connection: Connection
+    ) -> None:
+        claim_id, _ = one.claim(**LEASED)
+        one.end(claim_id, ending=Ending.HAND_OVER, outcome="cancelled")
+        assert other.give_up(claim_id)
+        assert outcomes(connection) == ["cancelled"]
+        assert row(connection)["failures"] == 0
+
+    @pytest.mark.parametrize("together", [False, True])
+    def test_a_holder_that_was_only_slow_says_that_it_was_overtaken(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection, together: bool
+    ) -> None:
+        dead, first = one.claim(**LEASED)
+        travel(100)
+        again, second = other.take_over(dead)
+        assert second is not None
+        late = ReleaseRequest("task", dead, RunEnd(outcome="ok"), first.token)
+        ended_at = database_now(connection)
+        for _ in range(2):
+            travel(1)
+            if together:
+                assert one.release_many([late, ReleaseRequest("free", dead)]) == {}
+            else:
+                assert one.end(dead, outcome="ok", token=first.token) is None
+        [entry] = entries(connection)
+        assert (entry["token"], entry["outcome"]) == (first.token, "overtaken")
+        assert entry["ended_at"] == ended_at + timedelta(seconds=1)
+        other.end(again, outcome="ok", token=second.token)
+        assert outcomes(connection) == ["overtaken", "ok"]
+
+    def test_a_run_that_was_released_while_a_claim_waited_for_its_row_has_not_died(
+        self, one: Replica, travel: Travel, connection: Connection, direct_url: str
+    ) -> None:
+        claim_id, _ = one.claim(**{**LEASED, "failover": False})
+        travel(100)
+        waiting = "SELECT FROM pg_locks WHERE NOT granted"
+        with psycopg.connect(direct_url) as releasing, ThreadPoolExecutor(1) as pool:
+            Replica("one", releasing).end(claim_id, outcome="ok")  # and not committed yet
+            with psycopg.connect(direct_url, autocommit=True) as claiming:
+                claimed = pool.submit(Replica("other", claiming).granted)
+                eventually(lambda: connection.execute(waiting).rowcount == 1)
+                releasing.commit()
+                assert claimed.result(60)
+        assert outcomes(connection) == ["ok"]
+        assert row(connection)["failures"] == 0
+
+
+class TestRetention:
+    def test_the_newest_runs_are_kept(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        keeping(one, 3)
+        tokens = [run(one, travel) for _ in range(8)]
+        assert [entry["token"] for entry in entries(connection)] == tokens[-3:]
+
+    def test_each_task_has_its_own(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        keeping(one, 3)
+        one.end(one.claim("other")[0], "other", outcome="ok")
+        for _ in range(5):
+            run(one, travel)
+        assert outcomes(connection, "other") == ["ok"]
+
+    def test_errors_only(self, one: Replica, travel: Travel, connection: Connection) -> None:
+        keeping(one, 2, errors_only=True)
+        for number in range(4):
+            run(one, travel, outcome="error", error=f"error {number}")
+            run(one, travel)
+        assert [entry["error"] for entry in entries(connection)] == ["error 2", "error 3"]
+        assert row(connection)["succeeded_at"] is not None
+
+    def test_none_at_all(self, one: Replica, travel: Travel, connection: Connection) -> None:
+        keeping(one, 0)
+        run(one, travel)
+        one.claim(**LEASED)
+        travel(400)
+        assert one.granted()
+        assert entries(connection) == []
+        assert row(connection)["failures"] == 1
+
+    def test_the_table_keeps_its_size_without_a_vacuum(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        keeping(one, 20)
+        connection.execute("ALTER TABLE task_lock_run SET (autovacuum_enabled = false)")
+
+        def size() -> int:
+            found = connection.execute("SELECT pg_relation_size('task_lock_run')").fetchone()
+            assert found is not None
+            return int(found[0])
+
+        for _ in range(60):
+            run(one, travel)
+        before = size()
+        for _ in range(300):
+            run(one, travel)
+        assert size() == before
+
+
+class TestMissingGrants:
+    @pytest.fixture
+    def denied(self, one: Replica, connection: Connection) -> Replica:
+        """Take the history away, as where its grant is missing."""
+        connection.execute("ALTER TABLE task_lock_run RENAME TO elsewhere")
+        return one
+
+    def test_the_lock_works_on_without_it_and_says_so_once(
+        self, denied: Replica, travel: Travel, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.INFO, logger="apscheduler_tasklock"):
+            for _ in range(3):
+                run(denied, travel)
+            denied.release_many([ReleaseRequest("task", denied.claim()[0])])
+        [said] = [record.getMessage() for record in caplog.records]
+        assert "No run history is written from now on" in said
+        assert "GRANT SELECT, INSERT, UPDATE ON task_lock_run" in said
+
+    def test_a_release_that_fails_by_its_entry_alone_is_sent_without_it(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        connection.execute("ALTER TABLE task_lock_run ADD CHECK (error <> 'odd')")
+        run(one, travel, outcome="error", error="odd")
+        run(one, travel, outcome="error", error="even")
+        assert [entry["error"] for entry in entries(connection)] == ["even"]
+        assert row(connection)["failures"] == 2
+
+
+@pytest.mark.parametrize(
+    ("says", "kept"),
+    [
+        ("plain", "plain"),
+        ("a\0b", "a\ufffdb"),
+        ("lone \ud800 surrogate", "lone ? surrogate"),
+        ("x" * 1000, "x" * 500),
+    ],
+)
+def test_what_an_exception_says_is_made_fit_first(
+    one: Replica, travel: Travel, connection: Connection, says: str, kept: str
+) -> None:
+    claim_id, _ = one.claim()
+    end = RunEnd.of(ValueError(says))
+    one.end(claim_id, **vars(end))
+    [entry] = entries(connection)
+    assert (entry["error_type"], entry["error"]) == ("ValueError", kept)
+
+
+def test_what_cannot_say_anything_keeps_its_type(caplog: pytest.LogCaptureFixture) -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("mute")
+
+    end = RunEnd.of(MuteError())
+    assert (end.outcome, end.error) == ("error", None)
+    assert str(end.error_type).endswith("MuteError")
+    assert "is not in the run history" in caplog.text
