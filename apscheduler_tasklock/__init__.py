@@ -9,12 +9,15 @@ from apscheduler_tasklock.decorator import task_lock
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
+    TaskLockNotFoundError,
     TaskLockOptionError,
     TaskLockRefusedError,
     TaskLockSchemaError,
+    TaskLockStateError,
 )
 from apscheduler_tasklock.lock import HeldLock, current_lock
 from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.status import ReplicaStatus, Run, RunRequest, TaskState, TaskStatus
 
 if TYPE_CHECKING:
     from apscheduler_tasklock.events import (
@@ -37,14 +40,21 @@ __all__ = [
     "EVENT_TASK_LOCK_REFUSED",
     "EVENT_TASK_LOCK_RELEASED",
     "HeldLock",
+    "ReplicaStatus",
+    "Run",
+    "RunRequest",
     "TaskLockDatabaseError",
     "TaskLockError",
     "TaskLockEvent",
     "TaskLockExecutor",
+    "TaskLockNotFoundError",
     "TaskLockOptionError",
     "TaskLockRefusedError",
     "TaskLockSchemaError",
+    "TaskLockStateError",
     "TaskLocks",
+    "TaskState",
+    "TaskStatus",
     "current_lock",
     "downgrade",
     "include_name",

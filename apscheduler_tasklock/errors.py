@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 
@@ -23,7 +24,7 @@ class TaskLockRefusedError(TaskLockError):
     :ivar name: the task's name
     :ivar holder: replica of the claim that stands against it
     :ivar locked_until: database time until which the task is held
-    :ivar reason: ``"running"`` or ``"window"``
+    :ivar reason: ``"running"``, ``"window"`` or ``"paused"``
     """
 
     def __init__(self, name: str, holder: str, locked_until: datetime, reason: str) -> None:
@@ -34,8 +35,29 @@ class TaskLockRefusedError(TaskLockError):
         self.reason = reason
 
     def __str__(self) -> str:
+        if self.reason == "paused":
+            return f"task {self.name!r} is paused, or was when this run was due"
         what = "is running on" if self.reason == "running" else "was just run by"
         return f"task {self.name!r} {what} {self.holder!r}, locked until {self.locked_until}"
+
+
+class TaskLockNotFoundError(TaskLockError):
+    """An operation names tasks that have no row.
+
+    :ivar names: their names
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(names)
+        self.names = tuple(names)
+
+    def __str__(self) -> str:
+        names = ", ".join(map(repr, self.names))
+        return f"no such task: {names}; `apscheduler-tasklock status` lists those that there are"
+
+
+class TaskLockStateError(TaskLockError):
+    """A task's state forbids an operation. The message says which state, and what to do."""
 
 
 class TaskLockDatabaseError(TaskLockError):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import getpass
 import logging
 import os
 import secrets
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from inspect import (
     isasyncgenfunction,
@@ -30,6 +31,7 @@ from apscheduler_tasklock._lock.claim import Decision
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.offload import Operation, result_of
+from apscheduler_tasklock._lock.operations import Operations, like_of
 from apscheduler_tasklock._lock.protocol import (
     ClaimRequest,
     Ending,
@@ -45,12 +47,20 @@ from apscheduler_tasklock.errors import (
     TaskLockRefusedError,
 )
 from apscheduler_tasklock.lock import HeldLock, holding
-from apscheduler_tasklock.options import DEFAULT, Default, LockOptions, check_name
+from apscheduler_tasklock.options import (
+    DEFAULT,
+    Default,
+    LockOptions,
+    check_name,
+    parse_positive_seconds,
+)
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
+from apscheduler_tasklock.status import ReplicaStatus, Run, RunRequest, TaskStatus
 
 logger = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 # Seconds for which a claim may be tried, at most. Whoever wants more has mistaken the unit.
 LONGEST_CLAIM = 24 * 3600.0
@@ -175,6 +185,141 @@ class TaskLocks:
 
         check_name(name, where)
         return Hold(lambda: self._client, name, request)
+
+    def tasks(self, *patterns: str, limit: int | None = None) -> list[TaskStatus]:
+        """Return the tasks that have a row, in the order of their names.
+
+        :param patterns: names, in which ``*`` and ``?`` stand for characters; none: all tasks
+        :param limit: how many, at most
+        :raises TaskLockError: the database is unavailable, or rejects that
+        """
+        like = [like_of(pattern) for pattern in patterns] or None
+        return self._operate(lambda operations, cursor: operations.tasks(cursor, like, limit))
+
+    def runs(
+        self,
+        *patterns: str,
+        outcome: str | None = None,
+        since: datetime | None = None,
+        limit: int = 100,
+    ) -> list[Run]:
+        """Return runs that are over, the newest first.
+
+        :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters
+        :param outcome: only those with this outcome
+        :param since: only those that began then or later; aware
+        :param limit: how many, at most
+        :raises TaskLockError: the database is unavailable, or rejects that
+        """
+        is_name = len(patterns) == 1 and not set("*?") & set(patterns[0])
+        like = [like_of(pattern) for pattern in patterns] or None
+
+        def read(operations: Operations, cursor: Any) -> list[Run]:
+            wanted: dict[str, Any] = {"outcome": outcome, "since": since, "limit": limit}
+            if is_name:
+                return operations.runs(cursor, patterns[0], **wanted)
+            return operations.runs(cursor, like=like, **wanted)
+
+        return self._operate(read)
+
+    def replicas(self) -> list[ReplicaStatus]:
+        """Return the replicas, those that started first before the others.
+
+        :raises TaskLockError: the database is unavailable, or rejects that
+        """
+        return self._operate(lambda operations, cursor: operations.replicas(cursor))
+
+    def pause(
+        self,
+        *names: str,
+        duration: float | timedelta | None = None,
+        by: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Pause tasks on all replicas: once this has returned, not one more claim is granted.
+
+        A run that goes on ends by itself. Run times that fall into the pause are not made up for.
+
+        :param duration: seconds or ``timedelta``; ``None``: until :meth:`resume`
+        :param by: who, shown to others; by default this process's user and host
+        :param reason: why, shown to others
+        :raises TaskLockNotFoundError: one of the tasks has no row; then none is paused
+        :raises TaskLockError: the database is unavailable, or rejects that
+        """
+        seconds = None
+        if duration is not None:
+            seconds = parse_positive_seconds(duration, "duration", "pause()")
+        self._operate(
+            lambda operations, cursor: operations.pause(
+                cursor, names, seconds, by or _operator(), reason
+            )
+        )
+
+    def resume(self, *names: str) -> None:
+        """End the pause of tasks. Those that are not paused stay as they are.
+
+        :raises TaskLockNotFoundError: one of the tasks has no row; then none is resumed
+        :raises TaskLockError: the database is unavailable, or rejects that
+        """
+        self._operate(lambda operations, cursor: operations.resume(cursor, names))
+
+    def request_run(
+        self,
+        name: str,
+        *,
+        by: str | None = None,
+        expires: float | timedelta = timedelta(hours=1),
+    ) -> RunRequest:
+        """Ask for one run of a task, now, on one of the replicas that have it.
+
+        However often it is asked while the request is open, the task runs once. It runs also while
+        it is paused; if it is running, after that run. Its schedule does not change.
+
+        :param by: who, shown to others; by default this process's user and host
+        :param expires: seconds or ``timedelta`` after which nobody begins it any more
+        :raises TaskLockNotFoundError: the task has no row
+        :raises TaskLockStateError: no replica that is alive has it
+        :raises TaskLockError: the database is unavailable, or rejects that
+        """
+        seconds = parse_positive_seconds(expires, "expires", "request_run()")
+        return self._operate(
+            lambda operations, cursor: operations.request_run(
+                cursor, name, by or _operator(), seconds
+            )
+        )
+
+    def free(self, name: str, token: int, *, force: bool = False, run_again: bool = False) -> None:
+        """End a claim in the place of its holder, which is dead or hangs.
+
+        A holder that is alive is told at its next renewal that its lock is lost; its run may
+        overlap with the next for a third of its lease.
+
+        :param token: of the run that is to be ended, so that no newer one is
+        :param force: also if its lease has not ended, so that its holder may be alive
+        :param run_again: whether its window is opened, so that the run time can be run again
+        :raises TaskLockNotFoundError: the task has no row
+        :raises TaskLockStateError: its last run is another one, or has ended; or it may be alive
+        :raises TaskLockError: the database is unavailable, or rejects that
+        """
+        slots = self._client.settings.history.runs
+        self._operate(
+            lambda operations, cursor: operations.free(
+                cursor, name, token, force=force, run_again=run_again, slots=slots
+            )
+        )
+
+    def forget(self, name: str) -> None:
+        """Delete the row and the history of a task that no longer exists. Needs ``DELETE``.
+
+        :raises TaskLockNotFoundError: the task has no row
+        :raises TaskLockStateError: it runs, or a replica that is alive has it
+        :raises TaskLockError: the database is unavailable, or rejects that
+        """
+        self._operate(lambda operations, cursor: operations.forget(cursor, name))
+
+    def _operate(self, operation: Callable[[Operations, Any], Result]) -> Result:
+        operations = Operations(self._client.table)
+        return self._client.ask(lambda cursor: operation(operations, cursor))
 
     def close(self) -> None:
         """Claim nothing more, send pending releases, and close the idle connection.
@@ -366,6 +511,15 @@ class Hold:
             return
         if released is None and is_unknown:
             logger.warning(LOST, held.name, held.token)
+
+
+def _operator() -> str:
+    """Return who operates, for others to see."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
 
 
 def _is_waited_for(decision: Decision) -> bool:

@@ -479,7 +479,7 @@ class HistorySettings:
         """Return where the history beside a task lock table is written."""
         if not self.runs:
             return None
-        return History(_for_template(run_table(table)), self.runs, self.errors_only)
+        return History(for_template(run_table(table)), self.runs, self.errors_only)
 
 
 HISTORY = HistorySettings()
@@ -503,7 +503,7 @@ class TaskLockProtocol:
     ) -> None:
         # Quoted for PostgreSQL by SQLAlchemy. Its Core is not used to send the statements: that
         # adds about as much time again as a whole refused claim takes.
-        name, runs = _for_template(table), history.of(table)
+        name, runs = for_template(table), history.of(table)
         self._run_table = run_table(table)
         self._records = runs is not None
         self._own: dict[str, object] = {
@@ -818,6 +818,6 @@ def _fit(text: str) -> str:
     return text[:LONGEST_ERROR].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
-def _for_template(table: Table) -> str:
+def for_template(table: Table) -> str:
     """Return a table's name for a statement with psycopg's placeholders, which begin with ``%``."""
     return quoted_name(table).replace("%", "%%")

@@ -16,6 +16,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+# What a task's times say that has never run. No infinite ones: a replica of the version before
+# could not read them.
+NEVER = "timestamptz 'epoch'"
+
 # What a claim, a takeover and a release ask for, and the types.
 _CLAIM_TYPES = {
     "task_name": "text",
@@ -65,7 +69,7 @@ STANDS = "(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.run_until 
 # every run time of the same window, whose `fired` differ by the clocks' noise, and too late for one
 # of the window before. It is half the window, or a second, whichever is shorter, since the
 # window may have been set to end at 'infinity'.
-_JUST_BEFORE = """GREATEST(interval '1 microsecond',
+JUST_BEFORE = """GREATEST(interval '1 microsecond',
     (LEAST(lock.window_until, lock.window_start + interval '2 seconds') - lock.window_start) / 2)"""
 
 # What the server crashes on must not be a claim that was answered: its token would be given to
@@ -382,7 +386,7 @@ class _Release:
         # A release can open the window again.
         window_until = f"""CASE WHEN {asked["keep_window"]} OR lock.finished_at IS NOT NULL
                                 THEN lock.window_until
-                                ELSE lock.window_start - {_JUST_BEFORE} END"""
+                                ELSE lock.window_start - {JUST_BEFORE} END"""
         # A job that ran past its next run time has another one by now.
         is_past = f"lock.due_at <= now() AND ({asked['is_last']} OR {asked['next_in']} IS NOT NULL)"
         due = _due(asked, "now()")

@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
-from apscheduler_tasklock._lock.protocol import Ending
+from apscheduler_tasklock._lock.protocol import ReleaseRequest
 from apscheduler_tasklock._lock.releases import SHORTEST_CLOSING, PendingRelease
 from tests.support.faults import READ
 from tests.support.polling import eventually
@@ -249,7 +249,7 @@ def test_a_shutdown_ends_while_a_release_that_a_worker_process_could_not_send_is
         black_hole = BlackHole(proxy)
         black_hole.open()
         locks.stop_claiming()
-        locks.adopt_pending([PendingRelease("task", uuid4(), Ending.KEEP, until)])
+        locks.adopt_pending([PendingRelease(ReleaseRequest("task", uuid4()), until)])
         eventually(lambda: len(black_hole.swallowed) == 2)  # it is tried for the second time
         begun = time.monotonic()
         locks.close(blocking=True)

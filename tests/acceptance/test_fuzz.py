@@ -11,7 +11,7 @@ import pytest
 
 from apscheduler_tasklock import HeldLock
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
-from apscheduler_tasklock._lock.protocol import ClaimRequest, Ending
+from apscheduler_tasklock._lock.protocol import ClaimRequest, Ending, RunEnd
 
 PROCESSES = 8
 TASKS = ("first", "second")
@@ -34,7 +34,7 @@ def work(database_url: str, folder: Path, seed: int) -> None:
         claimed = locks.claim(ClaimRequest(task, min_lock=0.0, max_lock=60.0))
         if isinstance(claimed, HeldLock):
             increment(folder / task)
-            locks.release(claimed, rng.choice([Ending.KEEP, Ending.OPEN]))
+            locks.release(claimed, RunEnd(rng.choice([Ending.KEEP, Ending.OPEN])))
             left[task] -= 1
             if not left[task]:
                 del left[task]

@@ -59,7 +59,7 @@ def rows(connection: psycopg.Connection[Any]) -> dict[str, dict[str, Any]]:
     cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
     columns = (
         "task_name, started_at, locked_until, run_until, window_start, window_until, locked_by, "
-        "token, finished_at, runs"
+        "token, finished_at, handed_over, runs"
     )
     found = cursor.execute(f"SELECT {columns} FROM task_lock").fetchall()
     return {row["task_name"]: row for row in found}

@@ -1,0 +1,354 @@
+"""What operators see and steer: reads of the rows, and changes of single tasks.
+
+These are for people and for what watches, and not on the way of a run time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import uuid4
+
+from psycopg.rows import class_row, dict_row
+from sqlalchemy import Table
+
+from apscheduler_tasklock._lock.protocol import Statement, for_template
+from apscheduler_tasklock._lock.statements import JUST_BEFORE, NEVER
+from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
+from apscheduler_tasklock.schema.table import replica_table, run_table
+from apscheduler_tasklock.status import ReplicaStatus, Run, RunRequest, TaskState, TaskStatus
+
+# Seconds after its last sign that a replica counts as alive: three of its intervals.
+ALIVE_FOR = 90.0
+
+# As psycopg loads `infinity`; see ``raw_cursor``.
+_FOREVER = datetime.max.replace(tzinfo=timezone.utc)
+
+# A due time in a pause is void: nobody makes up for it.
+_DUE = """CASE WHEN lock.due_at = 'infinity' OR lock.due_at < lock.paused_until THEN NULL
+               ELSE lock.due_at END"""
+_STATE = f"""
+    CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now() AND NOT lock.handed_over
+              THEN CASE WHEN lock.overrun_at < now() THEN 'too long' ELSE 'running' END
+         WHEN lock.paused_until > now() THEN 'paused'
+         WHEN lock.finished_at IS NULL AND NOT lock.handed_over THEN 'dead'
+         WHEN {_DUE} IS NOT NULL AND lock.overdue_at < now() THEN 'overdue'
+         WHEN {_DUE} < now() THEN 'late'
+         WHEN lock.failures > 0 THEN 'failing'
+         WHEN lock.started_at = {NEVER} THEN 'new'
+         ELSE 'ok' END
+"""
+
+
+# A request for a run that nobody has begun yet.
+_IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
+
+
+class Operations:
+    """The statements of operators for one task lock table, run on a cursor as of ``raw_cursor``.
+
+    :param table: the task lock table
+    """
+
+    def __init__(self, table: Table) -> None:
+        name = for_template(table)
+        self._runs = for_template(run_table(table))
+        self._replicas = for_template(replica_table(table))
+        alive = f"seen_at > now() - {ALIVE_FOR} * interval '1 second'"
+        self._tasks = Statement(f"""
+            WITH alive AS (SELECT tasks FROM {self._replicas} WHERE {alive}),
+                 known AS (SELECT DISTINCT unnest(tasks) AS task_name FROM alive)
+            SELECT lock.task_name AS name, {_STATE} AS state, lock.schedule, lock.kind, lock.token,
+                   lock.locked_by AS holder, lock.window_start AS scheduled_at, lock.started_at,
+                   lock.finished_at, lock.locked_until, lock.run_until, {_DUE} AS due_at,
+                   CASE WHEN {_DUE} IS NOT NULL THEN lock.overdue_at END AS overdue_at,
+                   extract(epoch FROM now() - {_DUE})::float8 AS late_by,
+                   extract(epoch FROM COALESCE(lock.finished_at, LEAST(now(), lock.locked_until))
+                                      - lock.started_at)::float8 AS took,
+                   lock.succeeded_at, lock.failed_at, lock.failures, lock.error_type,
+                   CASE WHEN lock.paused_until > now() THEN lock.paused_until END AS paused_until,
+                   lock.paused_by, lock.pause_reason,
+                   CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
+                   CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
+                   EXISTS (SELECT FROM alive) AND known.task_name IS NULL
+                       AND COALESCE(lock.kind, '') <> 'hold' AND NOT lock.one_off AS gone,
+                   lock.started_at = {NEVER} AS is_new
+            FROM {name} AS lock LEFT JOIN known USING (task_name)
+            WHERE %(like)s::text[] IS NULL OR lock.task_name LIKE ANY (%(like)s::text[])
+            ORDER BY lock.task_name LIMIT %(limit)s
+        """)
+        columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
+                     run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error"""
+        # The newest runs of all are runs of the tasks that ran last: no need to sort the others'.
+        self._newest_runs = Statement(f"""
+            SELECT {columns} FROM {name} AS lock, LATERAL (
+                SELECT * FROM {self._runs} AS run WHERE run.task_name = lock.task_name
+                ORDER BY run.token DESC LIMIT %(limit)s) AS run
+            WHERE lock.finished_at IS NULL OR lock.started_at >= (
+                SELECT min(started_at) FROM (
+                    SELECT started_at FROM {name} WHERE finished_at IS NOT NULL
+                    ORDER BY started_at DESC LIMIT %(limit)s) AS newest)
+            ORDER BY run.started_at DESC, run.token DESC LIMIT %(limit)s
+        """)
+        self._matching_runs = Statement(f"""
+            SELECT {columns} FROM {self._runs} AS run
+            WHERE (%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
+              AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
+              AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
+            ORDER BY run.started_at DESC, run.token DESC LIMIT %(limit)s
+        """)
+        self._runs_of_task = Statement(f"""
+            SELECT {columns} FROM {self._runs} AS run
+            WHERE run.task_name = %(task)s
+              AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
+              AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
+            ORDER BY run.token DESC LIMIT %(limit)s
+        """)
+        self._list_replicas = Statement(f"""
+            SELECT replica_id, host, version, replica.started_at, seen_at, {alive} AS alive, tasks,
+                   ARRAY(SELECT task_name FROM {name}
+                         WHERE locked_by = replica_id AND finished_at IS NULL
+                               AND locked_until > now() ORDER BY 1) AS running
+            FROM {self._replicas} AS replica ORDER BY replica.started_at, replica_id
+        """)
+        # All of them, or none, since somebody has mistyped a name.
+        all_there = f"""(SELECT count(*) FROM {name} WHERE task_name = ANY (%(names)s::text[]))
+                        = cardinality(%(names)s::text[])"""
+        self._missing = Statement(f"""
+            SELECT wanted FROM unnest(%(names)s::text[]) AS wanted
+            WHERE NOT EXISTS (SELECT FROM {name} WHERE task_name = wanted) ORDER BY 1
+        """)
+        self._pause = Statement(f"""
+            UPDATE {name} SET paused_by = %(by)s, pause_reason = %(reason)s, paused_until =
+                COALESCE(now() + %(seconds)s::float8 * interval '1 second', 'infinity')
+            WHERE task_name = ANY (%(names)s::text[]) AND {all_there}
+        """)
+        # The run times of the pause stay behind the end of it: nobody makes up for them.
+        self._resume = Statement(f"""
+            UPDATE {name} SET paused_by = NULL, pause_reason = NULL, paused_until =
+                CASE WHEN paused_until > now() THEN now() ELSE paused_until END
+            WHERE task_name = ANY (%(names)s::text[]) AND {all_there}
+        """)
+        self._request_run = Statement(f"""
+            UPDATE {name} AS lock SET
+                request_id = CASE WHEN {_IS_OPEN} THEN lock.request_id ELSE %(request_id)s END,
+                requested_by = CASE WHEN {_IS_OPEN} THEN lock.requested_by ELSE %(by)s END,
+                requested_at = CASE WHEN {_IS_OPEN} THEN lock.requested_at ELSE now() END,
+                request_until = CASE WHEN {_IS_OPEN} THEN lock.request_until
+                    ELSE now() + %(seconds)s::float8 * interval '1 second' END
+            WHERE task_name = %(task)s AND runs <> '' AND EXISTS (
+                SELECT FROM {self._replicas} WHERE {alive} AND tasks @> ARRAY[%(task)s::text])
+            RETURNING request_id, task_name AS task, token, requested_by, requested_at,
+                      request_until AS until
+        """)
+        self._free = Statement(f"""
+            WITH freed AS (
+                UPDATE {name} AS lock SET
+                    finished_at = now(), claim_id = gen_random_uuid(), handed_over = false,
+                    locked_until = now(), recorded = recorded + 1, deaths = 0, handovers = 0,
+                    window_until = CASE WHEN %(run_again)s::boolean
+                                        THEN window_start - {JUST_BEFORE} ELSE window_until END
+                WHERE task_name = %(task)s AND token = %(token)s AND finished_at IS NULL
+                      AND (locked_until <= now() OR %(force)s::boolean)
+                RETURNING *
+            ), entry AS (
+                INSERT INTO {self._runs} (task_name, slot, token, scheduled_at, started_at,
+                                          ended_at, replica, kind, outcome)
+                SELECT task_name, (recorded - 1) %% %(slots)s::int, token, window_start, started_at,
+                       now(), locked_by, COALESCE(kind, 'schedule'), 'freed' FROM freed
+                WHERE %(slots)s::int > 0
+                ON CONFLICT (task_name, slot) DO UPDATE SET
+                    token = excluded.token, scheduled_at = excluded.scheduled_at,
+                    started_at = excluded.started_at, ended_at = excluded.ended_at,
+                    replica = excluded.replica, kind = excluded.kind, outcome = excluded.outcome,
+                    error_type = NULL, error = NULL
+            )
+            SELECT task_name FROM freed
+        """)
+        self._forget = Statement(f"""
+            WITH forgotten AS (
+                DELETE FROM {name} WHERE task_name = %(task)s
+                    AND (finished_at IS NOT NULL OR locked_until <= now())
+                    AND NOT EXISTS (SELECT FROM {self._replicas}
+                                    WHERE {alive} AND tasks @> ARRAY[%(task)s::text])
+                RETURNING task_name
+            ), runs AS (
+                DELETE FROM {self._runs} WHERE task_name IN (SELECT task_name FROM forgotten)
+            )
+            SELECT task_name FROM forgotten
+        """)
+
+    def tasks(
+        self, cursor: Any, like: Sequence[str] | None = None, limit: int | None = None
+    ) -> list[TaskStatus]:
+        """Return tasks in the order of their names.
+
+        :param like: patterns of names, as for SQL's ``LIKE``; ``None`` for all
+        """
+        cursor.row_factory = dict_row
+        rows = self._run(cursor, self._tasks, like=_list(like), limit=limit).fetchall()
+        return [_task_status(row) for row in rows]
+
+    def runs(
+        self,
+        cursor: Any,
+        task: str | None = None,
+        *,
+        like: Sequence[str] | None = None,
+        outcome: str | None = None,
+        since: datetime | None = None,
+        limit: int = 100,
+    ) -> list[Run]:
+        """Return runs that are over, the newest first."""
+        cursor.row_factory = class_row(Run)
+        wanted = {"outcome": outcome, "since": since, "limit": limit}
+        if task is not None:
+            return self._all(cursor, self._runs_of_task, task=task, **wanted)
+        if like is None and outcome is None and since is None:
+            return self._all(cursor, self._newest_runs, **wanted)
+        return self._all(cursor, self._matching_runs, like=_list(like), **wanted)
+
+    def replicas(self, cursor: Any) -> list[ReplicaStatus]:
+        """Return the replicas, those that started first before the others."""
+        cursor.row_factory = dict_row
+        rows = self._run(cursor, self._list_replicas).fetchall()
+        return [
+            ReplicaStatus(**{**row, "tasks": tuple(row["tasks"]), "running": tuple(row["running"])})
+            for row in rows
+        ]
+
+    def pause(
+        self, cursor: Any, names: Sequence[str], seconds: float | None, by: str, reason: str | None
+    ) -> None:
+        """Pause tasks; once this has returned, nobody is granted them.
+
+        :raises TaskLockNotFoundError: one of them has no row; then none is paused
+        """
+        wanted = {"names": list(set(names)), "seconds": seconds, "by": by, "reason": reason}
+        self._change_all(cursor, self._pause, wanted)
+
+    def resume(self, cursor: Any, names: Sequence[str]) -> None:
+        """End the pause of tasks.
+
+        :raises TaskLockNotFoundError: one of them has no row; then none is resumed
+        """
+        self._change_all(cursor, self._resume, {"names": list(set(names))})
+
+    def request_run(self, cursor: Any, task: str, by: str, seconds: float) -> RunRequest:
+        """Ask for a run; while a request is open, return that one.
+
+        :raises TaskLockNotFoundError: the task has no row
+        :raises TaskLockStateError: no replica that lives has it, or it is a ``hold``
+        """
+        cursor.row_factory = class_row(RunRequest)
+        wanted = {"task": task, "by": by, "seconds": seconds, "request_id": uuid4()}
+        request: RunRequest | None = self._run(cursor, self._request_run, **wanted).fetchone()
+        if request is None:
+            self._check_there(cursor, [task])
+            raise TaskLockStateError(
+                f"task {task!r} cannot be run by hand: no replica that is alive has it (a task "
+                "that only `hold` uses is in none); see `apscheduler-tasklock replicas`"
+            )
+        return request
+
+    def free(
+        self, cursor: Any, task: str, token: int, *, force: bool, run_again: bool, slots: int
+    ) -> None:
+        """End a claim in the place of its holder.
+
+        :param slots: how many runs of each task the history keeps
+        :raises TaskLockNotFoundError: the task has no row
+        :raises TaskLockStateError: its last run has another token, or has ended, or is alive
+        """
+        cursor.row_factory = dict_row
+        wanted = {
+            "task": task,
+            "token": token,
+            "force": force,
+            "run_again": run_again,
+            "slots": slots,
+        }
+        if self._run(cursor, self._free, **wanted).fetchone() is None:
+            self._check_there(cursor, [task])
+            [now] = self._run(cursor, self._tasks, like=[escaped(task)], limit=1).fetchall()
+            raise TaskLockStateError(_why_not_freed(_task_status(now), token))
+
+    def forget(self, cursor: Any, task: str) -> None:
+        """Delete a task's row and its history.
+
+        :raises TaskLockNotFoundError: the task has no row
+        :raises TaskLockStateError: it runs, or a replica that lives has it
+        """
+        if self._run(cursor, self._forget, task=task).fetchone() is None:
+            self._check_there(cursor, [task])
+            raise TaskLockStateError(
+                f"task {task!r} is not forgotten: it is running, or a replica that is alive has it"
+            )
+
+    def _change_all(self, cursor: Any, statement: Statement, wanted: dict[str, Any]) -> None:
+        if self._run(cursor, statement, **wanted).rowcount != len(wanted["names"]):
+            self._check_there(cursor, wanted["names"])
+
+    def _check_there(self, cursor: Any, names: Sequence[str]) -> None:
+        cursor.row_factory = dict_row
+        missing = self._run(cursor, self._missing, names=list(names)).fetchall()
+        if missing:
+            raise TaskLockNotFoundError([row["wanted"] for row in missing])
+
+    def _all(self, cursor: Any, statement: Statement, **wanted: object) -> list[Any]:
+        found: list[Any] = self._run(cursor, statement, **wanted).fetchall()
+        return found
+
+    @staticmethod
+    def _run(cursor: Any, statement: Statement, **wanted: object) -> Any:
+        return cursor.execute(statement.text, statement.arguments(wanted))
+
+
+def like_of(pattern: str) -> str:
+    """Return the ``LIKE`` pattern of a glob, in which ``*`` and ``?`` stand for characters."""
+    return escaped(pattern).replace("*", "%").replace("?", "_")
+
+
+def escaped(name: str) -> str:
+    """Return the ``LIKE`` pattern that only this name matches."""
+    return "".join(f"\\{character}" if character in "\\%_" else character for character in name)
+
+
+def _list(like: Sequence[str] | None) -> list[str] | None:
+    return None if like is None else list(like)
+
+
+def _task_status(row: dict[str, Any]) -> TaskStatus:
+    is_new, state = row.pop("is_new"), TaskState(row["state"])
+    is_due = state in (TaskState.LATE, TaskState.OVERDUE)
+    never_ran = {"scheduled_at": None, "started_at": None, "finished_at": None, "took": None}
+    schedule = row["schedule"]
+    return TaskStatus(
+        **{
+            **row,
+            **(never_ran if is_new else {}),
+            "state": state,
+            "schedule": None if schedule is None else json.loads(schedule),
+            "late_by": row["late_by"] if is_due else None,
+        }
+    )
+
+
+def _why_not_freed(task: TaskStatus, token: int) -> str:
+    if task.token != token:
+        why = f"its last run has the token {task.token}"
+    elif task.finished_at is not None:
+        why = "its run has ended"
+    else:
+        why = (
+            f"{task.holder!r} has it until {task.locked_until:%Y-%m-%d %H:%M:%S %Z} and may be "
+            "alive; if its run hangs, force it"
+        )
+    return f"task {task.name!r} (token {token}) is not freed: {why}"
+
+
+def is_forever(moment: datetime | None) -> bool:
+    """Tell whether a time is ``infinity`` in the database."""
+    return moment is not None and moment >= _FOREVER - timedelta(days=1)

@@ -1,0 +1,169 @@
+"""What operators see: tasks, their runs, and the replicas. All times are the database's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+
+class TaskState(str, Enum):
+    """What a task is doing, or how it fares. The first of these that is true, from the top.
+
+    A task that runs is never late, and one that is paused never overdue.
+    """
+
+    TOO_LONG = "too long"
+    """It runs for longer than ``max_runtime``, by default its maximum lock."""
+    RUNNING = "running"
+    PAUSED = "paused"
+    DEAD = "dead"
+    """The holder of its last run was killed, or has lost the database; its lease has ended."""
+    OVERDUE = "overdue"
+    """It was due, and neither then nor in the grace time after that has anybody run it."""
+    LATE = "late"
+    """It is due, and its grace time has not passed."""
+    FAILING = "failing"
+    """Its last run failed."""
+    NEW = "new"
+    """A replica has it, and it has never run."""
+    OK = "ok"
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """A task, as its row tells of it.
+
+    :ivar name: the task's name
+    :ivar state: what it is doing, or how it fares
+    :ivar schedule: its trigger in canonical form, as JSON-like data; ``None`` if nobody has told it
+    :ivar kind: of its last run: ``"schedule"``, ``"takeover"``, ``"manual"`` or ``"hold"``
+    :ivar token: fencing token of its last run
+    :ivar holder: replica of its last run
+    :ivar scheduled_at: the run time of that
+    :ivar started_at: when it began; ``None`` if the task has never run
+    :ivar finished_at: when it ended; ``None`` while it runs, and if its holder died
+    :ivar locked_until: until when the task is held if nothing changes
+    :ivar run_until: when the maximum lock of the last run ends
+    :ivar due_at: when the next run is due; ``None`` if none is, or nobody knows
+    :ivar overdue_at: when that counts as overdue
+    :ivar late_by: seconds for which it is due; ``None`` if it is not, or runs, or is paused
+    :ivar took: seconds that the last run took, or takes so far
+    :ivar succeeded_at: when a run last ended well
+    :ivar failed_at: when a run last failed, or was found to have died
+    :ivar failures: how many in a row have failed since the last that ended well
+    :ivar error_type: class of the last run's exception
+    :ivar paused_until: until when it is paused; ``datetime.max`` until somebody resumes it
+    :ivar paused_by: who paused it
+    :ivar pause_reason: why
+    :ivar requested_by: who has asked for a run that has not begun yet
+    :ivar requested_at: when that was
+    :ivar gone: whether replicas live, and none of them has it
+    """
+
+    name: str
+    state: TaskState
+    schedule: Any
+    kind: str | None
+    token: int
+    holder: str
+    scheduled_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    locked_until: datetime
+    run_until: datetime
+    due_at: datetime | None
+    overdue_at: datetime | None
+    late_by: float | None
+    took: float | None
+    succeeded_at: datetime | None
+    failed_at: datetime | None
+    failures: int
+    error_type: str | None
+    paused_until: datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    requested_by: str | None
+    requested_at: datetime | None
+    gone: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is over, as the run history tells of it.
+
+    :ivar task: the task's name
+    :ivar token: its fencing token
+    :ivar scheduled_at: its run time; ``None`` of a manual run and of ``hold``
+    :ivar started_at: when it was granted
+    :ivar ended_at: when it was released; of one that died, when its lease ended
+    :ivar replica: who ran it
+    :ivar kind: ``"schedule"``, ``"takeover"``, ``"manual"`` or ``"hold"``
+    :ivar outcome: ``"ok"``, ``"error"``, ``"cancelled"``; ``"died"`` with its holder;
+        ``"freed"`` by an operator; ``"overtaken"``: it was taken for dead, or freed, and ended
+        later
+    :ivar error_type: class of its exception
+    :ivar error: what that said, 500 characters at most
+    """
+
+    task: str
+    token: int
+    scheduled_at: datetime | None
+    started_at: datetime
+    ended_at: datetime
+    replica: str
+    kind: str
+    outcome: str
+    error_type: str | None
+    error: str | None
+
+    @property
+    def took(self) -> float:
+        """Seconds from its grant to its end."""
+        return (self.ended_at - self.started_at).total_seconds()
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """A replica: one running scheduler process.
+
+    :ivar replica_id: its id
+    :ivar host: the host's name
+    :ivar version: of this library
+    :ivar started_at: when it started
+    :ivar seen_at: when it last said that it is alive; it does so every 30 seconds
+    :ivar alive: whether that was less than 90 seconds ago
+    :ivar tasks: the tasks that it has, by name
+    :ivar running: those of them that it runs
+    """
+
+    replica_id: str
+    host: str
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    alive: bool
+    tasks: tuple[str, ...]
+    running: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A run that was asked for by hand, and has not begun.
+
+    :ivar request_id: the same for all who asked while it was open
+    :ivar task: the task's name
+    :ivar token: of the last run when it was asked for; that of the run is larger
+    :ivar requested_by: who asked first
+    :ivar requested_at: when
+    :ivar until: when it expires, if no replica begins it before
+    """
+
+    request_id: UUID
+    task: str
+    token: int
+    requested_by: str
+    requested_at: datetime
+    until: datetime

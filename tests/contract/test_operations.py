@@ -1,0 +1,369 @@
+"""What operators see and steer, against the statements that ship, in travelled time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock import TaskLockNotFoundError, TaskLockStateError, TaskState, TaskStatus
+from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._lock.operations import Operations, like_of
+from apscheduler_tasklock._lock.protocol import Ending
+from apscheduler_tasklock.schema.table import task_lock_table
+from tests.contract.conftest import Replica, database_now, row
+
+Travel = Callable[[float], None]
+Connection = psycopg.Connection[Any]
+
+# A job every 10 s, whose lease is 30 s and whose grace time is 20 s.
+JOB: dict[str, Any] = {
+    "schedule": '{"type":"interval","length":[0,10,0]}',
+    "next_in": 10,
+    "grace": 20,
+    "max_lock": 300,
+    "lease": 30,
+    "max_runtime": 100,
+}
+
+
+class Operator:
+    """An operator at a connection of their own."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.operations = Operations(task_lock_table())
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operation = getattr(self.operations, name)
+        return lambda *arguments, **named: operation(
+            raw_cursor(self.connection, guest=True), *arguments, **named
+        )
+
+    def task(self, name: str = "task") -> TaskStatus:
+        [found] = self.operations.tasks(raw_cursor(self.connection, guest=True), [like_of(name)])
+        return found
+
+    def state(self, name: str = "task") -> TaskState:
+        return self.task(name).state
+
+    def freed(self, token: int, task: str = "task", **options: Any) -> None:
+        self.free(task, token, **{"force": False, "run_again": False, "slots": 100, **options})
+
+    def has_replica(self, *tasks: str, replica: str = "one", seen: float = 0) -> None:
+        """Let a replica have said so many seconds ago that it has these tasks."""
+        self.connection.execute(
+            "INSERT INTO task_lock_replica VALUES (%s, 'host', '1.0', now(),"
+            " now() - %s * interval '1 second', %s)",
+            [replica, seen, list(tasks)],
+        )
+
+
+@pytest.fixture
+def operator(connection: Connection) -> Operator:
+    return Operator(connection)
+
+
+def run(replica: Replica, task: str = "task", **end: Any) -> None:
+    replica.end(replica.claim(task, **JOB)[0], task, **{"outcome": "ok", **end})
+
+
+class TestStates:
+    def test_of_a_task_that_runs_on_time(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(**JOB)
+        assert operator.state() is TaskState.RUNNING
+        travel(4)
+        one.end(claim_id, outcome="ok")
+        assert operator.state() is TaskState.OK
+        assert operator.task().took == 4.0
+        travel(6)
+        assert operator.state() is TaskState.OK
+
+    def test_of_one_that_nobody_runs_any_more(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        travel(15)
+        assert (operator.state(), operator.task().late_by) == (TaskState.LATE, 5.0)
+        travel(16)
+        assert (operator.state(), operator.task().late_by) == (TaskState.OVERDUE, 21.0)
+        run(one)
+        assert (operator.state(), operator.task().late_by) == (TaskState.OK, None)
+
+    def test_of_one_that_has_run_for_the_last_time(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        one.end(one.claim(**{**JOB, "is_last": True})[0], outcome="ok")
+        travel(10_000)
+        assert (operator.state(), operator.task().due_at) == (TaskState.OK, None)
+
+    def test_of_one_that_takes_too_long_and_is_overdue_meanwhile(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(**{**JOB, "lease": None})
+        travel(99)
+        assert operator.state() is TaskState.RUNNING
+        travel(2)
+        assert operator.state() is TaskState.TOO_LONG
+        one.end(claim_id, outcome="ok", next_in=9)
+        assert operator.state() is TaskState.OK
+        assert operator.task().due_at == database_now(operator.connection) + timedelta(seconds=9)
+
+    def test_of_one_whose_holder_died(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        one.claim(**JOB)
+        travel(31)
+        assert (operator.state(), operator.task().took) == (TaskState.DEAD, 30.0)
+
+    def test_of_one_that_was_handed_over_and_not_begun_again(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        one.end(one.claim(**JOB)[0], ending=Ending.HAND_OVER, outcome="cancelled")
+        assert operator.state() is TaskState.OK
+        travel(31)
+        assert operator.state() is TaskState.OVERDUE
+
+    def test_of_one_that_fails(self, one: Replica, operator: Operator) -> None:
+        run(one, outcome="error", error_type="ValueError")
+        task = operator.task()
+        assert (task.state, task.failures, task.error_type) == (TaskState.FAILING, 1, "ValueError")
+
+    def test_of_one_that_is_paused(self, one: Replica, operator: Operator, travel: Travel) -> None:
+        run(one)
+        operator.pause(["task"], 60.0, "me", "why")
+        travel(50)
+        assert operator.state() is TaskState.PAUSED
+        travel(11)
+        # What was due in the pause is not made up for.
+        assert (operator.state(), operator.task().due_at) == (TaskState.OK, None)
+
+    def test_of_one_that_no_live_replica_has(self, one: Replica, operator: Operator) -> None:
+        run(one)
+        assert not operator.task().gone  # as far as anybody knows
+        operator.has_replica("another", replica="dead", seen=100)
+        assert not operator.task().gone
+        operator.has_replica("another")
+        assert operator.task().gone
+        operator.has_replica("another", "task", replica="two")
+        assert not operator.task().gone
+
+
+class TestPause:
+    def test_nobody_is_granted_a_paused_task_until_it_is_resumed(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        operator.pause(["task"], None, "me", "an outage of the other side")
+        task = operator.task()
+        assert (task.paused_by, task.pause_reason) == ("me", "an outage of the other side")
+        assert task.paused_until is not None
+        travel(1000)
+        answer = one.claim(**JOB)[1]
+        assert (answer.granted, answer.paused, answer.looks_free) == (False, True, False)
+        operator.resume(["task"])
+        assert operator.task().paused_until is None
+        assert not one.granted(lag=1, **JOB)  # due in the pause
+        assert one.granted(**JOB)
+
+    def test_a_pause_ends_by_itself(self, one: Replica, operator: Operator, travel: Travel) -> None:
+        run(one)
+        operator.pause(["task"], 60.0, "me", None)
+        travel(59)
+        assert not one.granted(**JOB)
+        travel(1)
+        assert one.granted(**JOB)
+
+    def test_a_run_that_goes_on_ends_by_itself(self, one: Replica, operator: Operator) -> None:
+        claim_id, _ = one.claim(**JOB)
+        operator.pause(["task"], None, "me", None)
+        assert operator.state() is TaskState.RUNNING
+        assert one.renewed(claim_id)
+        assert one.end(claim_id, outcome="ok") is not None
+        assert operator.state() is TaskState.PAUSED
+
+    def test_to_resume_what_is_not_paused_changes_nothing(
+        self, one: Replica, operator: Operator
+    ) -> None:
+        run(one)
+        before = row(operator.connection)
+        operator.resume(["task"])
+        assert row(operator.connection) == before
+
+    @pytest.mark.parametrize("operation", ["pause", "resume"])
+    def test_a_mistyped_name_changes_nothing(
+        self, one: Replica, operator: Operator, operation: str
+    ) -> None:
+        run(one)
+        more = (None, "me", None) if operation == "pause" else ()
+        with pytest.raises(TaskLockNotFoundError, match="no such task: 'tusk'"):
+            getattr(operator, operation)(["task", "tusk"], *more)
+        assert operator.state() is TaskState.OK
+
+
+class TestRequests:
+    def test_however_often_it_is_asked_it_is_one_request(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        operator.has_replica("task")
+        first = operator.request_run("task", "me", 3600.0)
+        travel(10)
+        assert operator.request_run("task", "you", 3600.0) == first
+        assert operator.task().requested_by == "me"
+        travel(3600)
+        assert operator.task().requested_by is None
+        operator.has_replica("task", replica="two")
+        assert operator.request_run("task", "you", 3600.0).request_id != first.request_id
+
+    def test_nobody_is_asked_who_cannot_run_it(self, one: Replica, operator: Operator) -> None:
+        with pytest.raises(TaskLockNotFoundError):
+            operator.request_run("task", "me", 3600.0)
+        run(one)
+        operator.has_replica("task", replica="dead", seen=100)
+        with pytest.raises(TaskLockStateError, match="no replica that is alive has it"):
+            operator.request_run("task", "me", 3600.0)
+        one.end(one.hold("held")[0], "held")
+        operator.has_replica("held")
+        with pytest.raises(TaskLockStateError, match="`hold`"):
+            operator.request_run("held", "me", 3600.0)
+
+
+class TestFreeing:
+    def test_a_dead_run_is_ended_and_its_window_stays(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        claim_id, answer = one.claim(min_lock=200, **JOB)
+        travel(31)
+        operator.freed(answer.token)
+        assert one.end(claim_id, outcome="ok", token=answer.token) is None
+        [entry] = operator.runs("task")
+        assert (entry.token, entry.outcome) == (answer.token, "overtaken")
+        assert not one.granted(min_lock=200, **JOB)
+
+    def test_its_window_can_be_opened(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        _, answer = one.claim(min_lock=200, **JOB)
+        travel(31)
+        operator.freed(answer.token, run_again=True)
+        assert operator.runs("task")[0].outcome == "freed"
+        assert one.granted(min_lock=200, lag=31, **JOB)
+
+    @pytest.mark.parametrize("lease", [30, None], ids=["a lease", "no lease"])
+    def test_one_that_may_be_alive_only_if_forced(
+        self, one: Replica, operator: Operator, lease: float | None
+    ) -> None:
+        claim_id, answer = one.claim(**{**JOB, "lease": lease})
+        with pytest.raises(TaskLockStateError, match="may be alive; if its run hangs, force it"):
+            operator.freed(answer.token)
+        operator.freed(answer.token, force=True)
+        assert not one.renewed(claim_id)
+
+    def test_no_other_run_than_the_one_that_was_meant(
+        self, one: Replica, operator: Operator
+    ) -> None:
+        claim_id, answer = one.claim(**JOB)
+        with pytest.raises(TaskLockStateError, match=f"has the token {answer.token}"):
+            operator.freed(answer.token - 1, force=True)
+        one.release(claim_id)
+        with pytest.raises(TaskLockStateError, match="its run has ended"):
+            operator.freed(answer.token, force=True)
+        with pytest.raises(TaskLockNotFoundError):
+            operator.freed(answer.token, "tusk")
+
+
+class TestForgetting:
+    def test_its_row_and_its_history_go_and_its_tokens_still_grow(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        travel(10)
+        before = operator.task().token
+        operator.forget("task")
+        assert (operator.tasks(), operator.runs("task")) == ([], [])
+        assert one.claim(**JOB)[1].token > before
+
+    def test_not_one_that_runs_or_that_a_replica_has(
+        self, one: Replica, operator: Operator
+    ) -> None:
+        claim_id, _ = one.claim(**JOB)
+        with pytest.raises(TaskLockStateError, match="it is running"):
+            operator.forget("task")
+        one.release(claim_id)
+        operator.has_replica("task")
+        with pytest.raises(TaskLockStateError, match="a replica that is alive has it"):
+            operator.forget("task")
+        with pytest.raises(TaskLockNotFoundError):
+            operator.forget("tusk")
+
+
+class TestRuns:
+    def test_the_newest_of_all_tasks_come_first(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        for _ in range(3):
+            for task in ("a", "b", "c"):
+                run(one, task)
+                travel(1)
+            travel(10)
+        one.claim("a", **JOB)
+        everything = operator.runs(limit=9)
+        assert [run.task for run in everything] == ["c", "b", "a"] * 3
+        assert operator.runs(limit=4) == everything[:4]
+        assert [run.task for run in operator.runs("b")] == ["b"] * 3
+        assert {run.task for run in operator.runs(like=["a", "c"])} == {"a", "c"}
+
+    def test_by_outcome_and_time(self, one: Replica, operator: Operator, travel: Travel) -> None:
+        run(one, outcome="error", error_type="E")
+        travel(10)
+        since = database_now(operator.connection)
+        run(one)
+        assert [run.outcome for run in operator.runs(outcome="error")] == ["error"]
+        assert [run.outcome for run in operator.runs(since=since)] == ["ok"]
+        assert [run.outcome for run in operator.runs("task", since=since)] == ["ok"]
+        assert operator.runs("task", outcome="died") == []
+
+
+class TestReplicas:
+    def test_those_that_live_and_what_they_run(self, one: Replica, operator: Operator) -> None:
+        operator.has_replica("task", "other")
+        operator.has_replica(replica="two", seen=91)
+        one.claim(**JOB)
+        first, second = operator.replicas()
+        assert (first.replica_id, first.alive, first.running) == ("one", True, ("task",))
+        assert first.tasks == ("task", "other")
+        assert (second.replica_id, second.alive, second.running) == ("two", False, ())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("a_b", ["a_b"]),
+        ("a?b", ["a%b", "a_b", "axb"]),
+        ("a%*", ["a%b"]),
+        ("*\\*", ["c\\d"]),
+        ("*", ["a%b", "a_b", "axb", "c\\d"]),
+    ],
+)
+def test_patterns_have_two_characters_that_stand_for_others(
+    one: Replica, operator: Operator, pattern: str, matches: list[str]
+) -> None:
+    for task in ("a_b", "axb", "a%b", "c\\d"):
+        run(one, task)
+    assert sorted(task.name for task in operator.tasks([like_of(pattern)])) == matches
+
+
+def test_a_name_and_a_limit_are_values_and_never_sql(operator: Operator) -> None:
+    odd = "'; DROP TABLE task_lock; --"
+    with pytest.raises(TaskLockNotFoundError):
+        operator.pause([odd], None, odd, odd)
+    assert operator.tasks([like_of(odd)], 1) == []
+    assert operator.runs(outcome=odd, since=datetime.now(timezone.utc), limit=1) == []
+    assert str(uuid4()) not in str(operator.replicas())
