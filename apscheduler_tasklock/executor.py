@@ -47,6 +47,7 @@ from apscheduler_tasklock._scheduler.failover import Failover
 from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
 from apscheduler_tasklock._scheduler.lateness import SchedulerPass, SchedulerPasses, WorkerQueue
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Reports
+from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey, RunResult, Submission
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.workers import LostWorkers, shutting_down
@@ -197,9 +198,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._coroutines: set[RunAttempt] = set()
         self._active: dict[UUID, _Active] = {}
         self._lost_workers = LostWorkers(locks)
-        self._failover = Failover(
-            locks, self._jobs, lambda: self._adapter.state, self._poll_interval, self._given_up
+        self._poll = Poll(
+            locks, self._jobs.list_tasks, lambda: self._adapter.state, self._poll_interval
         )
+        self._failover = Failover(locks, self._jobs, self._poll, self._given_up)
 
     def replace_in_child(self) -> None:
         """Leave the parent's locks alone. Called in a forked child, where no scheduler runs."""
@@ -244,7 +246,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         scheduler.add_listener(self._forget_job, EVENT_JOB_REMOVED)
         scheduler.add_listener(self._tell_of_unknown_jobs, EVENT_SCHEDULER_STARTED)
         if self._enabled:
-            self._failover.start()
+            self._poll.start()
         self._started_in = os.getpid()
         self._log_start(alias)
 
@@ -285,7 +287,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         :param wait: whether to let running jobs end first
         """
         self.locks.stop_claiming()
-        self._failover.close()
+        self._poll.close()
         if self._inner is not None:
             with shutting_down(self._inner):
                 self._inner.shutdown(wait)
@@ -340,8 +342,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     def _know(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
         key = (job.id, jobstore)
-        if task.options is not None and not self._failover.knows(task.name, key):
-            self._failover.know(task.name, key, self._jobs.lease(job, jobstore, task))
+        if task.options is not None and not self._poll.knows(task.name, key):
+            self._poll.know(task.name, key, self._jobs.lease(job, jobstore, task))
 
     def _submit(self, submission: Submission, scheduler_pass: SchedulerPass) -> None:
         claim_ids = tuple(uuid4() for _ in submission.run_times)
@@ -451,7 +453,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             return
         if task.options is not None:
             lease = self._jobs.lease(job, event.jobstore, task)
-            self._failover.know(task.name, (job.id, event.jobstore), lease)
+            self._poll.know(task.name, (job.id, event.jobstore), lease)
             if event.code == EVENT_JOB_ADDED:
                 self._jobs.tell_what_the_lock_limits(job, event.jobstore, task)
 
@@ -466,7 +468,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             )
 
     def _forget_job(self, event: Any) -> None:
-        self._failover.forget((event.job_id, event.jobstore))
+        self._poll.forget((event.job_id, event.jobstore))
         self._jobs.forget((event.job_id, event.jobstore))
 
 

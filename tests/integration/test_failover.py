@@ -28,7 +28,7 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol import TakeoverRequest
 from apscheduler_tasklock._scheduler import failover
-from apscheduler_tasklock._scheduler.failover import Failover
+from apscheduler_tasklock._scheduler.poll import Poll
 from tests.support import claims, outages
 from tests.support.claims import row
 from tests.support.faults import CLAIM
@@ -561,7 +561,7 @@ class TestLooking:
         connection.execute("ALTER TABLE elsewhere RENAME TO task_lock")
         assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
         [refusal] = [r for r in caplog.records if r.name == failover.logger.name]
-        assert refusal.getMessage().startswith("Dead runs could not be looked for; trying again")
+        assert refusal.getMessage().startswith("The tasks could not be looked at; trying again")
         assert refusal.exc_info is None
 
     def test_ends_with_the_scheduler_and_begins_with_it_again(
@@ -586,7 +586,7 @@ class TestLooking:
         replica.run_once(token_and_takeover)
         assert refused.wait(60)
         replica.shutdown()
-        assert not [t for t in threading.enumerate() if t.name == "tasklock-failover"]
+        assert not [t for t in threading.enumerate() if t.name == "tasklock-poll"]
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
 
         monkeypatch.undo()
@@ -825,8 +825,8 @@ class TestRetention:
         self, make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
     ) -> Callable[..., Replica]:
         """Make a replica that deletes old rows at each look, but for the first one maybe."""
-        at_each_look = partial(Failover, prune_interval=0.001)
-        monkeypatch.setattr("apscheduler_tasklock.executor.Failover", at_each_look)
+        at_each_look = partial(Poll, prune_interval=0.001)
+        monkeypatch.setattr("apscheduler_tasklock.executor.Poll", at_each_look)
 
         def make(*arguments: Any, **options: Any) -> Replica:
             return make_replica(*arguments, **{"poll_interval": 0.5, **options})

@@ -33,6 +33,7 @@ from apscheduler_tasklock._lock.protocol import (
 )
 from apscheduler_tasklock._scheduler.failover import MOST_HANDOVERS, Failover
 from apscheduler_tasklock._scheduler.jobs import what_runs
+from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import Blocked, JobKey, Submission
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
 from apscheduler_tasklock.schema.table import task_lock_table
@@ -169,7 +170,8 @@ class Found:
         self.asked = 0
         self.jobs = FakeJobs()
         self.given_up: list[tuple[str, JobKey, str]] = []
-        self.failover = Failover(locks, self.jobs, self._state, interval, self._give_up, **options)
+        self.poll = Poll(locks, self.jobs.list_tasks, self._state, interval, **options)
+        self.failover = Failover(locks, self.jobs, self.poll, self._give_up)
         self._markers = 0
 
     def _state(self) -> int:
@@ -181,7 +183,7 @@ class Found:
 
     def start(self, *names: str) -> None:
         self.jobs.names.extend(names)
-        self.failover.start()
+        self.poll.start()
 
     def look(self) -> None:
         """Wait until all rows as they are now have been looked at.
@@ -193,7 +195,7 @@ class Found:
         dead = self._rows.dead(marker)
         self._rows.set(marker, handed_over=True)  # believed at any time
         self.jobs.names.append(marker)
-        self.failover.know(marker, (marker, "default"), None)
+        self.poll.know(marker, (marker, "default"), None)
         [found] = eventually(lambda: self.jobs.of(marker))
         assert found.dead_run is not None
         assert found.dead_run.claim_id == dead
@@ -205,7 +207,7 @@ class Found:
         before = self.asked
 
         def has_gone_on() -> bool:
-            self.failover.wake()
+            self.poll.wake()
             return self.asked > before + 5
 
         eventually(has_gone_on)
@@ -229,7 +231,7 @@ def locks(database_url: str) -> Iterator[LockClient]:
 def found(locks: LockClient, rows: Rows) -> Iterator[Found]:
     found = Found(locks, rows)
     yield found
-    found.failover.close()
+    found.poll.close()
 
 
 def blocked_by(run: ClaimAnswer, task: str = "task", **more: Any) -> Blocked:
@@ -266,9 +268,9 @@ def test_it_looks_several_times_in_the_shortest_lease(
     found = Found(locks, rows, interval=3600)
     found.jobs.lease = 1.0 if listed else None
     found.start("task")
-    with closing(found.failover):
+    with closing(found.poll):
         if not listed:
-            found.failover.know("task", ("task", "default"), 1.0)
+            found.poll.know("task", ("task", "default"), 1.0)
         found.look()
         rows.dead("task")
         eventually(lambda: found.jobs.of("task"))
@@ -298,14 +300,14 @@ def test_a_job_that_is_known_later_is_looked_at(found: Found, rows: Rows) -> Non
     found.look()
     assert not found.jobs.of("task")
     found.jobs.names.append("task")
-    found.failover.know("task", ("task", "default"), None)
+    found.poll.know("task", ("task", "default"), None)
     eventually(lambda: found.jobs.of("task"))
 
 
 def test_a_job_that_is_forgotten_is_not_looked_at(found: Found, rows: Rows) -> None:
     found.start("task")
     found.look()
-    found.failover.forget(("task", "default"))
+    found.poll.forget(("task", "default"))
     rows.dead("task")
     found.look()
     assert not found.jobs.of("task")
@@ -379,9 +381,9 @@ def test_nothing_is_taken_over_once_the_scheduler_is_stopped(found: Found, rows:
 def test_nothing_is_taken_over_after_the_end(found: Found, rows: Rows) -> None:
     found.start("task")
     found.look()
-    found.failover.close()
+    found.poll.close()
     rows.dead("task")
-    eventually(lambda: "tasklock-failover" not in [t.name for t in threading.enumerate()])
+    eventually(lambda: "tasklock-poll" not in [t.name for t in threading.enumerate()])
     found.failover.add(blocked_by(rows.running("other"), "other"))
     assert not found.jobs.of("task")
 
@@ -402,7 +404,7 @@ def test_a_run_that_was_handed_over_is_believed_at_once_and_a_dead_one_is_not(
         assert not found.jobs.of("dead")
         locks.believe()
         eventually(lambda: found.jobs.of("dead"))
-        found.failover.close()
+        found.poll.close()
 
 
 def test_a_takeover_occupies_its_worker_like_any_job(database_url: str, rows: Rows) -> None:
@@ -488,7 +490,7 @@ def test_of_two_replicas_that_give_a_run_up_one_reports_it(database_url: str, ro
         found.start("task")
         eventually(lambda: rows.state("task").finished)
         found.look()
-        found.failover.close()
+        found.poll.close()
     assert not found.given_up
     assert not found.jobs.of("task")
 
@@ -694,11 +696,11 @@ def test_without_the_right_to_delete_one_line_says_so_and_no_more_is_tried(
             eventually(lambda: "GRANT DELETE" in caplog.text)
             found.look()  # after each of which it would try again
             found.look()
-            found.failover.close()
+            found.poll.close()
     finally:
         connection.execute(f"DROP OWNED BY {role}")
         connection.execute(f"DROP ROLE {role}")
-    lines = [r for r in caplog.records if r.name == "apscheduler_tasklock._scheduler.failover"]
+    lines = [r for r in caplog.records if r.name == "apscheduler_tasklock._scheduler.poll"]
     assert [(line.levelname, "GRANT DELETE" in line.getMessage()) for line in lines] == [
         ("INFO", True)
     ]
