@@ -13,12 +13,16 @@ EVENT_TASK_LOCK_REFUSED = 2**41
 EVENT_TASK_LOCK_RELEASED = 2**42
 EVENT_TASK_LOCK_LOST = 2**43
 EVENT_TASK_LOCK_ERROR = 2**44
+EVENT_TASK_LOCK_OVERDUE = 2**45
+EVENT_TASK_LOCK_RECOVERED = 2**46
 EVENT_TASK_LOCK_ALL = (
     EVENT_TASK_LOCK_GRANTED
     | EVENT_TASK_LOCK_REFUSED
     | EVENT_TASK_LOCK_RELEASED
     | EVENT_TASK_LOCK_LOST
     | EVENT_TASK_LOCK_ERROR
+    | EVENT_TASK_LOCK_OVERDUE
+    | EVENT_TASK_LOCK_RECOVERED
 )
 
 _NAMES = {
@@ -27,6 +31,8 @@ _NAMES = {
     EVENT_TASK_LOCK_RELEASED: "released",
     EVENT_TASK_LOCK_LOST: "lost",
     EVENT_TASK_LOCK_ERROR: "error",
+    EVENT_TASK_LOCK_OVERDUE: "overdue",
+    EVENT_TASK_LOCK_RECOVERED: "recovered",
 }
 
 
@@ -39,15 +45,16 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
     :ivar task_name: the task's name, the same on every replica; empty if the job's options are
         impossible
     :ivar scheduled_run_time: the run time that the claim was for; of a window that is given up, its
-        start in database time
+        start in database time; of ``OVERDUE``, when the task was due, in database time
     :ivar holder: who made the last claim of the task, if known; a worker process has an id of its
         own
     :ivar locked_until: database time until which the task is held, or of a release, until which its
         window is taken, if known
     :ivar token: the fencing token of the holder's claim, if known
     :ivar reason: of ``REFUSED`` ``"running"`` (the last run has not ended, or its holder died and
-        is waited for) or ``"window"`` (the run time's window, or a later one, was run already); of
-        ``GRANTED`` ``"takeover"`` if it runs the window of a holder that died or handed it over;
+        is waited for), ``"window"`` (the run time's window, or a later one, was run already) or
+        ``"paused"``; of ``GRANTED`` ``"takeover"`` if it runs the window of a holder that died or
+        handed it over, ``"manual"`` if an operator has asked for the run;
         of ``RELEASED`` ``"handed over"`` if another replica is to run the window; of ``ERROR``
         ``"given up"`` if a window is not run again any more; else ``None``
     :ivar exception: what went wrong, for ``EVENT_TASK_LOCK_ERROR``

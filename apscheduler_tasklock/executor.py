@@ -27,7 +27,7 @@ from sqlalchemy.engine import URL
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.protocol import RunState
+from apscheduler_tasklock._lock.protocol import Overdue, RunState
 from apscheduler_tasklock._scheduler.adapter import (
     SchedulerAdapter,
     call_as_scheduler,
@@ -43,11 +43,14 @@ from apscheduler_tasklock._scheduler.adapter import (
     wrap,
 )
 from apscheduler_tasklock._scheduler.attempt import RunAttempt
+from apscheduler_tasklock._scheduler.due import OverdueTasks, Standby
 from apscheduler_tasklock._scheduler.failover import Failover
 from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
 from apscheduler_tasklock._scheduler.lateness import SchedulerPass, SchedulerPasses, WorkerQueue
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Reports
 from apscheduler_tasklock._scheduler.poll import Poll
+from apscheduler_tasklock._scheduler.registration import Registrar
+from apscheduler_tasklock._scheduler.requests import RequestedRuns
 from apscheduler_tasklock._scheduler.submission import JobKey, RunResult, Submission
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.workers import LostWorkers, shutting_down
@@ -57,7 +60,11 @@ from apscheduler_tasklock.errors import (
     TaskLockError,
     TaskLockOptionError,
 )
-from apscheduler_tasklock.events import EVENT_TASK_LOCK_ERROR, TaskLockEvent
+from apscheduler_tasklock.events import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_OVERDUE,
+    TaskLockEvent,
+)
 from apscheduler_tasklock.locks import lock_settings
 from apscheduler_tasklock.options import (
     DEFAULT,
@@ -201,7 +208,11 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._poll = Poll(
             locks, self._jobs.list_tasks, lambda: self._adapter.state, self._poll_interval
         )
+        self._registrar = Registrar(locks, self._poll, self._jobs.registration)
         self._failover = Failover(locks, self._jobs, self._poll, self._given_up)
+        self._requested = RequestedRuns(self._poll, self._jobs)
+        self._overdue = OverdueTasks(locks, self._poll, self._registrar, self._tell_overdue)
+        self._standby = Standby(locks, self._poll, self._jobs)
 
     def replace_in_child(self) -> None:
         """Leave the parent's locks alone. Called in a forked child, where no scheduler runs."""
@@ -390,7 +401,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             active = self._active.pop(result.claim_ids[0], None)
             self.locks.adopt_pending(result.pending)
         if active is not None:
-            self._failover.ended(active.submission)
+            self._over(active.submission)
         for blocked in result.blocked if result is not None else ():
             self._failover.add(blocked)
 
@@ -399,9 +410,13 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         active = self._oldest_active(job_id)
         if active is None:
             return
-        self._failover.ended(active.submission)
+        self._over(active.submission)
         if isinstance(error, futures.BrokenExecutor) and active.submission.options is not None:
             self._lost_workers.add(active.processes, active.submission)
+
+    def _over(self, submission: Submission) -> None:
+        self._failover.ended(submission)
+        self._requested.ended(submission)
 
     def _oldest_active(self, job_id: str) -> _Active | None:
         for key, active in list(self._active.items()):
@@ -431,6 +446,29 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             )
         )
 
+    def _tell_overdue(self, task_name: str, key: JobKey, overdue: Overdue) -> None:
+        """Tell that nobody has run a task that was due."""
+        job_id, jobstore = key
+        logger.warning(
+            "Task %r is overdue: it was due at %s, and no replica has run it since (the last was "
+            "%r, token %s)",
+            task_name,
+            overdue.due_at,
+            overdue.holder or "none",
+            overdue.token,
+        )
+        dispatcher(self._inner, self._adapter.dispatch, awaited=False)(
+            TaskLockEvent(
+                EVENT_TASK_LOCK_OVERDUE,
+                job_id,
+                jobstore,
+                task_name,
+                overdue.due_at,
+                holder=overdue.holder or None,
+                token=overdue.token,
+            )
+        )
+
     def _check_database(self) -> None:
         """Check the task lock table."""
         # Logged as an outage. An application should start while its database restarts; the first
@@ -454,6 +492,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if task.options is not None:
             lease = self._jobs.lease(job, event.jobstore, task)
             self._poll.know(task.name, (job.id, event.jobstore), lease)
+            self._registrar.note((job.id, event.jobstore))
             if event.code == EVENT_JOB_ADDED:
                 self._jobs.tell_what_the_lock_limits(job, event.jobstore, task)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import uuid4
 
 from apscheduler_tasklock._database.errors import ConflictError, RowLockedError, is_rolled_back
@@ -16,6 +16,7 @@ from apscheduler_tasklock._lock.protocol import (
     ClaimAnswer,
     ClaimRequest,
     Ending,
+    ManualRequest,
     ReadTimes,
     ReleaseRequest,
     RunEnd,
@@ -25,7 +26,9 @@ from apscheduler_tasklock._lock.protocol import (
 from apscheduler_tasklock._lock.releases import PendingReleases
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
-Asked = TypeVar("Asked", bound=ClaimRequest | TakeoverRequest)
+Asked = TypeVar("Asked", bound=ClaimRequest | TakeoverRequest | ManualRequest)
+# What is claimed.
+AnyRequest: TypeAlias = ClaimRequest | TakeoverRequest | ManualRequest
 
 # How often one is asked for whose answer cannot be used, as on a clock bound that turns out to be
 # broken. The first answer mends the bound; a clock that jumps each time is beyond help.
@@ -250,6 +253,42 @@ class TakeoverAttempt(_Attempt[TakeoverRequest]):
         dead = self.request.claim_id
         self.request = replace(self.request, dead_claim_id=dead, claim_id=uuid4())
         return False
+
+
+class ManualAttempt(_Attempt[ManualRequest]):
+    """A claim of a run that was asked for by hand, asked for until it is answered."""
+
+    def __init__(self, request: ManualRequest, context: ClaimContext) -> None:
+        super().__init__(request, context)
+        self.kind = ManualAttempt
+
+    @property
+    def goes_alone(self) -> bool:
+        """Whether it does: these are rare."""
+        return True
+
+    def send(self, cursor: Any) -> Decision:
+        """Ask; the answer is ``None`` if the row is gone.
+
+        :raises TaskLockDatabaseError: answers take longer than the lease that they grant
+        """
+        context = self._context
+        context.pending.send_for(self.task_name, cursor)
+        sent = time.monotonic()
+        stable = context.outage.stable
+        answer = context.protocol.claim_requested(cursor, self.request, stable=stable)
+        if answer is not None:
+            context.clock.learn(
+                sent=sent,
+                answered=time.monotonic(),
+                database_time=answer.database_time,
+                bound=context.clock.latest(sent),
+            )
+            if answer.granted and is_over(answer, sent):
+                # It counts as dead by now. Its request is used up: an operator sees that.
+                self.in_doubt = True
+                raise TaskLockDatabaseError(TOO_LATE)
+        return Decision(answer, sent)
 
 
 def is_over(answer: ClaimAnswer, sent: float) -> bool:

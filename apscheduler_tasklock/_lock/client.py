@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from math import inf
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Engine
@@ -24,14 +26,21 @@ from apscheduler_tasklock._database.deadline import (
     Deadline,
 )
 from apscheduler_tasklock._database.errors import NotSentError, RowLockedError, ServerFullError
-from apscheduler_tasklock._database.exchange import Call, Exchange, Outcome
+from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Exchange, Outcome
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.pool import make_pool, make_second_pool
 from apscheduler_tasklock._database.retry import LOCKED_BACKOFF, Retrier, jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
 from apscheduler_tasklock._lock import statements
-from apscheduler_tasklock._lock.claim import ClaimAttempt, ClaimContext, Decision, TakeoverAttempt
+from apscheduler_tasklock._lock.claim import (
+    AnyRequest,
+    ClaimAttempt,
+    ClaimContext,
+    Decision,
+    ManualAttempt,
+    TakeoverAttempt,
+)
 from apscheduler_tasklock._lock.clock import DatabaseClock
 from apscheduler_tasklock._lock.heartbeat import Heartbeat
 from apscheduler_tasklock._lock.lifetime import InProgress, Lifetime, off_the_loop
@@ -43,7 +52,10 @@ from apscheduler_tasklock._lock.protocol import (
     Ending,
     HistorySettings,
     LockTimes,
+    ManualRequest,
+    Overdue,
     Refusal,
+    Registration,
     ReleaseAnswer,
     ReleaseRequest,
     Renewal,
@@ -59,6 +71,7 @@ from apscheduler_tasklock.schema.check import check_table, explain_rejection
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, quoted_name, task_lock_table
 
 Answer = TypeVar("Answer")
+AnyAttempt: TypeAlias = ClaimAttempt | TakeoverAttempt | ManualAttempt
 
 # The share of a lease in which a renewal must have been sent; else it gets a connection of its own.
 RENEWAL_TURN = 1 / 6
@@ -203,7 +216,7 @@ class LockClient:
 
         self.ask(check)
 
-    def attempt(self, request: ClaimRequest | TakeoverRequest) -> ClaimAttempt | TakeoverAttempt:
+    def attempt(self, request: AnyRequest) -> AnyAttempt:
         """Return a claim that can be sent, and then :meth:`claim` be called with its outcome.
 
         :raises TaskLockError: these task locks are closed
@@ -214,11 +227,13 @@ class LockClient:
             )
         if isinstance(request, TakeoverRequest):
             return TakeoverAttempt(request, self._context)
+        if isinstance(request, ManualRequest):
+            return ManualAttempt(request, self._context)
         return ClaimAttempt(request, self._context)
 
     def claim(
         self,
-        wanted: ClaimRequest | TakeoverRequest | ClaimAttempt | TakeoverAttempt,
+        wanted: AnyRequest | AnyAttempt,
         since: float | None = None,
         first: Outcome[Decision] | None = None,
     ) -> HeldLock | Refusal | None:
@@ -239,7 +254,7 @@ class LockClient:
         claimed = None
         self.in_use.begin_use()
         try:
-            if isinstance(wanted, (ClaimRequest, TakeoverRequest)):
+            if isinstance(wanted, (ClaimRequest, TakeoverRequest, ManualRequest)):
                 wanted = self.attempt(wanted)
             try:
                 decision = self._retrier.run_until(
@@ -254,21 +269,21 @@ class LockClient:
             if not isinstance(claimed, HeldLock):
                 self.in_use.end_use()
 
-    def _end_in_doubt(self, attempt: ClaimAttempt | TakeoverAttempt) -> None:
+    def _end_in_doubt(self, attempt: AnyAttempt) -> None:
         """See to it that a claim that was sent and not answered is ended."""
         request = attempt.request
         if not attempt.in_doubt:
             return
         if isinstance(request, TakeoverRequest):
             ending, seconds = Ending.HAND_OVER, self._timeout * 10
+        elif isinstance(request, ManualRequest):
+            ending, seconds = Ending.KEEP, request.max_lock
         else:
             ending, seconds = request.ending_in_doubt, request.max_lock
         in_doubt = ReleaseRequest(request.task_name, request.claim_id, RunEnd(ending))
         self._pending.add(in_doubt, seconds=seconds)
 
-    def _claimed(
-        self, request: ClaimRequest | TakeoverRequest, decision: Decision
-    ) -> HeldLock | Refusal | None:
+    def _claimed(self, request: AnyRequest, decision: Decision) -> HeldLock | Refusal | None:
         answer, sent = decision.answer, decision.sent
         if answer is None or not answer.granted:
             return None if answer is None else Refusal.of(answer)
@@ -276,7 +291,7 @@ class LockClient:
         if isinstance(request, TakeoverRequest):
             run_time = datetime.now(timezone.utc) - (answer.database_time - answer.window_start)
             dead_holder = request.dead_holder
-        else:
+        elif isinstance(request, ClaimRequest):
             run_time = request.run_time
         held = HeldLock(
             name=request.task_name,
@@ -289,6 +304,7 @@ class LockClient:
             ends_at=sent + (answer.run_until - answer.database_time).total_seconds(),
             lease=request.lease,
             dead_holder=dead_holder,
+            was_overdue=answer.was_overdue,
             extender=self._extend,
         )
         if held.lease is not None:
@@ -400,6 +416,41 @@ class LockClient:
             return states
 
         return self.ask(read)
+
+    def register(self, tasks: Sequence[Registration]) -> None:
+        """Tell of the tasks that this replica has, and how they are scheduled.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that
+        """
+        for begin in range(0, len(tasks), MOST_TOGETHER):
+            some = tasks[begin : begin + MOST_TOGETHER]
+            self.ask(partial(self._protocol.register, tasks=some))
+
+    def tell_overdue(self, task_name: str) -> Overdue | None:
+        """Take it on to tell that a task is overdue; ``None`` if it is not, or another has.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that
+        """
+        return self.ask(partial(self._protocol.tell_overdue, task_name=task_name))
+
+    def report_replica(self, version: str, tasks: Sequence[str]) -> None:
+        """Say that this replica is alive, and which tasks it has.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that, as for a role without the right
+        """
+        host = socket.gethostname()
+        self.ask(partial(self._protocol.report_replica, host=host, version=version, tasks=tasks))
+
+    def remove_replicas(self, age: float) -> None:
+        """Delete the replicas that were last seen so many seconds ago.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that, as for a role that may not delete
+        """
+        self.ask(partial(self._protocol.remove_replicas, age=age))
 
     def give_up(self, dead: RunState) -> bool:
         """Finish a dead run that is not to be run again; tell whether this replica did.

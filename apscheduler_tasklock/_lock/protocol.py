@@ -20,7 +20,7 @@ from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock._lock import statements
 from apscheduler_tasklock._lock.statements import History
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.schema.table import quoted_name, run_table
+from apscheduler_tasklock.schema.table import quoted_name, replica_table, run_table
 
 logger = logging.getLogger(__name__)
 
@@ -264,6 +264,8 @@ class ClaimAnswer:
     :ivar run_until: database time at which its maximum lock ends
     :ivar database_time: when this was decided
     :ivar claim_id: what a release of the last claim has to match on
+    :ivar manual: whether the run that goes on was asked for by hand
+    :ivar was_overdue: whether somebody had told before that the task is overdue
     """
 
     granted: bool
@@ -279,6 +281,8 @@ class ClaimAnswer:
     run_until: datetime
     database_time: datetime
     claim_id: UUID
+    manual: bool = False
+    was_overdue: bool = False
 
     @property
     def looks_free(self) -> bool:
@@ -315,6 +319,7 @@ class Refusal:
     :ivar waits: whether it is a run whose lease has ended: its window is run again first, or it
         is not yet sure that its holder died
     :ivar window_start: start of that run's window, in database time
+    :ivar manual: whether it was asked for by hand
     """
 
     holder: str
@@ -326,6 +331,7 @@ class Refusal:
     unfinished: bool
     waits: bool
     window_start: datetime
+    manual: bool = False
 
     @classmethod
     def of(cls, answer: ClaimAnswer) -> Refusal:
@@ -342,6 +348,7 @@ class Refusal:
             unfinished=answer.unfinished,
             waits=answer.waits,
             window_start=answer.window_start,
+            manual=answer.running and answer.manual,
         )
 
 
@@ -399,6 +406,11 @@ class RunState:
     :ivar window_start: start of its window
     :ivar holder: who runs it, or ran it
     :ivar database_time: when this was read
+    :ivar request_id: of a run that was asked for by hand, and has not begun
+    :ivar schedule: its trigger in canonical form, if somebody has told it
+    :ivar due_at: when it was due, if that has passed and it neither runs nor is paused
+    :ivar overdue: whether its grace time has passed as well, and nobody has told that yet
+    :ivar due_in_pause: whether it was due in a pause, and so nobody knows when it is
     """
 
     task_name: str
@@ -415,6 +427,69 @@ class RunState:
     window_start: datetime
     holder: str
     database_time: datetime
+    request_id: UUID | None = None
+    schedule: str | None = None
+    due_at: datetime | None = None
+    overdue: bool = False
+    due_in_pause: bool = False
+
+
+@dataclass(frozen=True)
+class Overdue:
+    """A task that was due, and that nobody has run since.
+
+    :ivar due_at: when it was due
+    :ivar holder: who ran it last; ``""`` if nobody has
+    :ivar token: of that run
+    """
+
+    due_at: datetime
+    holder: str
+    token: int
+
+
+@dataclass(frozen=True)
+class ManualRequest:
+    """A run that was asked for by hand, as a replica claims it.
+
+    :ivar task_name: the task's name
+    :ivar request_id: which was read in its row
+    :ivar max_lock: seconds after which the run has to have ended
+    :ivar lease: as of :class:`ClaimRequest`, like what follows
+    """
+
+    task_name: str
+    request_id: UUID
+    max_lock: float
+    lease: float | None = None
+    failover: bool = False
+    runs: str = ""
+    max_runtime: float | None = None
+    claim_id: UUID = field(default_factory=uuid4)
+
+    def parameters(self, *, stable: bool) -> dict[str, object]:
+        """Return the parameters of its statement."""
+        return {**vars(self), "stable": stable}
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A task that a replica has, as its scheduler knows it.
+
+    :ivar task_name: the task's name
+    :ivar schedule: its trigger in canonical form
+    :ivar next_in: seconds until its next run time; ``None`` if it is paused in its scheduler
+    :ivar grace: seconds after that after which it counts as overdue
+    :ivar least_gap: seconds that two of its run times have to be apart, whatever the windows
+    :ivar runs: what it runs, as of :class:`ClaimRequest`
+    """
+
+    task_name: str
+    schedule: str
+    next_in: float | None
+    grace: float
+    least_gap: float
+    runs: str
 
 
 class Statement:
@@ -529,6 +604,12 @@ class TaskLockProtocol:
         self._renew = Statement(statements.renew(name))
         self._read = Statement(statements.read(name))
         self._prune = Statement(statements.prune(name))
+        self._claim_requested = RecordingStatement(statements.claim_requested, name, runs)
+        self._register = Statement(statements.register(name))
+        self._tell_overdue = Statement(statements.tell_overdue(name))
+        replicas = for_template(replica_table(table))
+        self._report_replica = Statement(statements.report_replica(replicas))
+        self._remove_replicas = Statement(statements.remove_replicas(replicas))
 
     def claim(
         self,
@@ -728,6 +809,38 @@ class TaskLockProtocol:
             half = len(task_names) // 2
             rows = self._read_rows(cursor, task_names[:half], always)
             return rows + self._read_rows(cursor, task_names[half:], always)
+
+    def claim_requested(
+        self, cursor: Any, request: ManualRequest, *, stable: bool
+    ) -> ClaimAnswer | None:
+        """Try to begin a run that was asked for by hand. ``None``: the task has no row any more."""
+        cursor.row_factory = class_row(ClaimAnswer)
+        answer: ClaimAnswer | None = self._execute(
+            cursor, self._claim_requested, request.parameters(stable=stable)
+        ).fetchone()
+        return answer
+
+    def register(self, cursor: Any, tasks: Sequence[Registration]) -> None:
+        """Tell of the tasks that a replica has; each once."""
+        asked = statements.many({**vars(task), "is_last": False} for task in tasks)
+        self._execute(cursor, self._register, asked)
+
+    def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:
+        """Take it on to tell that a task is overdue; ``None`` if it is not, or another has."""
+        cursor.row_factory = class_row(Overdue)
+        told: Overdue | None = self._execute(
+            cursor, self._tell_overdue, {"task_name": task_name}
+        ).fetchone()
+        return told
+
+    def report_replica(self, cursor: Any, host: str, version: str, tasks: Sequence[str]) -> None:
+        """Say that this replica is alive, and which tasks it has."""
+        parameters = {"host": host, "version": version, "tasks": list(tasks)}
+        self._execute(cursor, self._report_replica, parameters)
+
+    def remove_replicas(self, cursor: Any, age: float) -> None:
+        """Delete the replicas that were last seen so many seconds ago."""
+        self._execute(cursor, self._remove_replicas, {"age": age})
 
     def prune(self, cursor: Any, age: float) -> int:
         """Delete rows of one-off jobs that were over so many seconds ago; return how many."""

@@ -45,6 +45,15 @@ _TAKEOVER_TYPES = {
     "lease": "float8",
     "failover": "boolean",
 }
+_REGISTRATION_TYPES = {
+    "task_name": "text",
+    "schedule": "text",
+    "next_in": "float8",
+    "is_last": "boolean",
+    "grace": "float8",
+    "least_gap": "float8",
+    "runs": "text",
+}
 _RELEASE_TYPES = {
     "task_name": "text",
     "claim_id": "uuid",
@@ -322,6 +331,8 @@ _ROW_FOUND = {
     "run_until": "lock.run_until",
     "database_time": "now()",
     "claim_id": "lock.claim_id",
+    "manual": "COALESCE(lock.kind, '') = 'manual'",
+    "was_overdue": "lock.overdue_told_at IS NOT NULL",
 }
 
 
@@ -335,6 +346,8 @@ def _made(claim_id: str) -> dict[str, str]:
         "run_until": "claimed.new_run_until",
         "database_time": "now()",
         "claim_id": claim_id,
+        "manual": "false",
+        "was_overdue": _ROW_FOUND["was_overdue"],
     }
 
 
@@ -607,6 +620,46 @@ def take_over_many(table: str, history: History | None = None) -> str:
     """
 
 
+def claim_requested(table: str, history: History | None = None) -> str:
+    """Return the statement that claims a run that was asked for by hand.
+
+    It clears the request, so one claim is granted for it. The window stays what it is, and when the
+    next run is due. It goes before a pause, and behind a run that goes on or is to be run again.
+    """
+    max_lock = "%(max_lock)s::float8 * interval '1 second'"
+    own = "lock.claim_id = %(claim_id)s::uuid"
+    found = {
+        **_TAKE_OVER.found,
+        "granted": f"({own} AND {STANDS})",
+        "paused": "false",
+    }
+    made = {**_DECIDED_GRANTED, **_made("%(claim_id)s::uuid"), "manual": "true"}
+    return f"""
+        WITH claimed AS (
+            UPDATE {table} AS lock SET
+                started_at = now(),
+                locked_until = now()
+                    + LEAST(%(lease)s::float8 * interval '1 second', {max_lock}),
+                run_until = now() + {max_lock},
+                overrun_at = now()
+                    + LEAST(%(max_runtime)s::float8 * interval '1 second', {max_lock}),
+                locked_by = %(replica_id)s, claim_id = %(claim_id)s::uuid, token = lock.token + 1,
+                {_NOTES_DEATH}, handovers = 0, handed_over = false,
+                failover = %(failover)s::boolean, runs = %(runs)s::text, finished_at = NULL,
+                kind = 'manual', request_id = NULL, requested_by = NULL, requested_at = NULL,
+                request_until = NULL
+            WHERE lock.task_name = %(task_name)s AND lock.request_id = %(request_id)s::uuid
+                  AND lock.request_until > now() AND (lock.finished_at IS NOT NULL OR (
+                      lock.locked_until <= now() AND %(stable)s::boolean
+                      AND (lock.run_until <= now() OR NOT (lock.failover OR lock.handed_over))))
+                  AND {_SAFELY}
+            RETURNING {_RETURNED}
+        ){_death(history, table)}
+        SELECT {_made_or_found(made, found)}
+        FROM {table} AS lock LEFT JOIN claimed ON true WHERE lock.task_name = %(task_name)s
+    """
+
+
 def look_after_takeover(table: str) -> str:
     """Return the statement that says what became of a takeover that was not granted."""
     return f"SELECT {_as(_TAKE_OVER.found)} FROM {table} AS lock WHERE task_name = %(task_name)s"
@@ -761,15 +814,86 @@ def read(table: str) -> str:
 
     A row without a task has the server's own state, also where there is no other row.
     """
+    is_due = f"finished_at IS NOT NULL AND due_at < now() AND NOT {_IS_PAUSED}"
     return f"""
         SELECT task_name, claim_id, token, finished_at IS NOT NULL AS finished,
                finished_at IS NULL AND locked_until <= now() AS dead,
                run_until <= now() AS expired, failover, deaths, handovers, handed_over, runs,
-               window_start, locked_by AS holder, now() AS database_time, read_only
+               window_start, locked_by AS holder, now() AS database_time, read_only,
+               CASE WHEN request_until > now() THEN request_id END AS request_id, schedule,
+               CASE WHEN {is_due} THEN due_at END AS due_at,
+               COALESCE(overdue_at < now() AND overdue_told_at IS NULL, false) AS overdue,
+               COALESCE(due_at < paused_until, false) AS due_in_pause
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
-        LEFT JOIN {table} ON task_name = ANY(%(task_names)s::text[])
+        LEFT JOIN {table} AS lock ON task_name = ANY(%(task_names)s::text[])
             AND ((finished_at IS NULL AND locked_until <= now())
+                 OR ({is_due}) OR request_until > now()
                  OR task_name = ANY(%(always)s::text[]))
+    """
+
+
+def register(table: str) -> str:
+    """Return the statement by which a replica tells of the tasks that it has.
+
+    A task that has never run gets a row. Under another schedule than the row's, the task's window
+    ends at the next run time of the new one at the latest, so that its first run time is not taken
+    for one of the old window; but not sooner after the window's start than two run times may be
+    apart, so that replicas of two versions side by side run nothing twice. A row that says the same
+    is left alone, unless nobody knows when its next run is due.
+    """
+    due = _due(_columns(_REGISTRATION_TYPES), "now()")
+    overdue = f"{due} + asked.grace * interval '1 second'"
+    first_run = """GREATEST(now() + asked.next_in * interval '1 second',
+                             lock.window_start + asked.least_gap * interval '1 second')"""
+    return f"""
+        WITH asked AS (SELECT * FROM {_rows(_REGISTRATION_TYPES)}), changed AS (
+            SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
+            WHERE lock.schedule IS DISTINCT FROM asked.schedule OR lock.due_at IS NULL
+                  OR lock.due_at < lock.paused_until
+            ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
+        ), rewritten AS (
+            UPDATE {table} AS lock SET
+                schedule = asked.schedule, due_at = {due}, overdue_at = {overdue},
+                overdue_told_at = NULL,
+                window_until = CASE WHEN lock.schedule IS DISTINCT FROM asked.schedule
+                    THEN LEAST(lock.window_until, {first_run}) ELSE lock.window_until END
+            FROM asked JOIN changed USING (task_name)
+            WHERE lock.task_name = changed.task_name
+        )
+        INSERT INTO {table} AS lock ({_ROW}, finished_at)
+        SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
+               (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false, false, asked.runs, false,
+               NULL, asked.schedule, {due}, {overdue}, NULL, {NEVER}
+        FROM asked WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = asked.task_name)
+        ORDER BY asked.task_name ON CONFLICT DO NOTHING
+    """
+
+
+def tell_overdue(table: str) -> str:
+    """Return the statement by which one replica takes it on to tell that a task is overdue."""
+    return f"""
+        UPDATE {table} AS lock SET overdue_told_at = now()
+        WHERE task_name = %(task_name)s AND overdue_told_at IS NULL AND overdue_at < now()
+              AND finished_at IS NOT NULL AND NOT {_IS_PAUSED}
+              AND NOT COALESCE(due_at < paused_until, false) AND {_SAFELY}
+        RETURNING due_at, locked_by AS holder, token
+    """
+
+
+def report_replica(replicas: str) -> str:
+    """Return the statement by which a replica says that it is alive, and which tasks it has."""
+    return f"""
+        INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks)
+        VALUES (%(replica_id)s, %(host)s, %(version)s, now(), now(), %(tasks)s::text[])
+        ON CONFLICT (replica_id) DO UPDATE SET seen_at = now(), tasks = CASE
+            WHEN replica.tasks = excluded.tasks THEN replica.tasks ELSE excluded.tasks END
+    """
+
+
+def remove_replicas(replicas: str) -> str:
+    """Return the statement that removes replicas that nobody has seen for long."""
+    return f"""
+        DELETE FROM {replicas} WHERE seen_at < now() - %(age)s::float8 * interval '1 second'
     """
 
 

@@ -20,12 +20,13 @@ from apscheduler.events import EVENT_JOB_ERROR
 from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, CUT_LIMIT, RELEASE_LIMIT
 from apscheduler_tasklock._database.errors import NoConnectionError, NotSentError, RowLockedError
 from apscheduler_tasklock._database.exchange import Outcome
-from apscheduler_tasklock._lock.claim import ClaimAttempt, Decision, TakeoverAttempt
-from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.claim import AnyRequest, Decision
+from apscheduler_tasklock._lock.client import AnyAttempt, LockClient
 from apscheduler_tasklock._lock.offload import Operation
 from apscheduler_tasklock._lock.protocol import (
     ClaimRequest,
     Ending,
+    ManualRequest,
     Refusal,
     ReleaseAnswer,
     RunEnd,
@@ -72,8 +73,8 @@ class RunAttempt:
         self._reports = Reports(submission, run_time, locks, notifier)
         self._wanted_at = time.monotonic()
         self._missed = False
-        self._asked: ClaimRequest | TakeoverRequest | None = None
-        self._sent: ClaimAttempt | TakeoverAttempt | None = None
+        self._asked: AnyRequest | None = None
+        self._sent: AnyAttempt | None = None
         self._held: HeldLock | None = None
         self._next_at: float | None = None  # the run time after this one, on the local clock
         # Who ends the claim: the worker, or a shutdown that cuts the run.
@@ -124,7 +125,7 @@ class RunAttempt:
     def beginning(self) -> Operation[JobView | None]:
         """Return the claim of a coroutine, for which no thread waits; it ends as ``begin``."""
 
-        def prepare() -> ClaimAttempt | TakeoverAttempt | None:
+        def prepare() -> AnyAttempt | None:
             if self.must_claim and not self._locks.closed:
                 self._asked = self._request()
                 with suppress(TaskLockError):  # closed meanwhile, as `begin` then finds
@@ -258,7 +259,7 @@ class RunAttempt:
         # locked is no outage: who locked it may be running the task.
         unlocked = (
             self._submission.run_unlocked
-            and self._submission.dead_run is None
+            and not self._is_extra
             and not isinstance(error, RowLockedError)
             and not self._had_no_turn(error)
         )
@@ -273,7 +274,19 @@ class RunAttempt:
         had_none = isinstance(error, NotSentError) and not isinstance(error, NoConnectionError)
         return had_none and self._locks.outage.reason is None
 
+    @property
+    def _is_extra(self) -> bool:
+        """Whether this is no run time of the schedule's: another replica may run it as well."""
+        return self._submission.dead_run is not None or self._submission.request_id is not None
+
     def _refused(self, refusal: Refusal) -> None:
+        if self._submission.request_id is not None:
+            logger.debug(
+                "Task %r: the run that was asked for is not begun here: %r has it",
+                self._submission.task_name,
+                refusal.holder,
+            )
+            return
         if self._submission.dead_run is not None:
             logger.debug(
                 "Task %r: the window of %s is not run again here: %r has it",
@@ -286,10 +299,16 @@ class RunAttempt:
         self._reports.refused(self._asked, refusal)
         if refusal.unfinished:
             submission = replace(self._submission, run_times=(self.run_time,), claim_ids=())
-            self.blocked = Blocked(submission, refusal.token, refusal.blocked, refusal.waits)
+            self.blocked = Blocked(
+                submission,
+                refusal.token,
+                refusal.blocked,
+                refusal.waits,
+                follows=refusal.manual and refusal.blocked,
+            )
 
-    def _request(self) -> ClaimRequest | TakeoverRequest:
-        """Return what is claimed: the job's run time, or a dead run's window."""
+    def _request(self) -> AnyRequest:
+        """Return what is claimed: the job's run time, a dead run's window, or a run by hand."""
         submission, dead_run = self._submission, self._submission.dead_run
         assert submission.options is not None
         if dead_run is not None:
@@ -300,6 +319,18 @@ class RunAttempt:
                 dead_run.holder,
                 lease=submission.options.lease_within(max_lock),
                 failover=submission.failover,
+                claim_id=self._claim_id,
+            )
+        if submission.request_id is not None:
+            _, max_lock = submission.lock_times(submission.period(self.run_time))
+            return ManualRequest(
+                submission.task_name,
+                submission.request_id,
+                max_lock,
+                lease=submission.options.lease_within(max_lock),
+                failover=submission.failover,
+                runs=submission.runs,
+                max_runtime=submission.options.max_runtime,
                 claim_id=self._claim_id,
             )
         nominal = nominal_time(submission.trigger, self.run_time)
@@ -350,7 +381,12 @@ class RunAttempt:
         raised = [sys.exc_info()[1] or SystemExit()] if events is None else []
         raised += [event.exception for event in events or () if event.code == EVENT_JOB_ERROR]
         options = self._submission.options
-        opens = raised and options is not None and options.on_failure == "release"
+        opens = (
+            raised
+            and options is not None
+            and options.on_failure == "release"
+            and self._submission.request_id is None  # whose window is another run's
+        )
         exception = raised[0] if raised else None
         end = RunEnd.of(
             exception, Ending.OPEN if opens else Ending.KEEP, self._locks.settings.redact
@@ -359,6 +395,8 @@ class RunAttempt:
 
     def _with_next_run(self, end: RunEnd) -> RunEnd:
         """Add when the next run time is due, if that of the claim has passed meanwhile."""
+        if self._submission.request_id is not None:
+            return end
         if self._next_at is not None and time.time() < self._next_at:
             return end
         next_in, is_last = self._submission.next_from(self.run_time, time.time())

@@ -131,7 +131,7 @@ class Failover:
             # A run that ended stood rightly against what was due meanwhile; one that was given up
             # did not, and counts as another death.
             gave_up = state.deaths > 0
-            self._submit_blocked(state, lambda b: gave_up or b.token != state.token)
+            self._submit_blocked(state, lambda b: gave_up or b.follows or b.token != state.token)
             return
         believed = state.dead and (state.handed_over or self._locks.stable)
         if believed and not self._run_again(state):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from math import inf
 from typing import Any
+from uuid import UUID
 
 from apscheduler.triggers.date import DateTrigger
+from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._lock.protocol import RunState
+from apscheduler_tasklock._lock.protocol import Registration, RunState
 from apscheduler_tasklock._scheduler.adapter import SchedulerAdapter, jobstore_of
+from apscheduler_tasklock._scheduler.due import STANDBY_AFTER
 from apscheduler_tasklock._scheduler.names import canonical_schedule, function_reference
 from apscheduler_tasklock._scheduler.submission import JobKey, Submission
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
@@ -120,6 +125,80 @@ class ExecutorJobs:
         run_time = dead.window_start.astimezone(self._scheduler.timezone)
         return self.submission(job, key[1], task, [run_time]).for_dead_run(dead)
 
+    def requested(self, key: JobKey, task_name: str, request_id: UUID) -> Submission | None:
+        """Return what runs a job by hand, if it is there; also while it is paused."""
+        job = self._scheduler.job(*key)
+        task = None if job is None else self._resolved(job, key[1])
+        if job is None or task is None or task.name != task_name:
+            return None
+        now = datetime.now(self._scheduler.timezone)
+        submission = self.submission(job, key[1], task, [now])
+        return replace(submission, request_id=request_id, exempt_from_misfire=True)
+
+    def standby_for(
+        self, key: JobKey, state: RunState, due_at: datetime, late_by: float
+    ) -> Submission | None:
+        """Return what runs an interval job in another replica's place, as of its due time.
+
+        Only where run times are each replica's own, so that no replica's own one is due; where the
+        row has this job's schedule; within one period; and not before the job's own start.
+
+        :param late_by: seconds since then
+        """
+        found = self._find(key, state.task_name, state.runs)
+        if found is None or not isinstance(found[0].trigger, IntervalTrigger):
+            return None
+        job, task = found
+        trigger = job.trigger
+        run_time = due_at.astimezone(self._scheduler.timezone)
+        submission = self.submission(job, key[1], task, [run_time])
+        now = datetime.now(timezone.utc)
+        if (
+            submission.run_time_is_shared(run_time)
+            or state.schedule != submission.schedule
+            or late_by > trigger.interval_length
+            or late_by < (trigger.jitter or 0) + STANDBY_AFTER
+            or now < trigger.start_date
+            or (trigger.end_date is not None and now > trigger.end_date)
+        ):
+            return None
+        # By this replica's clock, as APScheduler's own run times are.
+        local = now - timedelta(seconds=late_by)
+        return replace(
+            submission,
+            run_times=(local.astimezone(self._scheduler.timezone),),
+            exempt_from_misfire=True,
+        )
+
+    def registration(self, key: JobKey) -> Registration | None:
+        """Return what a replica tells of a job's task; ``None`` of one-off jobs."""
+        job = self._scheduler.job(*key)
+        task = None if job is None else self._resolved(job, key[1])
+        if job is None or task is None or isinstance(job.trigger, DateTrigger):
+            return None
+        submission = self._next(job, key[1], task)
+        period = submission.period(submission.run_times[0])
+        min_lock, _ = submission.lock_times(period)
+        next_in = None
+        if job.next_run_time is not None:
+            next_in = job.next_run_time.timestamp() - time.time()
+        return Registration(
+            task.name,
+            submission.schedule or "",
+            next_in,
+            submission.grace(period),
+            max(0.0, (period or 0.0) - min_lock),
+            submission.runs,
+        )
+
+    def _resolved(self, job: Any, jobstore: str) -> ResolvedTask | None:
+        """Return the task that a job is, if it has a lock and its options are valid."""
+        try:
+            task = self.resolve(job, jobstore)
+        except TaskLockOptionError:  # told when it was added or changed
+            return None
+        return None if task.options is None else task
+
     def renewed(self, submission: Submission) -> Submission | None:
         """Return a refused submission with the job as it is now, if it is still to run."""
         if submission.is_last:
@@ -139,11 +218,8 @@ class ExecutorJobs:
         job = self._scheduler.job(*key)
         if job is None or job.next_run_time is None:
             return None
-        try:
-            task = self.resolve(job, key[1])
-        except TaskLockOptionError:  # told when the job was changed
-            return None
-        if task.options is None or task.name != task_name or what_runs(job) != runs:
+        task = self._resolved(job, key[1])
+        if task is None or task.name != task_name or what_runs(job) != runs:
             return None
         return job, task
 

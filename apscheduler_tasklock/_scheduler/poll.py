@@ -131,6 +131,16 @@ class Poll:
         with self._changed:
             self._tasks.pop(key, None)
 
+    def keys(self) -> list[JobKey]:
+        """Return all jobs that are known."""
+        with self._changed:
+            return list(self._tasks)
+
+    def task_names(self) -> list[str]:
+        """Return the tasks of all jobs that are known."""
+        with self._changed:
+            return list(self._tasks.values())
+
     def keys_of(self, task_name: str) -> list[JobKey]:
         """Return the jobs that are this task."""
         with self._changed:
@@ -181,9 +191,7 @@ class Poll:
         waiting = set().union(*(watcher.waiting() for watcher in self._watchers))
         with self._changed:
             names = sorted({*self._tasks.values(), *waiting})
-        if not names:
-            return
-        states = self._locks.read_runs(names, sorted(waiting))
+        states = self._locks.read_runs(names, sorted(waiting)) if names else []
         self._rejected = False
         for watcher in self._watchers:
             watcher.look(states, waiting)

@@ -53,6 +53,8 @@ class Submission:
     :ivar exempt_from_misfire: whether the run times are not late, however late they are: they
         had to wait for another replica's run
     :ivar dead_run: the run that died, if its window is to be run again; there is one run time then
+    :ivar request_id: of the run that was asked for by hand, if this is one; there is one run time
+        then, which is now
     :ivar claim_ids: the claims' ids, one per run time
     :ivar scheduler_pass: the pass of the scheduler in which it was submitted; ``None`` if it was
         not the scheduler that did
@@ -71,6 +73,7 @@ class Submission:
     schedule: str | None = None
     exempt_from_misfire: bool = False
     dead_run: RunState | None = None
+    request_id: UUID | None = None
     claim_ids: Sequence[UUID] = ()
     scheduler_pass: SchedulerPass | None = None
 
@@ -163,12 +166,14 @@ class Blocked:
     :ivar token: of the run that stood against it
     :ivar is_new: whether its window is new, so that it is to be run if that run died
     :ivar waits: whether the lease of that run has ended, so that its holder may be dead
+    :ivar follows: whether it is run after that run, which was asked for by hand
     """
 
     submission: Submission
     token: int
     is_new: bool
     waits: bool
+    follows: bool = False
 
 
 class RunResult(list[Any]):

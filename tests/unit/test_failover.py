@@ -723,7 +723,7 @@ def test_a_listing_that_fails_is_tried_again_at_the_interval(
     found.start("task")
     eventually(lambda: found.jobs.of("task"))
     assert len(listings) == 4
-    assert caplog.text.count("could not be looked for") == 3
+    assert caplog.text.count("could not be looked at") == 3
     # The interval is 0.2 s, with jitter.
     assert listings[-1] - listings[0] > 3 * 0.15
 

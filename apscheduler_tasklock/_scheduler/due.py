@@ -1,0 +1,111 @@
+"""Tasks that are due and that nobody runs: told when they are overdue, run in a replica's place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol import Overdue, RunState
+from apscheduler_tasklock._scheduler.poll import Poll
+from apscheduler_tasklock._scheduler.registration import Registrar
+from apscheduler_tasklock._scheduler.submission import JobKey, Submission
+
+logger = logging.getLogger(__name__)
+
+# Seconds after an interval job's due time after which another replica runs it: longer than clocks
+# and full workers make it late as a rule.
+STANDBY_AFTER = 2.0
+
+
+class OverdueTasks:
+    """Tells, once for the whole fleet, of tasks that are overdue.
+
+    :param locks: the task locks of this replica
+    :param poll: finds them
+    :param registrar: registers the task again where the row has an old schedule
+    :param tell: told of one, with its job
+    """
+
+    def __init__(
+        self,
+        locks: LockClient,
+        poll: Poll,
+        registrar: Registrar,
+        tell: Callable[[str, JobKey, Overdue], None],
+    ) -> None:
+        self._locks = locks
+        self._poll = poll
+        self._registrar = registrar
+        self._tell = tell
+        poll.add(self)
+
+    def waiting(self) -> Collection[str]:
+        """Return no tasks: those that are due are found anyhow."""
+        return ()
+
+    def look(self, states: Sequence[RunState], _waiting: Collection[str]) -> None:
+        """Tell of those that are overdue, unless another replica does."""
+        for state in states:
+            keys = self._poll.keys_of(state.task_name)
+            is_overdue = state.overdue and state.due_at is not None and not state.due_in_pause
+            if self._poll.closed or not (is_overdue and keys) or self._registrar.differs(state):
+                continue
+            overdue = self._locks.tell_overdue(state.task_name)
+            if overdue is not None:
+                self._tell(state.task_name, keys[0], overdue)
+
+
+class StandbyJobs(Protocol):
+    """The scheduler's jobs, as a standby needs them."""
+
+    def standby_for(
+        self, key: JobKey, state: RunState, due_at: datetime, late_by: float
+    ) -> Submission | None:
+        """Return what runs a task in another replica's place, if its job is there and due."""
+
+    def submit(self, submission: Submission, not_now: Callable[[], None]) -> None:
+        """Submit it, where the scheduler does. ``not_now`` is called if that cannot be now."""
+
+
+class Standby:
+    """Runs interval jobs that are due when the replica that ran them before does not.
+
+    Such a job counts from the start of its replica. Without this, one that moves to another replica
+    loses up to a whole period.
+
+    :param locks: the task locks of this replica
+    :param poll: finds them
+    :param jobs: the scheduler's jobs
+    """
+
+    def __init__(self, locks: LockClient, poll: Poll, jobs: StandbyJobs) -> None:
+        self._locks = locks
+        self._poll = poll
+        self._jobs = jobs
+        self._begun: dict[str, datetime] = {}  # the due time that was last seen to, by task
+        poll.add(self)
+
+    def waiting(self) -> Collection[str]:
+        """Return no tasks: those that are due are found anyhow."""
+        return ()
+
+    def look(self, states: Sequence[RunState], _waiting: Collection[str]) -> None:
+        """Run what is due and waits for a replica that does not come."""
+        if not self._locks.stable:  # right after an outage each replica is about to run its own
+            return
+        for state in states:
+            if state.due_at is None or state.due_in_pause or self._poll.closed:
+                continue
+            late_by = (state.database_time - state.due_at).total_seconds()
+            if late_by < STANDBY_AFTER or self._begun.get(state.task_name) == state.due_at:
+                continue
+            for key in self._poll.keys_of(state.task_name):
+                submission = self._jobs.standby_for(key, state, state.due_at, late_by)
+                if submission is not None:
+                    self._begun[state.task_name] = state.due_at
+                    logger.debug("Task %r: due since %.1f s, run here", state.task_name, late_by)
+                    self._jobs.submit(submission, lambda: None)
+                    break

@@ -1,0 +1,144 @@
+"""Registration: a replica tells which tasks it has and when they are due, and that it is alive."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol import Registration, RunState
+from apscheduler_tasklock._scheduler.poll import Poll
+from apscheduler_tasklock._scheduler.submission import JobKey
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+
+logger = logging.getLogger(__name__)
+
+# Seconds from one sign of life to the next; three of them make a replica count as alive.
+REPORT_INTERVAL = 30.0
+# Seconds after which a replica that nobody has seen is removed.
+REPLICA_RETENTION = 3600.0
+
+
+class Registrar:
+    """Registers the tasks of a scheduler's jobs when it starts, and when they change.
+
+    :param locks: the task locks of this replica
+    :param poll: knows the tasks
+    :param registration: returns what is to be told of a job; ``None`` if nothing is, as of one-off
+        jobs. Asks its job store.
+    """
+
+    def __init__(
+        self,
+        locks: LockClient,
+        poll: Poll,
+        registration: Callable[[JobKey], Registration | None],
+    ) -> None:
+        self._locks = locks
+        self._poll = poll
+        self._registration = registration
+        self._lock = threading.Lock()
+        self._changed: set[JobKey] = set()
+        self._is_first = True
+        self._may_register = True
+        self._may_report = True
+        self._report_at = 0.0  # on the monotonic clock
+        poll.add(self)
+
+    def note(self, key: JobKey) -> None:
+        """Register a job's task at the next look: it was added, or has changed."""
+        with self._lock:
+            self._changed.add(key)
+
+    def waiting(self) -> Collection[str]:
+        """Return no tasks: nothing is wanted of their rows."""
+        return ()
+
+    def look(self, states: Sequence[RunState], _waiting: Collection[str]) -> None:
+        """Register what has changed, or is due and nobody knows when next."""
+        with self._lock:
+            keys, self._changed = self._changed, set()
+        if self._is_first:
+            keys |= set(self._poll.keys())
+        for state in states:
+            if state.due_in_pause:
+                keys |= set(self._poll.keys_of(state.task_name))
+        try:
+            if keys and self._may_register:
+                self._register(keys)
+            self._is_first = False
+            if self._may_report and time.monotonic() >= self._report_at:
+                self._report()
+        except TaskLockDatabaseError:
+            with self._lock:
+                self._changed |= keys
+            raise
+
+    def differs(self, state: RunState) -> bool:
+        """Tell whether a row has another schedule than our job; then ours is registered again.
+
+        As in a rolling deployment, after a replica of the old version ran the task once more.
+        """
+        keys = self._poll.keys_of(state.task_name)
+        ours = [found for key in keys if (found := self._registration(key)) is not None]
+        differs = bool(ours) and all(each.schedule != state.schedule for each in ours)
+        if differs:
+            for key in keys:
+                self.note(key)
+            self._poll.wake()
+        return differs
+
+    def _register(self, keys: Collection[JobKey]) -> None:
+        tasks = {}  # of two jobs that are one task, one tells of it
+        for key in keys:
+            try:
+                found = self._registration(key)
+            except Exception:  # of one job, as of its job store; the others are seen to
+                logger.exception("Job %r: its task could not be registered", key[0])
+                continue
+            if found is not None:
+                tasks[found.task_name] = found
+        try:
+            self._locks.register(list(tasks.values()))
+        except TaskLockDatabaseError:
+            raise
+        except TaskLockError as error:
+            self._may_register = False
+            logger.info("Tasks that have not run are not registered from now on: %s", error)
+
+    def _report(self) -> None:
+        is_first = self._report_at == 0
+        self._report_at = time.monotonic() + REPORT_INTERVAL
+        try:
+            self._locks.report_replica(_version(), sorted(set(self._poll.task_names())))
+        except TaskLockDatabaseError:
+            raise
+        except TaskLockError as error:
+            self._may_report = False
+            logger.info(
+                "This replica is not among the replicas that operators see, and runs that they "
+                "ask for are not begun here: %s",
+                error,
+            )
+            return
+        if is_first:
+            self._remove_old_replicas()
+
+    def _remove_old_replicas(self) -> None:
+        """Remove replicas that nobody has seen for long, if this role may."""
+        try:
+            self._locks.remove_replicas(REPLICA_RETENTION)
+        except TaskLockDatabaseError:
+            raise
+        except TaskLockError as error:
+            logger.info("Replicas that are gone stay in their table: %s", error)
+
+
+def _version() -> str:
+    try:
+        return version("apscheduler-tasklock")
+    except PackageNotFoundError:  # run from a folder where it is not installed
+        return "(not installed)"
