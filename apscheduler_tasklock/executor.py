@@ -51,7 +51,7 @@ from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Repor
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.requests import RequestedRuns
-from apscheduler_tasklock._scheduler.submission import JobKey, RunResult, Submission
+from apscheduler_tasklock._scheduler.submission import Blocked, JobKey, RunResult, Submission
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.workers import LostWorkers, shutting_down
 from apscheduler_tasklock._scheduler.wrapper import JobWrapper, RunContext
@@ -340,11 +340,23 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._know(job, jobstore, task)
         try:
             self._submit(submission, scheduler_pass)
+        except MaxInstancesReachedError:
+            if not self._runs_by_hand(job.id):
+                raise
+            # That run is not the schedule's, and must not cost it one of its own.
+            self._failover.add(Blocked(submission, 0, is_new=True, waits=False, follows=True))
         except RuntimeError:
             if not self.locks.closed:
                 raise
             # Its pool is shut down. It came due in the very moment of the shutdown.
             self._tell_not_begun(submission)
+
+    def _runs_by_hand(self, job_id: str) -> bool:
+        """Tell whether this replica runs a job since an operator has asked for it."""
+        return any(
+            active.submission.job.id == job_id and active.submission.request_id is not None
+            for active in list(self._active.values())
+        )
 
     def _tell_not_begun(self, submission: Submission) -> None:
         notifier = Notifier(self._adapter.dispatch, self._blocked)

@@ -29,13 +29,16 @@ _FOREVER = datetime.max.replace(tzinfo=timezone.utc)
 # A due time in a pause is void: nobody makes up for it.
 _DUE = """CASE WHEN lock.due_at = 'infinity' OR lock.due_at < lock.paused_until THEN NULL
                ELSE lock.due_at END"""
+# Replicas live, and none of them has it: it was removed, and its row is left.
+_GONE = """(EXISTS (SELECT FROM alive) AND known.task_name IS NULL
+            AND COALESCE(lock.kind, '') <> 'hold' AND NOT lock.one_off)"""
 _STATE = f"""
     CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now() AND NOT lock.handed_over
               THEN CASE WHEN lock.overrun_at < now() THEN 'too long' ELSE 'running' END
          WHEN lock.paused_until > now() THEN 'paused'
          WHEN lock.finished_at IS NULL AND NOT lock.handed_over THEN 'dead'
-         WHEN {_DUE} IS NOT NULL AND lock.overdue_at < now() THEN 'overdue'
-         WHEN {_DUE} < now() THEN 'late'
+         WHEN NOT {_GONE} AND {_DUE} IS NOT NULL AND lock.overdue_at < now() THEN 'overdue'
+         WHEN NOT {_GONE} AND {_DUE} < now() THEN 'late'
          WHEN lock.failures > 0 THEN 'failing'
          WHEN lock.started_at = {NEVER} THEN 'new'
          ELSE 'ok' END
@@ -72,8 +75,7 @@ class Operations:
                    lock.paused_by, lock.pause_reason,
                    CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
                    CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
-                   EXISTS (SELECT FROM alive) AND known.task_name IS NULL
-                       AND COALESCE(lock.kind, '') <> 'hold' AND NOT lock.one_off AS gone,
+                   {_GONE} AS gone,
                    lock.started_at = {NEVER} AS is_new
             FROM {name} AS lock LEFT JOIN known USING (task_name)
             WHERE %(like)s::text[] IS NULL OR lock.task_name LIKE ANY (%(like)s::text[])

@@ -20,6 +20,7 @@ from apscheduler_tasklock._scheduler.due import STANDBY_AFTER
 from apscheduler_tasklock._scheduler.names import canonical_schedule, function_reference
 from apscheduler_tasklock._scheduler.submission import JobKey, Submission
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
+from apscheduler_tasklock._scheduler.triggers import has_shared_times
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 
 logger = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ class ExecutorJobs:
         """Return what runs an interval job in another replica's place, as of its due time.
 
         Only where run times are each replica's own, so that no replica's own one is due; where the
-        row has this job's schedule; within one period; and not before the job's own start.
+        row has this job's schedule; and within one period.
 
         :param late_by: seconds since then
         """
@@ -154,11 +155,10 @@ class ExecutorJobs:
         submission = self.submission(job, key[1], task, [run_time])
         now = datetime.now(timezone.utc)
         if (
-            submission.run_time_is_shared(run_time)
+            has_shared_times(trigger)
             or state.schedule != submission.schedule
             or late_by > trigger.interval_length
             or late_by < (trigger.jitter or 0) + STANDBY_AFTER
-            or now < trigger.start_date
             or (trigger.end_date is not None and now > trigger.end_date)
         ):
             return None

@@ -79,7 +79,7 @@ def is_shared(trigger: Any, nominal: datetime) -> bool:
     :param trigger: an APScheduler trigger
     :param nominal: a nominal run time of it, with a time zone
     """
-    if not _has_shared_times(trigger):
+    if not has_shared_times(trigger):
         return False
     if type(trigger) is CalendarIntervalTrigger:
         # Its walk from the start date would take long.
@@ -99,13 +99,14 @@ def time_of_day(calendar_interval: Any) -> list[int]:
     return time
 
 
-def _has_shared_times(trigger: Any) -> bool:
+def has_shared_times(trigger: Any) -> bool:
+    """Tell whether a trigger's run times are the same on every replica; see :func:`is_shared`."""
     if type(trigger) is IntervalTrigger:
         return bool(trigger.start_date.microsecond == 0)
     if type(trigger) in _STOCK:
         return True
     if isinstance(trigger, (AndTrigger, OrTrigger)):
-        return all(_has_shared_times(part) for part in trigger.triggers)
+        return all(has_shared_times(part) for part in trigger.triggers)
     return False
 
 

@@ -1,0 +1,359 @@
+"""What operators see and steer, with real replicas."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_OVERDUE,
+    EVENT_TASK_LOCK_RECOVERED,
+    EVENT_TASK_LOCK_REFUSED,
+    TaskLockRefusedError,
+    TaskLocks,
+    TaskLockStateError,
+    TaskState,
+    TaskStatus,
+)
+from tests.integration.conftest import Job
+from tests.support.polling import eventually
+from tests.support.schedulers import Replica
+
+MakeReplica = Callable[..., Replica]
+Connection = psycopg.Connection[Any]
+
+FAST: dict[str, Any] = {"poll_interval": 0.2}
+
+
+@pytest.fixture
+def operator(make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
+    return make_task_locks(replica_id="operator")
+
+
+def task(operator: TaskLocks, name: str = "job") -> TaskStatus:
+    [found] = operator.tasks(name)
+    return found
+
+
+def registered(operator: TaskLocks, *names: str, replicas: int = 1) -> None:
+    """Wait until so many replicas have said that they have these tasks."""
+
+    def all_have() -> bool:
+        known = [set(replica.tasks) for replica in operator.replicas() if replica.alive]
+        return len([tasks for tasks in known if tasks >= set(names)]) >= replicas
+
+    eventually(all_have)
+    eventually(lambda: len(operator.tasks(*names)) == len(names))
+
+
+def counted() -> tuple[list[int], Callable[[], None]]:
+    """Return runs as they are counted, and a job that counts."""
+    runs: list[int] = []
+    return runs, lambda: runs.append(1)
+
+
+def is_near(moment: datetime | None, other: datetime | None) -> bool:
+    """Tell whether two times are the same, told by clocks of two kinds."""
+    assert moment is not None
+    assert other is not None
+    return abs((moment - other).total_seconds()) < 5
+
+
+def grants(replica: Replica, reason: str | None = None) -> list[Any]:
+    return [
+        event
+        for event in replica.of()
+        if event.code == EVENT_TASK_LOCK_GRANTED and event.reason == reason
+    ]
+
+
+def due_at(connection: Connection, ago: float, task: str = "job") -> None:
+    """Let a task have been due so many seconds ago, and its window be over."""
+    connection.execute(
+        "UPDATE task_lock SET due_at = now() - %(ago)s * interval '1 second',"
+        " overdue_at = now() - (%(ago)s - 60) * interval '1 second' WHERE task_name = %(task)s",
+        {"ago": ago, "task": task},
+    )
+
+
+class TestRegistration:
+    def test_a_task_that_has_never_run_is_seen(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        replica = make_replica(**FAST)
+        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        registered(operator, "job")
+        found = task(operator)
+        assert (found.state, found.started_at, found.took) == (TaskState.NEW, None, None)
+        assert found.schedule["fields"]["hour"] == "3"
+        assert is_near(found.due_at, replica.scheduler.get_job("job").next_run_time)
+
+    def test_a_job_of_one_date_is_not_registered(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        replica = make_replica(**FAST)
+        tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
+        replica.scheduler.add_job(print, "date", run_date=tomorrow, id="once")
+        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        registered(operator, "job")
+        assert [found.name for found in operator.tasks()] == ["job"]
+
+    def test_another_schedule_is_told_and_its_first_run_not_swallowed(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        runs, job = counted()
+        replica = make_replica(**FAST)
+        replica.run_once(job)
+        eventually(lambda: runs)
+        eventually(lambda: task(operator).finished_at)
+        replica.scheduler.reschedule_job("job", trigger="interval", seconds=2)
+        eventually(lambda: task(operator).schedule["length"] == [0, 2, 0])
+        eventually(lambda: len(runs) >= 2)
+
+    def test_the_replicas_are_seen_with_what_they_have_and_run(
+        self, make_replica: MakeReplica, operator: TaskLocks, job: Job
+    ) -> None:
+        replica = make_replica(replica_id="one", **FAST)
+        replica.run_once(job.run)
+        eventually(job.begun.is_set)
+        registered(operator, "job")
+        [seen] = operator.replicas()
+        assert (seen.replica_id, seen.alive) == ("one", True)
+        assert (seen.tasks, seen.running) == (("job",), ("job",))
+        assert seen.version
+
+    def test_without_the_grants_the_lock_works_and_one_line_each_says_what_is_off(
+        self,
+        make_replica: MakeReplica,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        connection.execute("DROP TABLE task_lock_replica, task_lock_run")
+        runs, job = counted()
+        with caplog.at_level(logging.INFO, logger="apscheduler_tasklock"):
+            replica = make_replica(jobs={"job": {"min_lock": 0}}, **FAST)
+            replica.scheduler.add_job(job, "interval", seconds=0.5, id="job")
+            eventually(lambda: len(runs) >= 3)
+        told = [record.getMessage() for record in caplog.records]
+        assert len([line for line in told if "not among the replicas" in line]) == 1
+        assert len([line for line in told if "No run history is written" in line]) == 1
+
+
+class TestPause:
+    def test_no_claim_is_granted_once_it_has_returned(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        runs: list[datetime] = []
+
+        def job() -> None:
+            found = connection.execute("SELECT started_at FROM task_lock").fetchone()
+            assert found is not None
+            runs.append(found[0])
+
+        for _ in range(3):
+            replica = make_replica(jobs={"job": {"min_lock": 0}}, **FAST)
+            replica.scheduler.add_job(job, "interval", seconds=0.05, id="job", max_instances=5)
+        eventually(lambda: len(runs) > 10)
+        operator.pause("job", by="me", reason="why")
+        found = connection.execute("SELECT clock_timestamp()").fetchone()
+        assert found is not None
+        eventually(lambda: task(operator).state is TaskState.PAUSED)
+        before = len(runs)
+        with pytest.raises(TaskLockRefusedError, match="is paused"):
+            operator.hold("job", min_lock=0, max_lock=10).__enter__()
+        assert len(runs) <= before + 1
+        assert all(run < found[0] for run in runs)
+        operator.resume("job")
+        eventually(lambda: len(runs) > before + 3)
+
+    def test_a_refused_claim_says_so(self, make_replica: MakeReplica, operator: TaskLocks) -> None:
+        replica = make_replica(**FAST)
+        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        registered(operator, "job")
+        operator.pause("job")
+        replica.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
+        assert replica.one(EVENT_TASK_LOCK_REFUSED).reason == "paused"
+
+
+class TestRunNow:
+    def test_one_replica_runs_it_once_however_often_it_is_asked(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        runs, job = counted()
+        replicas = [make_replica(replica_id=f"replica {n}", **FAST) for n in range(3)]
+        for replica in replicas:
+            replica.scheduler.add_job(job, "cron", hour=3, id="job")
+        registered(operator, "job", replicas=3)
+        before = task(operator)
+        with ThreadPoolExecutor(5) as pool:
+            asked = list(pool.map(lambda _: operator.request_run("job"), range(5)))
+        assert len({request.request_id for request in asked}) == 1
+        [run] = eventually(lambda: operator.runs("job"))
+        assert (run.kind, run.outcome, run.scheduled_at) == ("manual", "ok", None)
+        assert run.token > asked[0].token
+        assert sum(len(grants(replica, "manual")) for replica in replicas) == len(runs) == 1
+        after = task(operator)
+        assert (after.due_at, after.requested_by) == (before.due_at, None)
+
+    def test_it_runs_while_the_task_is_paused(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        runs, job = counted()
+        make_replica(**FAST).scheduler.add_job(job, "cron", hour=3, id="job")
+        registered(operator, "job")
+        operator.pause("job")
+        operator.request_run("job")
+        eventually(lambda: runs)
+
+    def test_it_waits_while_the_task_runs(
+        self, make_replica: MakeReplica, operator: TaskLocks, job: Job
+    ) -> None:
+        replica = make_replica(**FAST)
+        replica.run_once(job.run)
+        eventually(job.begun.is_set)
+        registered(operator, "job")
+        operator.request_run("job")
+        eventually(lambda: task(operator).requested_by)
+        assert not grants(replica, "manual")
+        job.go_on.set()
+        eventually(lambda: grants(replica, "manual"))
+        eventually(lambda: [run.kind for run in operator.runs("job")] == ["manual", "schedule"])
+
+    @pytest.mark.parametrize("where", ["on the same replica", "on another"])
+    def test_a_run_time_that_it_stood_against_follows_it(
+        self, make_replica: MakeReplica, operator: TaskLocks, job: Job, where: str
+    ) -> None:
+        replica = make_replica(**FAST)
+        replica.scheduler.add_job(job.run, "cron", hour=3, id="job")
+        registered(operator, "job")
+        operator.request_run("job")
+        eventually(job.begun.is_set)
+        due = replica if where == "on the same replica" else make_replica(**FAST)
+        if due is not replica:
+            due.scheduler.add_job(job.run, "cron", hour=3, id="job")
+        due.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
+        if due is not replica:
+            assert due.one(EVENT_TASK_LOCK_REFUSED).reason == "running"
+        due.finish_pass()
+        job.go_on.set()
+        eventually(lambda: [run.kind for run in operator.runs("job")] == ["schedule", "manual"])
+
+    def test_nobody_can_run_a_task_whose_replicas_are_gone(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        make_replica(**FAST).scheduler.add_job(print, "cron", hour=3, id="job")
+        registered(operator, "job")
+        connection.execute("UPDATE task_lock_replica SET seen_at = now() - interval '100 s'")
+        with pytest.raises(TaskLockStateError, match="no replica that is alive has it"):
+            operator.request_run("job")
+
+
+class TestFree:
+    def test_a_holder_that_is_alive_is_told_that_its_lock_is_lost(
+        self, make_replica: MakeReplica, operator: TaskLocks, job: Job
+    ) -> None:
+        replica = make_replica(lease=1, **FAST)
+        replica.run_once(job.run)
+        eventually(job.begun.is_set)
+        token = task(operator).token
+        with pytest.raises(TaskLockStateError, match="may be alive"):
+            operator.free("job", token)
+        operator.free("job", token, force=True)
+        replica.one(EVENT_TASK_LOCK_LOST)
+        assert operator.runs("job")[0].outcome == "freed"
+        job.go_on.set()
+        eventually(lambda: operator.runs("job")[0].outcome == "overtaken")
+
+
+class TestOverdue:
+    def test_one_replica_tells_it_and_the_next_run_that_it_is_over(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        replicas = [make_replica(**FAST) for _ in range(3)]
+        for replica in replicas:
+            replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        registered(operator, "job", replicas=3)
+        due_at(connection, ago=100)
+        assert task(operator).state is TaskState.OVERDUE
+
+        def told(code: int) -> list[Any]:
+            return [e for replica in replicas for e in replica.of() if e.code == code]
+
+        [event] = eventually(lambda: told(EVENT_TASK_LOCK_OVERDUE))
+        assert event.task_name == "job"
+        operator.request_run("job")
+        eventually(lambda: operator.runs("job"))
+        replicas[0].scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
+        eventually(lambda: told(EVENT_TASK_LOCK_RECOVERED))
+        assert len(told(EVENT_TASK_LOCK_OVERDUE)) == len(told(EVENT_TASK_LOCK_RECOVERED)) == 1
+
+    def test_where_the_row_has_an_old_schedule_ours_is_written_instead(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        replica = make_replica(**FAST)
+        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        registered(operator, "job")
+        expected = task(operator).due_at
+        connection.execute("""UPDATE task_lock SET schedule = '{"type":"cron"}'""")
+        due_at(connection, ago=100)
+        eventually(lambda: is_near(task(operator).due_at, expected))
+        assert not [e for e in replica.of() if e.code == EVENT_TASK_LOCK_OVERDUE]
+
+    def test_a_task_that_no_live_replica_has_is_gone_and_no_alarm(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        replica = make_replica(**FAST)
+        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        replica.scheduler.add_job(print, "cron", hour=3, id="another")
+        registered(operator, "job", "another")
+        connection.execute("UPDATE task_lock_replica SET tasks = ARRAY['another']")
+        due_at(connection, ago=100)
+        found = task(operator)
+        assert (found.gone, found.state) == (True, TaskState.NEW)
+
+
+class TestStandby:
+    def test_an_interval_job_that_is_due_is_run_in_another_replicas_place(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        runs, job = counted()
+        replica = make_replica(**FAST)
+        replica.scheduler.add_job(job, "interval", hours=1, id="job")
+        registered(operator, "job")
+        replica.executor.locks.believe()
+        due_at(connection, ago=10)
+        eventually(lambda: runs)
+        [run] = eventually(lambda: operator.runs("job"))
+        assert run.scheduled_at is not None
+        assert 9 < (run.started_at - run.scheduled_at).total_seconds() < 100
+
+    @pytest.mark.parametrize("why", ["cron", "paused here", "not due for long enough", "too late"])
+    def test_but_not(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection, why: str
+    ) -> None:
+        runs, job = counted()
+        replica = make_replica(**FAST)
+        trigger = {"trigger": "cron", "hour": 3} if why == "cron" else {"trigger": "interval"}
+        if why != "cron":
+            trigger["hours"] = 1
+        replica.scheduler.add_job(job, id="job", **trigger)
+        registered(operator, "job")
+        replica.executor.locks.believe()
+        if why == "paused here":
+            replica.scheduler.pause_job("job")
+        due_at(connection, {"not due for long enough": -3600, "too late": 4000}.get(why, 10))
+        looked = threading.Event()
+        replica.scheduler.add_job(looked.set, "interval", hours=1, id="marker")
+        registered(operator, "marker")
+        due_at(connection, 10, "marker")
+        assert looked.wait(60)
+        assert not runs
