@@ -17,7 +17,14 @@ from apscheduler_tasklock.errors import (
 )
 from apscheduler_tasklock.lock import HeldLock, current_lock
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import ReplicaStatus, Run, RunRequest, TaskState, TaskStatus
+from apscheduler_tasklock.status import (
+    Health,
+    ReplicaStatus,
+    Run,
+    RunRequest,
+    TaskState,
+    TaskStatus,
+)
 
 if TYPE_CHECKING:
     from apscheduler_tasklock.events import (
@@ -43,6 +50,7 @@ __all__ = [
     "EVENT_TASK_LOCK_RECOVERED",
     "EVENT_TASK_LOCK_REFUSED",
     "EVENT_TASK_LOCK_RELEASED",
+    "Health",
     "HeldLock",
     "ReplicaStatus",
     "Run",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -72,9 +73,11 @@ from apscheduler_tasklock.options import (
     Default,
     LockOptions,
     parse_positive_seconds,
+    parse_seconds,
     parse_switch,
 )
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
+from apscheduler_tasklock.status import Health
 
 logger = logging.getLogger(__name__)
 
@@ -204,6 +207,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._passes = SchedulerPasses()
         self._coroutines: set[RunAttempt] = set()
         self._active: dict[UUID, _Active] = {}
+        self._idle = threading.Condition()  # told when one of these is over
         self._lost_workers = LostWorkers(locks)
         self._poll = Poll(
             locks, self._jobs.list_tasks, lambda: self._adapter.state, self._poll_interval
@@ -318,6 +322,40 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self.locks.close(blocking=True)
         self._started_in = None
 
+    def health(self) -> Health:
+        """Return how this executor fares, for a container's probes. Asks nobody.
+
+        A database that is unavailable makes it ``degraded``, and neither not live nor not ready: it
+        must not restart every replica.
+        """
+        degraded = []
+        if self.locks.outage.reason is not None:
+            degraded.append(f"the database is unavailable: {self.locks.outage.reason}")
+        if self._overdue.names:
+            degraded.append(f"overdue tasks: {', '.join(sorted(self._overdue.names))}")
+        started = self._started_in == os.getpid()
+        return Health(
+            live=started and self._adapter.is_alive,
+            ready=started and (self._poll.has_looked or not self._enabled),
+            degraded=tuple(degraded),
+        )
+
+    def drain(self, timeout: float | timedelta | None = None) -> bool:
+        """Claim nothing more, and wait until what runs here has ended; then shut down as usual.
+
+        Other replicas run what is due meanwhile. It is for a container that is about to be stopped.
+
+        :param timeout: seconds or ``timedelta``; ``None``: for as long as it takes
+        :return: whether nothing runs any more
+        """
+        seconds = None
+        if timeout is not None:
+            seconds = parse_seconds(timeout, "timeout", f"{type(self).__name__}.drain()")
+        self.locks.stop_claiming()
+        self._poll.close()
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._active, seconds)
+
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
         """Hand a job to the wrapped executor; its worker will claim it. No database work here.
 
@@ -381,6 +419,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._inner.submit_job(JobWrapper(submission, context), list(submission.run_times[-1:]))
         except BaseException:
             self._active.pop(key, None)
+            with self._idle:
+                self._idle.notify_all()
             raise
         active = self._active.get(key)  # it may be over by now
         if active is not None:
@@ -429,6 +469,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _over(self, submission: Submission) -> None:
         self._failover.ended(submission)
         self._requested.ended(submission)
+        with self._idle:
+            self._idle.notify_all()
 
     def _oldest_active(self, job_id: str) -> _Active | None:
         for key, active in list(self._active.items()):

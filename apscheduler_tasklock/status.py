@@ -150,6 +150,23 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True)
+class Health:
+    """How an executor fares, for probes. None of it asks the database.
+
+    :ivar live: whether its scheduler goes on: its thread is alive, and no job in memory has been
+        due for more than a minute. If not, only a restart helps.
+    :ivar ready: whether it has started and seen its table once. A database that goes away later
+        does not change that.
+    :ivar degraded: why not all is well, as a database that is unavailable or tasks that are
+        overdue; empty if all is. A restart does not help.
+    """
+
+    live: bool
+    ready: bool
+    degraded: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RunRequest:
     """A run that was asked for by hand, and has not begun.
 

@@ -409,7 +409,8 @@ class RunState:
     :ivar request_id: of a run that was asked for by hand, and has not begun
     :ivar schedule: its trigger in canonical form, if somebody has told it
     :ivar due_at: when it was due, if that has passed and it neither runs nor is paused
-    :ivar overdue: whether its grace time has passed as well, and nobody has told that yet
+    :ivar overdue: whether its grace time has passed as well
+    :ivar told_overdue: whether somebody has told that
     :ivar due_in_pause: whether it was due in a pause, and so nobody knows when it is
     """
 
@@ -431,6 +432,7 @@ class RunState:
     schedule: str | None = None
     due_at: datetime | None = None
     overdue: bool = False
+    told_overdue: bool = False
     due_in_pause: bool = False
 
 

@@ -822,7 +822,9 @@ def read(table: str) -> str:
                window_start, locked_by AS holder, now() AS database_time, read_only,
                CASE WHEN request_until > now() THEN request_id END AS request_id, schedule,
                CASE WHEN {is_due} THEN due_at END AS due_at,
-               COALESCE(overdue_at < now() AND overdue_told_at IS NULL, false) AS overdue,
+               COALESCE({is_due} AND overdue_at < now() AND NOT due_at < COALESCE(paused_until,
+                   '-infinity'), false) AS overdue,
+               overdue_told_at IS NOT NULL AS told_overdue,
                COALESCE(due_at < paused_until, false) AS due_in_pause
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
         LEFT JOIN {table} AS lock ON task_name = ANY(%(task_names)s::text[])

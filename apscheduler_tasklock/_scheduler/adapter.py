@@ -8,13 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from inspect import iscoroutine
 from typing import Any
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
 from apscheduler.executors.base import BaseExecutor
+from apscheduler.jobstores.memory import MemoryJobStore
+from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
 from apscheduler.util import maybe_ref
 
 from apscheduler_tasklock._lock.loops import call_on
@@ -27,6 +31,9 @@ from apscheduler_tasklock.errors import TaskLockOptionError
 # resets a logger's level, handlers and propagation, but not its filters.
 QUIET_LOGGER = "apscheduler_tasklock._scheduler.adapter.quiet"
 logging.getLogger(QUIET_LOGGER).addFilter(lambda _record: False)
+
+# Seconds for which a job may be due until its scheduler counts as standing still.
+LATEST_WAKEUP = 60.0
 
 # Attribute of a wrapped executor, from its start until its shutdown: who wraps it.
 _WRAPPED_BY = "_tasklock_executor"
@@ -49,6 +56,25 @@ class SchedulerAdapter:
     def state(self) -> int:
         """One of APScheduler's ``STATE_*``."""
         return int(self._scheduler.state)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the scheduler goes on, as far as this process can tell without a job store's I/O.
+
+        ``scheduler.running`` stays true when its thread has died.
+        """
+        scheduler = self._scheduler
+        if scheduler is None or scheduler.state == STATE_STOPPED:
+            return False
+        thread = getattr(scheduler, "_thread", None)
+        if isinstance(thread, threading.Thread) and not thread.is_alive():
+            return False
+        if scheduler.state != STATE_RUNNING:
+            return True
+        stores = [s for s in list(self.jobstores.values()) if isinstance(s, MemoryJobStore)]
+        next_times = [store.get_next_run_time() for store in stores]
+        latest = datetime.now(timezone.utc) - timedelta(seconds=LATEST_WAKEUP)
+        return all(next_time is None or next_time > latest for next_time in next_times)
 
     def remove_listeners(self, *listeners: Callable[[Any], None]) -> None:
         """Remove listeners of a scheduler, if there is one."""

@@ -27,6 +27,7 @@ class OverdueTasks:
     :param poll: finds them
     :param registrar: registers the task again where the row has an old schedule
     :param tell: told of one, with its job
+    :ivar names: those that are overdue, as of the last look
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class OverdueTasks:
         self._poll = poll
         self._registrar = registrar
         self._tell = tell
+        self.names: tuple[str, ...] = ()
         poll.add(self)
 
     def waiting(self) -> Collection[str]:
@@ -48,10 +50,12 @@ class OverdueTasks:
 
     def look(self, states: Sequence[RunState], _waiting: Collection[str]) -> None:
         """Tell of those that are overdue, unless another replica does."""
+        self.names = tuple(state.task_name for state in states if state.overdue)
         for state in states:
             keys = self._poll.keys_of(state.task_name)
-            is_overdue = state.overdue and state.due_at is not None and not state.due_in_pause
-            if self._poll.closed or not (is_overdue and keys) or self._registrar.differs(state):
+            if self._poll.closed or state.told_overdue or not (state.overdue and keys):
+                continue
+            if self._registrar.differs(state):
                 continue
             overdue = self._locks.tell_overdue(state.task_name)
             if overdue is not None:

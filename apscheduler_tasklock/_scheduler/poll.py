@@ -53,6 +53,7 @@ class Poll:
     :param state: returns the scheduler's state
     :param interval: seconds between two looks, at most
     :param prune_interval: seconds between two deletions of rows that are over
+    :ivar has_looked: whether a look has succeeded
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Poll:
         self._tasks: dict[JobKey, str] = {}
         self._shortest_lease = float("inf")
         self._thread: threading.Thread | None = None
+        self.has_looked = False
 
     def add(self, watcher: Watcher) -> None:
         """Let this act on what is found, after those that were added before."""
@@ -192,6 +194,7 @@ class Poll:
         with self._changed:
             names = sorted({*self._tasks.values(), *waiting})
         states = self._locks.read_runs(names, sorted(waiting)) if names else []
+        self.has_looked = True
         self._rejected = False
         for watcher in self._watchers:
             watcher.look(states, waiting)
