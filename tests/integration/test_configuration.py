@@ -48,7 +48,8 @@ def started() -> Iterator[Started]:
 
 def ran(connection: Connection) -> tuple[timedelta, timedelta]:
     """Wait until the job has run; return its minimum lock, and when it was released."""
-    query = "SELECT window_until - window_start, finished_at FROM task_lock WHERE task_name = 'job'"
+    query = """SELECT window_until - window_start, finished_at FROM task_lock
+               WHERE task_name = 'job' AND kind = 'schedule'"""
 
     def row() -> Any:
         found = connection.execute(query).fetchone()

@@ -27,7 +27,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol import TakeoverRequest
-from apscheduler_tasklock._scheduler import failover
+from apscheduler_tasklock._scheduler import poll
 from apscheduler_tasklock._scheduler.poll import Poll
 from tests.support import claims, outages
 from tests.support.claims import row
@@ -560,7 +560,7 @@ class TestLooking:
         eventually(lambda: len(asked) >= before + 3)
         connection.execute("ALTER TABLE elsewhere RENAME TO task_lock")
         assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
-        [refusal] = [r for r in caplog.records if r.name == failover.logger.name]
+        [refusal] = [r for r in caplog.records if r.name == poll.logger.name]
         assert refusal.getMessage().startswith("The tasks could not be looked at; trying again")
         assert refusal.exc_info is None
 

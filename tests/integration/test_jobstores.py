@@ -113,6 +113,6 @@ def test_a_job_without_an_id_starts_beside_a_new_persistent_store(
     eventually(lambda: EVENT_JOB_EXECUTED in replica.codes(job.id))
     replica.shutdown()
     store.engine.dispose()
-    names = connection.execute("SELECT task_name FROM task_lock").fetchall()
+    names = connection.execute("SELECT task_name FROM task_lock WHERE kind IS NOT NULL").fetchall()
     assert len(names) == 1
     assert names[0][0].startswith(f"{__name__}:takes_anything-")
