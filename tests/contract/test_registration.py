@@ -1,0 +1,117 @@
+"""Registration: what a replica tells of its tasks, and what that does to a window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._lock.protocol import Registration
+from tests.contract.conftest import Replica, database_now, row
+
+Travel = Callable[[float], None]
+Connection = psycopg.Connection[Any]
+HOUR = 3600.0
+
+
+def register(replica: Replica, schedule: str, next_in: float | None, **more: Any) -> None:
+    task = Registration(
+        **{
+            "task_name": "task",
+            "schedule": schedule,
+            "next_in": next_in,
+            "grace": 60.0,
+            "least_gap": 0.0,
+            "runs": "jobs:job",
+            **more,
+        }
+    )
+    replica.protocol.register(raw_cursor(replica.connection), [task])
+
+
+def run(replica: Replica, schedule: str, period: float, **request: Any) -> None:
+    """Run a window now, with the minimum lock that a schedule has by default."""
+    claim_id, answer = replica.claim(
+        schedule=schedule, next_in=period, min_lock=0.9 * period, max_lock=5 * period, **request
+    )
+    assert answer.granted
+    replica.end(claim_id, outcome="ok")
+
+
+def test_a_task_that_has_never_run_gets_a_row_whose_claim_is_granted(
+    one: Replica, connection: Connection, travel: Travel
+) -> None:
+    register(one, "daily", HOUR)
+    now = database_now(connection)
+    found = row(connection)
+    assert (found["kind"], found["schedule"]) == (None, "daily")
+    assert found["due_at"] == now + timedelta(hours=1)
+    assert found["overdue_at"] == now + timedelta(hours=1, seconds=60)
+    travel(HOUR)
+    assert one.granted(run_time=database_now(connection))
+
+
+def test_what_is_the_same_is_left_alone(one: Replica, connection: Connection) -> None:
+    register(one, "daily", HOUR)
+    before = row(connection), versions(connection)
+    register(one, "daily", 2 * HOUR)
+    assert (row(connection), versions(connection)) == before
+
+
+def test_one_that_is_paused_in_its_scheduler_is_due_at_no_time(
+    one: Replica, connection: Connection
+) -> None:
+    register(one, "daily", None)
+    assert row(connection)["due_at"] is None
+    register(one, "daily", HOUR)
+    assert row(connection)["due_at"] == database_now(connection) + timedelta(hours=1)
+
+
+@pytest.mark.parametrize("hours", [18, 4], ids=["from 10:00 to 6:00", "from 10:00 to 16:00"])
+def test_a_daily_job_that_is_moved_at_noon_runs_at_its_next_new_time(
+    one: Replica, travel: Travel, hours: int
+) -> None:
+    run(one, "at 10", 24 * HOUR)
+    travel(2 * HOUR)
+    register(one, "moved", hours * HOUR, least_gap=0.1 * 24 * HOUR)
+    # The registration took a moment on its way, so that it came out later by that.
+    travel(hours * HOUR - 0.5)
+    assert one.granted(schedule="moved", min_lock=0.9 * 24 * HOUR, max_lock=5 * 24 * HOUR)
+
+
+def test_two_versions_side_by_side_run_nothing_twice(
+    one: Replica, other: Replica, connection: Connection, travel: Travel
+) -> None:
+    """As in a rolling deployment: the new one would be due a moment after the old one has run."""
+    run(one, "old", HOUR)
+    travel(60)
+    register(other, "new", 60.0, least_gap=0.1 * HOUR)
+    travel(60)
+    assert not other.granted(schedule="new", min_lock=0.9 * HOUR, max_lock=5 * HOUR, runs="new")
+    travel(240)
+    assert other.granted(schedule="new", min_lock=0.9 * HOUR, max_lock=5 * HOUR, runs="new")
+
+
+def test_a_running_task_keeps_running(one: Replica, other: Replica, connection: Connection) -> None:
+    claim_id, _ = one.claim(schedule="old", min_lock=0.9 * HOUR, max_lock=5 * HOUR)
+    register(other, "new", 1.0)
+    assert not other.granted(lag=-1)
+    assert one.end(claim_id, outcome="ok") is not None
+
+
+def test_a_row_that_somebody_has_locked_is_passed_over(
+    one: Replica, connection: Connection, direct_url: str
+) -> None:
+    run(one, "old", HOUR)
+    with psycopg.connect(direct_url) as session:
+        session.execute("SELECT FROM task_lock FOR UPDATE")
+        register(one, "new", HOUR)
+    assert row(connection)["schedule"] == "old"
+
+
+def versions(connection: Connection) -> list[Any]:
+    return connection.execute("SELECT xmin::text, ctid::text FROM task_lock").fetchall()
