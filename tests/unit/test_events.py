@@ -15,6 +15,8 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_OVERDUE,
+    EVENT_TASK_LOCK_RECOVERED,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     TaskLockEvent,
@@ -26,6 +28,8 @@ CODES = {
     "released": EVENT_TASK_LOCK_RELEASED,
     "lost": EVENT_TASK_LOCK_LOST,
     "error": EVENT_TASK_LOCK_ERROR,
+    "overdue": EVENT_TASK_LOCK_OVERDUE,
+    "recovered": EVENT_TASK_LOCK_RECOVERED,
 }
 RUN_TIME = datetime(2025, 6, 6, 10, tzinfo=timezone.utc)
 
@@ -35,7 +39,7 @@ def event(code: int = EVENT_TASK_LOCK_GRANTED, **details: Any) -> TaskLockEvent:
 
 
 def test_each_code_is_one_bit_of_its_own() -> None:
-    assert sorted(code.bit_count() for code in CODES.values()) == [1] * 5
+    assert sorted(code.bit_count() for code in CODES.values()) == [1] * 7
     assert sum(CODES.values()) == EVENT_TASK_LOCK_ALL
 
 
