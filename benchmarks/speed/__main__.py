@@ -21,8 +21,10 @@ from benchmarks.speed import (
     machine,
     memory,
     one_replica,
+    poll,
     pool_job,
     size,
+    status,
 )
 from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.report import Section, goal_table
@@ -37,6 +39,8 @@ PARTS: dict[str, Callable[[Effort], Section]] = {
     "memory": memory.run,
     "size": size.run,
     "history-size": history_size.run,
+    "status": status.run,
+    "poll": poll.run,
     "one-replica": one_replica.run,
     "burst": burst.run,
     "burst-growth": burst_growth.run,

@@ -1,0 +1,87 @@
+"""How long reads take: in the database alone, and from the call to the objects it returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from benchmarks.speed.report import median, milliseconds
+
+EXPLAIN = "EXPLAIN (ANALYZE, TIMING OFF, SERIALIZE BINARY, FORMAT JSON) "
+
+
+@dataclass(frozen=True)
+class ReadTime:
+    """Medians and the largest, in seconds.
+
+    :ivar found: how many objects it returned
+    :ivar planning: in the database
+    :ivar execution: in the database, with what it costs to make the rows ready to be sent
+    :ivar slowest: the longest execution
+    :ivar end_to_end: on one connection, which prepares the statement after a while
+    :ivar slowest_end_to_end: the longest of those
+    """
+
+    found: int
+    planning: float
+    execution: float
+    slowest: float
+    end_to_end: float
+    slowest_end_to_end: float
+
+    def cells(self) -> list[str]:
+        """Return them for a table under ``HEADER``."""
+        times = [self.planning, self.execution, self.slowest]
+        times += [self.end_to_end, self.slowest_end_to_end]
+        return [f"{self.found:,}", *(milliseconds(seconds) for seconds in times)]
+
+
+HEADER = ["found", "planned in", "executed in", "slowest", "end to end", "slowest"]
+
+
+class RecordingCursor(psycopg.RawCursor[Any]):
+    """A cursor of the kind that the library uses, which knows what was sent last."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        super().__init__(connection)
+        self.format = psycopg.pq.Format.BINARY
+        self.sent: tuple[Any, Any] = ("", None)
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> RecordingCursor:
+        """Send a statement."""
+        self.sent = (query, params)
+        return super().execute(query, params, **options)
+
+
+def measure(url: str, read: Callable[[Any], Any], often: int) -> ReadTime:
+    """Measure a read.
+
+    :param read: is called with a cursor, sends one statement and returns a list
+    """
+    taken, plans = [], []
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = RecordingCursor(connection)
+        found = len(read(cursor))  # and from now on what it reads is in memory
+        text, arguments = cursor.sent
+        for _ in range(often):
+            begun = time.perf_counter()
+            read(cursor)
+            taken.append(time.perf_counter() - begun)
+        explaining = psycopg.RawCursor(connection)
+        for _ in range(often):
+            row = explaining.execute(EXPLAIN + text, arguments).fetchone()
+            assert row is not None
+            plans.append(row[0][0])
+    executed = [plan["Execution Time"] / 1e3 for plan in plans]
+    return ReadTime(
+        found=found,
+        planning=median([plan["Planning Time"] / 1e3 for plan in plans]),
+        execution=median(executed),
+        slowest=max(executed),
+        end_to_end=median(taken),
+        slowest_end_to_end=max(taken),
+    )

@@ -1,0 +1,72 @@
+"""How long operators wait for the tasks and their runs, in a large installation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from apscheduler_tasklock._lock.operations import Operations
+from apscheduler_tasklock.demo.server import EmbeddedServer
+from apscheduler_tasklock.schema.table import task_lock_table
+from benchmarks.speed.effort import Effort, progress
+from benchmarks.speed.filled import SETTINGS, fill, name
+from benchmarks.speed.reads import HEADER, ReadTime, measure
+from benchmarks.speed.report import Goal, Section, milliseconds, table
+
+RUNS = 100
+REPLICAS = 8
+MOST = 0.2
+
+
+def run(effort: Effort) -> Section:
+    """Read the tasks, and their runs in several ways."""
+    tasks, often = effort.of(10_000, 1000), effort.of(20, 5)
+    section = Section(
+        "Status",
+        f"{tasks:,} tasks with {RUNS} runs in the history each, and {REPLICAS} replicas that have "
+        f"all of them. Each read is made {often} times on one connection; the times are medians, "
+        "and the slowest. In the database: what EXPLAIN (ANALYZE, TIMING OFF, SERIALIZE) says. End "
+        "to end: from the call to the list of objects.",
+    )
+    rows = []
+    with EmbeddedServer(SETTINGS) as server:
+        progress(f"filling the tables with {tasks * RUNS:,} runs")
+        fill(server, tasks, RUNS, REPLICAS)
+        for what, read in _reads(tasks).items():
+            progress(what)
+            measured = measure(server.url, read, often)
+            rows.append([what, *measured.cells()])
+            section.goals.append(_goal(what, measured))
+    section.tables.append(table(["", *HEADER], rows))
+    return section
+
+
+def _reads(tasks: int) -> dict[str, Callable[[Any], list[Any]]]:
+    operations = Operations(task_lock_table())
+    hour = datetime.now(timezone.utc) - timedelta(hours=1)
+    one = name(tasks // 2)
+    tenth = [name(0)[:-3] + "%"]
+
+    def runs(*arguments: Any, **wanted: Any) -> Callable[[Any], list[Any]]:
+        return lambda cursor: operations.runs(cursor, *arguments, **wanted)
+
+    return {
+        "all tasks": operations.tasks,
+        "the newest 100 runs": runs(),
+        "of one task": runs(one),
+        "of one task, errors": runs(one, outcome="error"),
+        "errors": runs(outcome="error"),
+        "died": runs(outcome="died"),
+        "an outcome that none has": runs(outcome="freed"),
+        "since an hour ago": runs(since=hour),
+        "since an hour ago, errors": runs(since=hour, outcome="error"),
+        "of the tasks of a pattern": runs(like=tenth),
+        "of a pattern, errors": runs(like=tenth, outcome="error"),
+    }
+
+
+def _goal(what: str, measured: ReadTime) -> Goal:
+    seconds = measured.planning + measured.execution
+    said = milliseconds(seconds)
+    return Goal(f"status: {what}", "under 200 ms in the database", said, seconds < MOST)
