@@ -15,16 +15,15 @@ from benchmarks.speed.reads import HEADER, ReadTime, measure
 from benchmarks.speed.report import Goal, Section, milliseconds, table
 
 RUNS = 100
-REPLICAS = 8
 MOST = 0.2
 
 
 def run(effort: Effort) -> Section:
     """Read the tasks, and their runs in several ways."""
-    tasks, often = effort.of(10_000, 1000), effort.of(20, 5)
+    tasks, replicas, often = effort.of((10_000, 64, 20), (1000, 8, 5))
     section = Section(
         "Status",
-        f"{tasks:,} tasks with {RUNS} runs in the history each, and {REPLICAS} replicas that have "
+        f"{tasks:,} tasks with {RUNS} runs in the history each, and {replicas} replicas that have "
         f"all of them. Each read is made {often} times on one connection; the times are medians, "
         "and the slowest. In the database: what EXPLAIN (ANALYZE, TIMING OFF, SERIALIZE) says. End "
         "to end: from the call to the list of objects.",
@@ -32,7 +31,7 @@ def run(effort: Effort) -> Section:
     rows = []
     with EmbeddedServer(SETTINGS) as server:
         progress(f"filling the tables with {tasks * RUNS:,} runs")
-        fill(server, tasks, RUNS, REPLICAS)
+        fill(server, tasks, RUNS, replicas)
         for what, read in _reads(tasks).items():
             progress(what)
             measured = measure(server.url, read, often)

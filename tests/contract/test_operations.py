@@ -320,6 +320,15 @@ class TestRuns:
         assert [run.task for run in operator.runs("b")] == ["b"] * 3
         assert {run.task for run in operator.runs(like=["a", "c"])} == {"a", "c"}
 
+    def test_the_newest_are_found_where_the_last_runs_of_tasks_left_no_entry(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one, "a")
+        travel(10)
+        for task in ("b", "c"):
+            run(one, task, outcome="")
+        assert [run.task for run in operator.runs(limit=2)] == ["a"]
+
     def test_by_outcome_and_time(self, one: Replica, operator: Operator, travel: Travel) -> None:
         run(one, outcome="error", error_type="E")
         travel(10)
