@@ -53,7 +53,7 @@ def run(effort: Effort) -> Section:
     for kind in [*CONTENDERS, *found]:
         progress(f"counting {kind.name}")
         with EmbeddedServer(LOGGED) as server:
-            counts = _count(kind, server, effort.of(300, 100))
+            counts = count(kind, server, effort.of(300, 100))
             held, rest = _connections(kind, server.url)
         rows += [_row(kind, what, counts[what], held, rest) for what in (*OPERATIONS, IN_A_ROW)]
         if kind is Library:
@@ -75,15 +75,15 @@ HEADER = [
 ]
 
 
-def _row(kind: type[Contender], what: str, count: Count, held: int, rest: int) -> list[str]:
+def _row(kind: type[Contender], what: str, found: Count, held: int, rest: int) -> list[str]:
     first = what == OPERATIONS[0]
-    numbers = [count.statements, count.round_trips, count.connections]
+    numbers = [found.statements, found.round_trips, found.connections]
     return [
         kind.name if first else "",
         what,
         *("" if what == IN_A_ROW else f"{number:g}" for number in numbers),
-        f"{count.wal:,.1f}",
-        f"{count.transactions:.2g}",
+        f"{found.wal:,.1f}",
+        f"{found.transactions:.2g}",
         str(held) if first else "",
         str(rest) if first else "",
     ]
@@ -92,9 +92,9 @@ def _row(kind: type[Contender], what: str, count: Count, held: int, rest: int) -
 def _goals(counts: dict[str, Count], per_held: int) -> list[Goal]:
     goals = []
     for what in OPERATIONS:
-        count = counts[what]
-        met = count.statements == count.round_trips == 1
-        measured = f"{count.statements:g} and {count.round_trips:g}"
+        found = counts[what]
+        met = found.statements == found.round_trips == 1
+        measured = f"{found.statements:g} and {found.round_trips:g}"
         goals.append(Goal(f"{what}", "1 statement, 1 round trip", measured, met))
     refused = counts[IN_A_ROW]
     goals.append(
@@ -110,26 +110,34 @@ def _goals(counts: dict[str, Count], per_held: int) -> list[Goal]:
     return goals
 
 
-def _count(kind: type[Contender], server: EmbeddedServer, often: int) -> dict[str, Count]:
+def count(
+    kind: type[Contender], server: EmbeddedServer, often: int, warm_up: int = 20
+) -> dict[str, Count]:
+    """Count what each operation of a contender takes, on average.
+
+    :param server: with the settings ``LOGGED``
+    :param often: how many of each have their WAL and transaction ids counted
+    :param warm_up: how many claims, refusals and releases go before
+    """
     counts = {what: Count() for what in OPERATIONS}
     with proxy_to(server.url) as proxy, psycopg.connect(server.url, autocommit=True) as own:
         trips = RoundTrips(proxy)
         kind.prepare(proxy.url)
         contender = kind(proxy.url)
         try:
-            _cycles(contender, 20, lambda _what: lambda: None)
+            _cycles(contender, warm_up, lambda _what: lambda: None)
             _cycles(contender, CYCLES, lambda what: in_log(server, trips, counts[what]))
             _cycles(contender, often, lambda what: in_server(own, counts[what]))
             counts[IN_A_ROW] = _refusals_in_a_row(contender, own, often)
         finally:
             contender.close()
     for what in OPERATIONS:
-        count = counts[what]
-        count.statements /= CYCLES
-        count.connections /= CYCLES
-        count.round_trips /= CYCLES
-        count.wal /= often
-        count.transactions /= often
+        found = counts[what]
+        found.statements /= CYCLES
+        found.connections /= CYCLES
+        found.round_trips /= CYCLES
+        found.wal /= often
+        found.transactions /= often
     return counts
 
 

@@ -32,7 +32,8 @@ _TASKS = f"""
         claim_id, token, finished_at, deaths, handovers, handed_over, failover, runs, one_off, kind,
         schedule, due_at, overdue_at, overrun_at, recorded, succeeded_at, failed_at, failures,
         error_type, paused_until, paused_by)
-    SELECT {_NAME}, began, COALESCE(ended, CASE WHEN is_dead THEN now() ELSE began + ten_minutes END),
+    SELECT {_NAME}, began,
+           COALESCE(ended, CASE WHEN is_dead THEN now() ELSE began + ten_minutes END),
            began + ten_minutes, began, began + interval '{PERIOD - 10} seconds',
            'replica-' || number %% %(replicas)s, gen_random_uuid(), 100000 + %(runs)s, ended, 0, 0,
            false, false, 'reports:job', false, 'schedule',

@@ -30,8 +30,8 @@ STEPS = 20
 MOST = 5 * 10**6
 
 SCHEDULE = '{"type":"interval","length":[0,60,0]}'
-# One run in so many fails, with a message of so many characters: entries differ in length. It has no
-# divisor in common with a process's share of the tasks, so that each of them fails as often.
+# One run in so many fails, with a message of so many characters: entries differ in length. The
+# number has no divisor in common with a process's share of the tasks, so that all fail as often.
 FAILS = 16
 MESSAGE = 100
 
@@ -71,9 +71,9 @@ def run(effort: Effort) -> Section:
     runs = effort.of(1_000_000, 50_000)
     section = Section(
         "Size of the table and its run history",
-        f"{runs:,} runs of {TASKS} tasks, by {WORKERS} processes, with the {HISTORY.runs} newest of "
-        f"each task kept, autovacuum as PostgreSQL has it, and synchronous_commit off (which saves "
-        f"time and does not matter to the size). One run in {FAILS} fails, with a message of "
+        f"{runs:,} runs of {TASKS} tasks, by {WORKERS} processes, with the {HISTORY.runs} newest "
+        "of each task kept, autovacuum as PostgreSQL has it, and synchronous_commit off (which "
+        f"saves time and does not matter to the size). One run in {FAILS} fails, with a message of "
         f"{MESSAGE} characters. The share of HOT updates is that since the line before.",
     )
     with EmbeddedServer() as server:

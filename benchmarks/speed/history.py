@@ -1,0 +1,171 @@
+"""What the run history and the due times add to a claim and a release."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+from uuid import UUID
+
+from apscheduler_tasklock import upgrade
+from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._lock.protocol import (
+    HISTORY,
+    NOT_BEGUN,
+    ClaimRequest,
+    HistorySettings,
+    ReleaseRequest,
+    RunEnd,
+    TaskLockProtocol,
+)
+from apscheduler_tasklock.demo.server import EmbeddedServer
+from apscheduler_tasklock.schema.table import task_lock_table
+from benchmarks.speed.contenders import MAX_LOCK, Contender, OnPsycopg
+from benchmarks.speed.counters import Count
+from benchmarks.speed.counts import IN_A_ROW, LOGGED, count
+from benchmarks.speed.effort import Effort, progress
+from benchmarks.speed.history_size import SCHEDULE
+from benchmarks.speed.report import Goal, Section, median, microseconds, p99, table
+from benchmarks.speed.rounds import OPERATIONS, Samples, measure
+
+# Runs before the first that is measured, so that it overwrites the oldest entry of its task.
+WARM_UP = 2 * HISTORY.runs
+MOST = 1.25
+
+TASK = "measured"
+
+
+class WithHistory(OnPsycopg):
+    """The statements that ship, with all that they write for operators."""
+
+    name = "with all of it"
+    history: ClassVar[HistorySettings] = HISTORY
+    asked: ClassVar[dict[str, Any]] = {"schedule": SCHEDULE, "next_in": 60.0}
+    end: ClassVar[RunEnd] = RunEnd(outcome="ok")
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._protocol = TaskLockProtocol(task_lock_table(), "bench", history=self.history)
+
+    @classmethod
+    def prepare(cls, url: str) -> None:
+        upgrade(url)
+
+    def claim(self, task: str) -> Any:
+        task = f"{self.name} {task}"
+        request = ClaimRequest(task, 0.0, MAX_LOCK, runs="benchmark:job", **self.asked)
+        answer = self._protocol.claim(raw_cursor(self.connection), request)
+        return (task, answer.claim_id, answer.token) if answer.granted else None
+
+    def release(self, held: tuple[str, UUID, int]) -> None:
+        task, claim_id, token = held
+        request = ReleaseRequest(task, claim_id, self.end, token)
+        assert self._protocol.release(raw_cursor(self.connection), request) is not None
+
+
+class WithoutHistory(WithHistory):
+    """The same without: the lock alone."""
+
+    name = "without"
+    history = HistorySettings(0)
+    asked: ClassVar[dict[str, Any]] = {}
+    end = NOT_BEGUN
+
+
+KINDS: list[type[Contender]] = [WithHistory, WithoutHistory]
+
+
+def run(effort: Effort) -> Section:
+    """Compare claims and releases with and without."""
+    counted = effort.of(300, 100)
+    section = Section(
+        "What the history costs",
+        f"Claims and releases with all that is written for operators (a history of {HISTORY.runs} "
+        "runs that is full, the schedule and the due time, how the run ended) beside the same "
+        "statements without: no history, no schedule, no outcome. Both are on a plain psycopg "
+        f"connection, in a shuffled order within each of {effort.rounds:,} rounds. Statements, WAL "
+        f"and transaction ids are counted as in *Statements, round trips, WAL and connections*, "
+        f"the latter two over {counted} of each.",
+    )
+    samples = _measure(effort)
+    both = {kind.name: _both(samples, kind) for kind in KINDS}
+    counts = {}
+    for kind in KINDS:
+        progress(f"counting {kind.name}")
+        with EmbeddedServer(LOGGED) as server:
+            counts[kind.name] = count(kind, server, counted, WARM_UP)
+    section.tables.append(_times(samples, both))
+    section.tables.append(_counts(counts))
+    times = median(both[WithHistory.name]) / median(both[WithoutHistory.name])
+    section.goals = _goals(times, counts[WithHistory.name])
+    return section
+
+
+def _measure(effort: Effort) -> Samples:
+    with EmbeddedServer() as server:
+        WithHistory.prepare(server.url)
+        contenders = [kind(server.url) for kind in KINDS]
+        try:
+            for contender in contenders:
+                for _ in range(WARM_UP):
+                    contender.release(contender.claim(TASK))
+            progress(f"{effort.rounds} rounds")
+            return measure(contenders, TASK, effort.rounds, effort.rng())
+        finally:
+            for contender in contenders:
+                contender.close()
+
+
+def _both(samples: Samples, kind: type[Contender]) -> list[float]:
+    """Return the seconds of claim and release together, round by round."""
+    claims, releases = samples[kind.name, "granted"], samples[kind.name, "release"]
+    return [claim + release for claim, release in zip(claims, releases, strict=True)]
+
+
+def _times(samples: Samples, both: dict[str, list[float]]) -> str:
+    header, rows = [""], []
+    for what in (*OPERATIONS, "claim + release"):
+        header += [what, "p99"]
+    for kind in KINDS:
+        series = [*(samples[kind.name, what] for what in OPERATIONS), both[kind.name]]
+        cells = [microseconds(of(taken)) for taken in series for of in (median, p99)]
+        rows.append([kind.name, *cells])
+    return table(header, rows)
+
+
+def _counts(counts: dict[str, dict[str, Count]]) -> str:
+    rows = []
+    for name, by_operation in counts.items():
+        for what in (*OPERATIONS, IN_A_ROW):
+            found = by_operation[what]
+            statements = "" if what == IN_A_ROW else f"{found.statements:g}"
+            numbers = [f"{found.wal:,.1f}", f"{found.transactions:.2g}"]
+            rows.append([name if what == OPERATIONS[0] else "", what, statements, *numbers])
+        rows.append(["", "claim + release", "", f"{_wal(by_operation):,.1f}", ""])
+    return table(["", "operation", "statements", "WAL bytes", "transaction ids"], rows)
+
+
+def _wal(by_operation: dict[str, Count]) -> float:
+    return by_operation["granted"].wal + by_operation["release"].wal
+
+
+def _goals(times: float, counts: dict[str, Count]) -> list[Goal]:
+    cost = Goal(
+        "claim + release with history, due time and outcome",
+        f"at most {MOST} x the same without",
+        f"{times:.2f} x",
+        times <= MOST,
+    )
+    each = counts["granted"].statements, counts["release"].statements
+    sent = Goal(
+        "claim and release with history",
+        "1 statement each",
+        f"{each[0]:g} and {each[1]:g}",
+        each == (1, 1),
+    )
+    refused = counts[IN_A_ROW]
+    nothing = Goal(
+        "refused again, with history",
+        "0 bytes of WAL, 0 transaction ids",
+        f"{refused.wal:.3g} bytes, {refused.transactions:g}",
+        refused.wal == refused.transactions == 0,
+    )
+    return [cost, sent, nothing]
