@@ -329,6 +329,22 @@ class TestRuns:
             run(one, task, outcome="")
         assert [run.task for run in operator.runs(limit=2)] == ["a"]
 
+    def test_the_newest_are_found_in_a_long_history(self, operator: Operator) -> None:
+        operator.connection.execute("""
+            INSERT INTO task_lock_run
+            SELECT 'task ' || number % 500, number / 500, number,
+                   now(), now() - number * 7919 % 50000 * interval '1 second', now(), 'one',
+                   'schedule', CASE WHEN number % 10 = 0 THEN 'error' ELSE 'ok' END
+            FROM generate_series(0, 49999) AS number
+        """)
+        everything = operator.runs(limit=100_000)
+        assert len(everything) == 50_000
+        assert everything == sorted(everything, key=lambda run: run.started_at, reverse=True)
+        for limit in (0, 1, 30, 300):
+            assert operator.runs(limit=limit) == everything[:limit]
+        errors = [run for run in everything if run.outcome == "error"]
+        assert operator.runs(outcome="error", limit=30) == errors[:30]
+
     def test_by_outcome_and_time(self, one: Replica, operator: Operator, travel: Travel) -> None:
         run(one, outcome="error", error_type="E")
         travel(10)
