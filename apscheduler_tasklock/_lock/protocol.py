@@ -605,7 +605,7 @@ class TaskLockProtocol:
         self._extend = Statement(statements.extend(name))
         self._renew = Statement(statements.renew(name))
         self._read = Statement(statements.read(name))
-        self._prune = Statement(statements.prune(name))
+        self._prune = RecordingStatement(statements.prune, name, runs)
         self._claim_requested = RecordingStatement(statements.claim_requested, name, runs)
         self._register = Statement(statements.register(name))
         self._tell_overdue = Statement(statements.tell_overdue(name))

@@ -858,7 +858,7 @@ def register(table: str) -> str:
             UPDATE {table} AS lock SET
                 schedule = asked.schedule, due_at = {due}, overdue_at = {overdue},
                 overdue_told_at = NULL,
-                window_until = CASE WHEN lock.schedule IS DISTINCT FROM asked.schedule
+                window_until = CASE WHEN lock.schedule <> asked.schedule
                     THEN LEAST(lock.window_until, {first_run}) ELSE lock.window_until END
             FROM asked JOIN changed USING (task_name)
             WHERE lock.task_name = changed.task_name
@@ -900,15 +900,26 @@ def remove_replicas(replicas: str) -> str:
     """
 
 
-def prune(table: str) -> str:
-    """Return the statement that deletes rows of one-off jobs that were over long ago."""
+def prune(table: str, history: History | None = None) -> str:
+    """Return the statement that deletes rows of one-off jobs that were over long ago.
+
+    Their history goes with them.
+    """
+    runs = ""
+    if history is not None:
+        runs = f""", runs AS (
+            DELETE FROM {history.table} WHERE task_name IN (SELECT task_name FROM pruned)
+        )"""
     return f"""
-        DELETE FROM {table} WHERE task_name IN (
-            SELECT task_name FROM {table}
-            WHERE one_off AND GREATEST(finished_at, window_until, run_until)
-                              < now() - %(age)s::float8 * interval '1 second'
-            LIMIT 1000 FOR UPDATE SKIP LOCKED
-        )
+        WITH pruned AS (
+            DELETE FROM {table} WHERE task_name IN (
+                SELECT task_name FROM {table}
+                WHERE one_off AND GREATEST(finished_at, window_until, run_until)
+                                  < now() - %(age)s::float8 * interval '1 second'
+                LIMIT 1000 FOR UPDATE SKIP LOCKED
+            ) RETURNING task_name
+        ){runs}
+        SELECT task_name FROM pruned
     """
 
 

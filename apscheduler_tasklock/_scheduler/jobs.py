@@ -187,7 +187,7 @@ class ExecutorJobs:
             submission.schedule or "",
             next_in,
             submission.grace(period),
-            max(0.0, (period or 0.0) - min_lock),
+            least_gap(period or 0.0, min_lock),
             submission.runs,
         )
 
@@ -252,6 +252,15 @@ class ExecutorJobs:
         if self._tasks is None or not self._tasks.job_ids:
             return set()  # and the job stores need not be asked
         return self._tasks.job_ids - {job.id for job in self._scheduler.jobs()}
+
+
+def least_gap(period: float, min_lock: float) -> float:
+    """Return how many seconds two run times of a task have to be apart, whatever its windows.
+
+    They may be as much off as a window is shorter than the period. A minimum lock of a period or
+    more keeps run times apart on purpose.
+    """
+    return period - min_lock if min_lock < period else min_lock
 
 
 def what_runs(job: Any) -> str:

@@ -251,6 +251,15 @@ class TestDeaths:
 
 
 class TestRetention:
+    def test_the_history_of_a_one_off_job_goes_with_its_row(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        one.end(one.claim("once", one_off=True)[0], "once", outcome="ok")
+        one.end(one.claim("daily")[0], "daily", outcome="ok")
+        travel(1000)
+        assert one.prune(100) == 1
+        assert (outcomes(connection, "once"), outcomes(connection, "daily")) == ([], ["ok"])
+
     def test_the_newest_runs_are_kept(
         self, one: Replica, travel: Travel, connection: Connection
     ) -> None:

@@ -96,6 +96,16 @@ def test_two_versions_side_by_side_run_nothing_twice(
     assert other.granted(schedule="new", min_lock=0.9 * HOUR, max_lock=5 * HOUR, runs="new")
 
 
+def test_what_nobody_has_told_before_is_no_change(one: Replica, connection: Connection) -> None:
+    """As in a row of a replica of the version before."""
+    claim_id, _ = one.claim(min_lock=HOUR)
+    one.release(claim_id)
+    before = row(connection)["window_until"]
+    register(one, "new", 1.0)
+    assert row(connection)["schedule"] == "new"
+    assert row(connection)["window_until"] == before
+
+
 def test_a_running_task_keeps_running(one: Replica, other: Replica, connection: Connection) -> None:
     claim_id, _ = one.claim(schedule="old", min_lock=0.9 * HOUR, max_lock=5 * HOUR)
     register(other, "new", 1.0)

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_REFUSED, TaskLockExecutor
+from tests.support.internals import replace_passes
 from tests.support.outages import Job, refuse
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -66,7 +67,7 @@ class TestHealth:
             raise SystemExit
 
         eventually(lambda: replica.executor.health().live)
-        scheduler._process_jobs = die  # as an error in a job store does
+        replace_passes(scheduler, die)  # as an error in a job store does
         scheduler.wakeup()
         assert died.wait(60)
         eventually(lambda: not replica.executor.health().live)
@@ -78,7 +79,7 @@ class TestHealth:
         eventually(lambda: replica.executor.health().live)
         [job] = replica.scheduler.get_jobs()
         job.next_run_time = datetime.now(timezone.utc) - timedelta(minutes=2)
-        replica.scheduler._process_jobs = lambda: None
+        replace_passes(replica.scheduler, lambda: None)
         assert not replica.executor.health().live
 
     def test_overdue_tasks_make_it_degraded(

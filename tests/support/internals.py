@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 
@@ -43,9 +44,14 @@ def coroutines(executor: Any) -> set[Any]:
 def abandon(executor: Any) -> None:
     """End an executor's threads, as at the end of a process that has not shut it down."""
     executor.locks.close()
-    executor._failover.close()
+    executor._poll.close()
 
 
 def executor_of(scheduler: Any) -> Any:
     """Return a scheduler's default executor."""
     return scheduler._executors["default"]
+
+
+def replace_passes(scheduler: Any, function: Callable[[], object]) -> None:
+    """Let a scheduler call this in place of each pass over its jobs."""
+    scheduler._process_jobs = function

@@ -170,9 +170,12 @@ class Found:
         self.asked = 0
         self.jobs = FakeJobs()
         self.given_up: list[tuple[str, JobKey, str]] = []
-        self.poll = Poll(locks, self.jobs.list_tasks, self._state, interval, **options)
+        self.poll = Poll(locks, self._list_tasks, self._state, interval, **options)
         self.failover = Failover(locks, self.jobs, self.poll, self._give_up)
         self._markers = 0
+
+    def _list_tasks(self) -> Sequence[tuple[str, JobKey, float | None]]:
+        return self.jobs.list_tasks()
 
     def _state(self) -> int:
         self.asked += 1
