@@ -71,6 +71,7 @@ class RunAttempt:
         self._claim_id = claim_id
         self._locks = locks
         self._reports = Reports(submission, run_time, locks, notifier)
+        self._telemetry = self._reports.telemetry
         self._wanted_at = time.monotonic()
         self._missed = False
         self._asked: AnyRequest | None = None
@@ -106,11 +107,14 @@ class RunAttempt:
         :param first: what became of the claim that was sent already
         """
         if not self.must_claim:
+            if self._missed:
+                self._telemetry.skipped("misfire")
             return JobView(self._submission.job, ALWAYS_MISSED if self._missed else None)
         if self._locks.closed and self._sent is None:
             logger.debug(
                 "Task %r: not claimed, since the scheduler is shut down", self._submission.task_name
             )
+            self._telemetry.skipped("shutdown")
             return None
         with self._locks.claiming:
             try:
@@ -119,6 +123,7 @@ class RunAttempt:
             except TaskLockError as error:
                 may_run = self._failed(error)
             else:
+                self._telemetry.claimed(self._wanted_at, claimed)
                 may_run = self._decided(claimed)
         return JobView(self._submission.job, None) if may_run else None
 
@@ -164,7 +169,8 @@ class RunAttempt:
         self.running = True
         self._held.on_lost(partial(self._lose, self._held, cancel))
         try:
-            with holding(self._held):
+            run_time = self.run_time.timestamp()
+            with holding(self._held), self._telemetry.running(self._held, run_time):
                 yield
         finally:
             self.running = False
@@ -255,6 +261,7 @@ class RunAttempt:
         if self._locks.closed:
             self._reports.not_begun()
             return False
+        self._telemetry.claim_failed(self._wanted_at)
         # A dead window is run again under a lock, or by another replica. A row that somebody has
         # locked is no outage: who locked it may be running the task.
         unlocked = (
@@ -388,6 +395,8 @@ class RunAttempt:
             and self._submission.request_id is None  # whose window is another run's
         )
         exception = raised[0] if raised else None
+        if exception is not None and self._locks.settings.redact is str:
+            self._telemetry.raised(exception)  # its traceback has what nobody has redacted
         end = RunEnd.of(
             exception, Ending.OPEN if opens else Ending.KEEP, self._locks.settings.redact
         )
@@ -435,6 +444,7 @@ class RunAttempt:
             return
         finally:
             self._released.set()
+            self._telemetry.ended(end)
         if released is not None:
             self._reports.released(self._held, released.locked_until, end.ending)
         elif not self._cut:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,6 +17,7 @@ from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol import ClaimRequest, Ending, Refusal
 from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock._scheduler.telemetry import RunTelemetry
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ERROR,
@@ -29,6 +31,20 @@ from apscheduler_tasklock.events import (
 from apscheduler_tasklock.lock import HeldLock
 
 logger = logging.getLogger(__name__)
+
+_NOTHING = RunTelemetry()
+
+
+def _measure_nothing(_submission: Submission) -> RunTelemetry:
+    return _NOTHING
+
+
+# Returns what measures a run time of a submission. It is chosen once.
+telemetry_of: Callable[[Submission], RunTelemetry] = _measure_nothing
+with suppress(ImportError):  # the extra `otel` is not installed
+    from apscheduler_tasklock._scheduler.otel import OpenTelemetryRun
+
+    telemetry_of = OpenTelemetryRun
 
 Dispatch = Callable[[Any], None]
 
@@ -55,12 +71,14 @@ class Reports:
 
     :param notifier: gets the events
     :ivar run_time: the run time that is told of
+    :ivar telemetry: measures it
     """
 
     def __init__(
         self, submission: Submission, run_time: datetime, locks: LockClient, notifier: Notifier
     ) -> None:
         self.run_time = run_time
+        self.telemetry = telemetry_of(submission)
         self._submission = submission
         self._locks = locks
         self._notifier = notifier
@@ -172,10 +190,13 @@ class Reports:
             error,
             LOCKED_ROW if isinstance(error, RowLockedError) else "",
         )
+        if not runs:
+            self.telemetry.skipped("error")
         self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
 
     def not_begun(self) -> None:
         """Tell of a run time that a shutdown came before."""
+        self.telemetry.skipped("shutdown")
         logger.info(
             "Task %r: the run time %s is not run here, since the scheduler is shut down",
             self._submission.task_name,
@@ -235,6 +256,7 @@ class Reports:
             self.run_time,
             held.token,
         )
+        self.telemetry.lost()
         self._tell_of(held, EVENT_TASK_LOCK_LOST)
 
     def _tell_of(self, held: HeldLock, code: int, **details: Any) -> None:

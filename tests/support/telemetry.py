@@ -1,0 +1,102 @@
+"""OpenTelemetry's own SDK, set up once for the process: it can be set only once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+
+class SdkError(Exception):
+    """What an SDK raises that is broken."""
+
+
+class _Fault(SpanProcessor, AlwaysOffExemplarFilter):
+    """Lets the SDK fail where it begins and ends a span, and where it takes a measurement."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.raised = 0
+
+    def _check(self) -> None:
+        if self.is_on:
+            self.raised += 1
+            raise SdkError
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        self._check()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self._check()
+
+    def should_sample(self, *_arguments: Any) -> bool:
+        self._check()
+        return False
+
+
+class Telemetry:
+    """What the SDK was told. Tasks have names of their own in each test.
+
+    :ivar fault: lets it fail
+    """
+
+    def __init__(self) -> None:
+        self.fault = _Fault()
+        self._reader = InMemoryMetricReader()
+        self._spans = InMemorySpanExporter()
+        tracers = TracerProvider()
+        tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        tracers.add_span_processor(self.fault)
+        trace.set_tracer_provider(tracers)
+        metrics.set_meter_provider(
+            MeterProvider([self._reader], exemplar_filter=self.fault, shutdown_on_exit=False)
+        )
+
+    def points(self, instrument: str, task: str) -> list[Any]:
+        """Return the data points of an instrument that are a task's."""
+        return [
+            point
+            for _, metric in self._metrics()
+            if metric.name == instrument
+            for point in metric.data.data_points
+            if point.attributes["tasklock.task.name"] == task
+        ]
+
+    def attributes(self, instrument: str, task: str) -> list[dict[str, Any]]:
+        """Return the attributes of these points, without the task's name."""
+        return [without_task(point.attributes) for point in self.points(instrument, task)]
+
+    def units(self) -> dict[str, str]:
+        """Return the units of all instruments of the library."""
+        found = self._metrics()
+        return {m.name: m.unit for scope, m in found if scope.name == "apscheduler_tasklock"}
+
+    def _metrics(self) -> list[tuple[Any, Any]]:
+        data = self._reader.get_metrics_data()
+        return [
+            (scope.scope, metric)
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        ]
+
+    def spans(self, name: str) -> list[ReadableSpan]:
+        """Return the spans that have ended, by name."""
+        return [span for span in self._spans.get_finished_spans() if span.name == name]
+
+
+def without_task(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in attributes.items() if key != "tasklock.task.name"}
+
+
+@cache
+def telemetry() -> Telemetry:
+    """Return the SDK of this process."""
+    return Telemetry()
