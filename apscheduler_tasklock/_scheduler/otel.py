@@ -86,12 +86,9 @@ class _Instruments:
 def _histogram(
     meter: metrics.Meter, name: str, description: str, buckets: Sequence[float]
 ) -> metrics.Histogram:
-    try:
-        return meter.create_histogram(
-            name, "s", description, explicit_bucket_boundaries_advisory=buckets
-        )
-    except TypeError:  # an older API, which has its buckets set by views only
-        return meter.create_histogram(name, "s", description)
+    return meter.create_histogram(
+        name, "s", description, explicit_bucket_boundaries_advisory=buckets
+    )
 
 
 _made: _Instruments | None = None

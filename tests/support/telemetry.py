@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from opentelemetry import metrics, trace
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
@@ -56,7 +57,11 @@ class Telemetry:
         tracers.add_span_processor(self.fault)
         trace.set_tracer_provider(tracers)
         metrics.set_meter_provider(
-            MeterProvider([self._reader], exemplar_filter=self.fault, shutdown_on_exit=False)
+            MeterProvider(
+                [self._reader, PrometheusMetricReader()],
+                exemplar_filter=self.fault,
+                shutdown_on_exit=False,
+            )
         )
 
     def points(self, instrument: str, task: str) -> list[Any]:

@@ -1,0 +1,236 @@
+"""Metrics of the tasks, as their rows tell of them: also while every replica is down.
+
+There is one reader. What it reads is told as OpenTelemetry's gauges, and as Prometheus' text.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Literal
+
+from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
+from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.status import TaskState, TaskStatus
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+
+logger = logging.getLogger(__name__)
+
+TASK_NAME = "tasklock.task.name"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# Seconds for which the gauges of one collection share what was read.
+SHARED_FOR = 1.0
+# Seconds that a client may take to send its request, and to take the answer.
+CLIENT_TIMEOUT = 5.0
+
+
+@dataclass(frozen=True)
+class _Gauge:
+    """A gauge of tasks.
+
+    :ivar value: returns a task's value; ``None``: the task has none
+    """
+
+    name: str
+    unit: Literal["", "s"]
+    description: str
+    value: Callable[[TaskStatus], float | None]
+
+    @property
+    def prometheus_name(self) -> str:
+        """The name as the conversion from OpenTelemetry to Prometheus makes it."""
+        return self.name.replace(".", "_") + ("_seconds" if self.unit == "s" else "")
+
+
+def _overdue(task: TaskStatus) -> float:
+    """Return 1 for an overdue task, also for one whose last holder died: its state is that."""
+    if task.gone:  # which is a note and not an alarm
+        return 0.0
+    if task.state is TaskState.DEAD and task.overdue_at is not None:
+        # The row's answer does not say how late it is. The grace time is far above what clocks
+        # differ by.
+        return float(task.overdue_at < datetime.now(timezone.utc))
+    return float(task.state is TaskState.OVERDUE)
+
+
+def _last_success(task: TaskStatus) -> float | None:
+    return None if task.succeeded_at is None else task.succeeded_at.timestamp()
+
+
+GAUGES = (
+    _Gauge("tasklock.task.overdue", "", "1 if nobody has run the task when it was due", _overdue),
+    _Gauge(
+        "tasklock.task.last_success",
+        "s",
+        "When a run last ended well, since 1970",
+        _last_success,
+    ),
+    _Gauge(
+        "tasklock.task.failures",
+        "",
+        "Runs that failed since the last that ended well",
+        lambda task: float(task.failures),
+    ),
+)
+
+
+def _read(locks: TaskLocks) -> list[TaskStatus]:
+    """Return the tasks that have metrics: not those of one-off jobs, which are without number."""
+    return [task for task in locks.tasks() if not _is_one_off(task)]
+
+
+def _is_one_off(task: TaskStatus) -> bool:
+    return isinstance(task.schedule, Mapping) and task.schedule.get("type") == "date"
+
+
+def prometheus_text(locks: TaskLocks) -> str:
+    """Return the metrics of all tasks in Prometheus' text format, version 0.0.4.
+
+    :raises TaskLockError: the database is unavailable, or rejects the read
+    """
+    tasks = _read(locks)
+    lines = []
+    for gauge in GAUGES:
+        name = gauge.prometheus_name
+        lines += [f"# HELP {name} {gauge.description}", f"# TYPE {name} gauge"]
+        for task in tasks:
+            if (value := gauge.value(task)) is not None:
+                lines.append(f'{name}{{tasklock_task_name="{_escaped(task.name)}"}} {value!r}')
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(value: str) -> str:
+    """Return a label's value as it stands between the quotes."""
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def observe_tasks(locks: TaskLocks, meter_provider: MeterProvider | None = None) -> None:
+    """Register OpenTelemetry's gauges of all tasks. Each collection reads the rows once.
+
+    Call it in one process: each that does so reports the same tasks. While the database is
+    unavailable, nothing is reported, and a WARNING says so.
+
+    :param meter_provider: by default the global one
+    :raises TaskLockOptionError: ``opentelemetry-api`` is not installed
+    """
+    try:
+        from opentelemetry.metrics import get_meter
+    except ImportError:
+        raise TaskLockOptionError(
+            "observe_tasks() needs OpenTelemetry: pip install 'apscheduler-tasklock[otel]'"
+        ) from None
+    meter = get_meter("apscheduler_tasklock", meter_provider=meter_provider)
+    reader = _SharedReader(locks)
+    for gauge in GAUGES:
+        meter.create_observable_gauge(
+            gauge.name, [partial(_observe, reader, gauge)], gauge.unit, gauge.description
+        )
+
+
+def _observe(
+    reader: _SharedReader, gauge: _Gauge, _options: CallbackOptions
+) -> Iterable[Observation]:
+    from opentelemetry.metrics import Observation
+
+    for task in reader.read():
+        if (value := gauge.value(task)) is not None:
+            yield Observation(value, {TASK_NAME: task.name})
+
+
+class _SharedReader:
+    """Reads the tasks once for all gauges of a collection, which are asked one after the other."""
+
+    def __init__(self, locks: TaskLocks) -> None:
+        self._locks = locks
+        self._reading = threading.Lock()
+        self._tasks: list[TaskStatus] = []
+        self._read_at: float | None = None
+        self._fails = False
+
+    def read(self) -> list[TaskStatus]:
+        """Return the tasks; none if they cannot be read."""
+        with self._reading:
+            if self._read_at is None or time.monotonic() > self._read_at + SHARED_FOR:
+                try:
+                    self._tasks = _read(self._locks)
+                    self._fails = False
+                except TaskLockError as error:
+                    self._tasks = []
+                    level = logging.DEBUG if self._fails else logging.WARNING
+                    logger.log(level, "The metrics of the tasks cannot be read: %s", error)
+                    self._fails = True
+                self._read_at = time.monotonic()
+            return self._tasks
+
+
+class MetricsServer(ThreadingHTTPServer):
+    """Serves ``/metrics`` to Prometheus. Call ``serve_forever()``; a ``with`` closes its socket.
+
+    While the database is unavailable, it answers 503 with one line that says why.
+
+    :param locks: reads the rows; its ``claim_timeout`` limits how long that is tried, which is to
+        be shorter than Prometheus' ``scrape_timeout``
+    :param host: address that it listens on; by default only this machine reaches it
+    :param port: 0 takes one that is free
+    :raises OSError: the address cannot be listened on
+    """
+
+    daemon_threads = True  # a client that hangs does not keep the process
+
+    def __init__(self, locks: TaskLocks, host: str = "127.0.0.1", port: int = 9464) -> None:
+        self.locks = locks
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), _MetricsHandler)
+
+    @property
+    def url(self) -> str:
+        """Where the metrics are."""
+        host, port = self.server_address[:2]
+        shown = f"[{host!s}]" if self.address_family == socket.AF_INET6 else str(host)
+        return f"http://{shown}:{port}/metrics"
+
+    def handle_error(self, _request: Any, _client_address: Any) -> None:
+        """Log an error of one client, such as a connection that it has reset."""
+        logger.debug("A client of the metrics failed", exc_info=True)
+
+
+class _MetricsHandler(BaseHTTPRequestHandler):
+    server: MetricsServer
+    timeout = CLIENT_TIMEOUT
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != "/metrics":
+            self._answer(HTTPStatus.NOT_FOUND, "The metrics are at /metrics\n")
+            return
+        try:
+            text = prometheus_text(self.server.locks)
+        except TaskLockError as error:
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, " ".join(str(error).split()) + "\n")
+        else:
+            self._answer(HTTPStatus.OK, text)
+
+    def _answer(self, status: HTTPStatus, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def version_string(self) -> str:
+        return "apscheduler-tasklock"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base's name
+        logger.debug(format, *args)

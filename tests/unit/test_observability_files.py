@@ -1,0 +1,146 @@
+"""The rules and the dashboard that are shipped: they parse, and ask for metrics that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import yaml
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+
+from apscheduler_tasklock import HeldLock, TaskLocks
+from apscheduler_tasklock._lock.protocol import Refusal, RunEnd
+from apscheduler_tasklock._scheduler.otel import OpenTelemetryRun
+from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock.metrics import observe_tasks, prometheus_text
+from tests.support.telemetry import telemetry
+
+TASK = 'a "task" \\ of\nmany words'
+WORD = re.compile(r"\btasklock_\w+")
+
+
+@pytest.fixture
+def locks(database_url: str) -> Iterator[TaskLocks]:
+    locks = TaskLocks(database_url)
+    with locks.hold(TASK, min_lock=0, max_lock=60):
+        pass
+    yield locks
+    locks.close()
+
+
+def measure_everything() -> None:
+    """Let a run time's telemetry use all of its instruments and attributes."""
+    now = datetime.now(timezone.utc)
+    job = SimpleNamespace(func_ref="module:function")
+    submission = Submission(job, "default", None, (), TASK, None, False, "logger")
+    held = HeldLock(
+        name=TASK,
+        token=1,
+        claim_id=uuid4(),
+        run_time=now,
+        window_start=now,
+        locked_until=now + timedelta(minutes=1),
+        run_until=now + timedelta(minutes=1),
+        ends_at=time.monotonic() + 60,
+        extender=lambda *_: True,
+    )
+    refusal = Refusal(
+        holder="other",
+        token=1,
+        locked_until=now,
+        reason="window",
+        renewed=False,
+        blocked=False,
+        unfinished=False,
+        waits=False,
+        window_start=now,
+    )
+    run = OpenTelemetryRun(submission)
+    run.claimed(time.monotonic(), refusal)
+    run.claim_failed(time.monotonic())
+    run.claimed(time.monotonic(), held)
+    with run.running(held, now.timestamp()):
+        pass
+    run.ended(RunEnd.of(ValueError()))
+    run.lost()
+    run.skipped("misfire")
+
+
+def samples(families: Any) -> list[Any]:
+    return [s for family in families for s in family.samples if s.name.startswith("tasklock_")]
+
+
+@pytest.fixture
+def words(locks: TaskLocks) -> Iterator[tuple[set[str], set[str]]]:
+    """The names of all metrics and labels, as OpenTelemetry's exporter makes them."""
+    telemetry()
+    measure_everything()
+    gauges = MeterProvider([PrometheusMetricReader()], shutdown_on_exit=False)
+    observe_tasks(locks, gauges)
+    found = samples(REGISTRY.collect())
+    yield {s.name for s in found}, {label for s in found for label in s.labels}
+    gauges.shutdown()
+
+
+def check(expression: str, words: tuple[set[str], set[str]]) -> None:
+    names, labels = words
+    used = set(WORD.findall(expression))
+    assert used & names, expression
+    assert used <= names | labels, used - names - labels
+    for label in re.findall(r"(\w+)\s*=~?\"", expression):
+        assert label in labels, label
+    for grouping in re.findall(r"by \(([^)]*)\)", expression):
+        assert set(grouping.split(", ")) <= labels | {"le"}, grouping
+
+
+def test_the_alert_rules_name_metrics_that_there_are(
+    checkout: Path, words: tuple[set[str], set[str]]
+) -> None:
+    groups = yaml.safe_load((checkout / "observability/prometheus-rules.yml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules) >= 5
+    for rule in rules:
+        check(rule["expr"], words)
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        text = " ".join(rule["annotations"].values())
+        assert set(re.findall(r"\$labels\.(\w+)", text)) <= words[1]
+
+
+def test_the_dashboard_names_metrics_that_there_are(
+    checkout: Path, words: tuple[set[str], set[str]]
+) -> None:
+    dashboard = json.loads((checkout / "observability/grafana-dashboard.json").read_text())
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+        for target in panel["targets"]:
+            check(target["expr"], words)
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= words[1]
+    [query] = [v["query"]["query"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
+    assert set(WORD.findall(query)) <= words[0] | words[1]
+
+
+def test_the_text_has_the_names_and_values_that_opentelemetry_has(
+    locks: TaskLocks, words: tuple[set[str], set[str]]
+) -> None:
+    def of(families: Any) -> dict[str, float]:
+        found = [s for s in samples(families) if s.name.startswith("tasklock_task_")]
+        return {s.name: s.value for s in found if s.labels["tasklock_task_name"] == TASK}
+
+    as_text = of(text_string_to_metric_families(prometheus_text(locks)))
+    assert as_text == of(REGISTRY.collect())
+    assert len(as_text) == 3
+    assert as_text["tasklock_task_last_success_seconds"] == pytest.approx(time.time(), abs=3600)
