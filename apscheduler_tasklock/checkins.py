@@ -1,0 +1,415 @@
+"""Check-ins: tell a monitoring service of each granted run that it began, and how it ended.
+
+A service that hears nothing when it should raises an alarm. These are Sentry Crons, and all that
+take pings at a URL, in the manner of healthchecks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import queue
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Literal
+from urllib.error import HTTPError
+from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.request import Request, urlopen
+from uuid import NAMESPACE_URL, uuid5
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from apscheduler.events import (
+    EVENT_JOB_ERROR,
+    EVENT_JOB_EXECUTED,
+    EVENT_SCHEDULER_SHUTDOWN,
+    JobExecutionEvent,
+)
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.date import DateTrigger
+from apscheduler.triggers.interval import IntervalTrigger
+
+from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.events import (
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_RELEASED,
+    TaskLockEvent,
+)
+
+logger = logging.getLogger(__name__)
+
+# How many check-ins wait to be sent, at most.
+LONGEST_QUEUE = 1000
+# Seconds that a service may take to be reached, and to answer.
+REQUEST_TIMEOUT = 5.0
+# Seconds for which a shutdown waits for check-ins to be sent.
+CLOSING_TIMEOUT = 2.0
+# How many runs are known whose end has not been told. More have lost theirs with their workers.
+MOST_RUNS = 1000
+# Sentry's longest slug.
+LONGEST_SLUG = 50
+
+_Status = Literal["start", "ok", "fail"]
+_RunKey = tuple[str, str, datetime]  # job, job store, run time
+
+
+_UNKNOWN = object()
+
+
+@dataclass
+class _Run:
+    """A granted run.
+
+    :ivar run_id: the same for a run time on all replicas
+    :ivar job: its job; ``None`` if its store has it no more
+    """
+
+    task_name: str
+    job_id: str
+    jobstore: str
+    run_id: str
+    job: Any = _UNKNOWN
+
+
+@dataclass(frozen=True)
+class _CheckIn:
+    """What is told of a run."""
+
+    run: _Run
+    status: _Status
+
+
+class CheckIns:
+    """Sends check-ins for the runs that this replica is granted. No job waits for them.
+
+    >>> CheckIns(ping={"report": "https://hc-ping.com/0b7c..."}).attach(scheduler)  # doctest: +SKIP
+
+    They are sent by one background thread, in their order. If a service does not answer, they wait;
+    if too many do, further ones are dropped, and a WARNING says so. A shutdown of the scheduler
+    sends what waits, for 2 seconds at most.
+
+    A run that fails, that loses its lock, or that is cancelled for good is told as failed. Of one
+    that is handed over to another replica, that replica tells the end.
+
+    :param ping: URLs by task name; or one for all tasks, in which ``{task}`` stands for the task's
+        name and ``{slug}`` for its form in lower case, digits, ``-`` and ``_``. A run's beginning
+        is told to the URL with ``/start`` added to its path, success to the URL itself, failure to
+        that with ``/fail``.
+    :param sentry: whether Sentry Crons is told; or the names of the tasks of which it is. The
+        application calls ``sentry_sdk.init()``. A monitor's slug is that of the task, and its
+        schedule comes from the job's trigger, if Sentry can express that.
+    :param sentry_config: further entries of the monitors' configurations, such as
+        ``{"max_runtime": 120}``, in minutes; by Sentry's default a run may take 30
+    :param timeout: seconds that a service of pings may take to be reached, and to answer
+    :raises TaskLockOptionError: a URL is none of ``http`` or ``https``, nothing is to be told, or
+        ``sentry-sdk`` is not installed
+    """
+
+    def __init__(
+        self,
+        *,
+        ping: str | Mapping[str, str] | None = None,
+        sentry: bool | Collection[str] = False,
+        sentry_config: Mapping[str, Any] | None = None,
+        timeout: float = REQUEST_TIMEOUT,
+    ) -> None:
+        if isinstance(sentry, str):
+            raise TaskLockOptionError("CheckIns: sentry takes a list of task names, not one name")
+        if not ping and not sentry:
+            raise TaskLockOptionError("CheckIns: give ping, sentry or both; else nothing is told")
+        for url in [ping] if isinstance(ping, str) else (ping or {}).values():
+            _check_url(url)
+        self._ping = ping or {}
+        self._sentry = sentry
+        self._capture = _sentry_capture() if sentry else None
+        self._sentry_config = sentry_config or {}
+        self._timeout = timeout
+        self._scheduler: Any = None
+        self._runs: OrderedDict[_RunKey, _Run] = OrderedDict()
+        self._changing = threading.Lock()
+        self._sender: _Sender | None = None
+        self._is_shut_down = False
+
+    def attach(self, scheduler: Any) -> CheckIns:
+        """Listen to a scheduler, whose executor is a ``TaskLockExecutor``; return this.
+
+        :raises TaskLockOptionError: this listens to a scheduler already
+        """
+        if self._scheduler is not None:
+            raise TaskLockOptionError("CheckIns: attached already; make one for each scheduler")
+        self._scheduler = scheduler
+        scheduler.add_listener(self._granted, EVENT_TASK_LOCK_GRANTED)
+        scheduler.add_listener(self._released, EVENT_TASK_LOCK_RELEASED)
+        scheduler.add_listener(self._lost, EVENT_TASK_LOCK_LOST)
+        scheduler.add_listener(self._ended, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
+        scheduler.add_listener(self._shut_down, EVENT_SCHEDULER_SHUTDOWN)
+        return self
+
+    def close(self) -> None:
+        """Send what waits, for 2 seconds at most, and end the thread that sends."""
+        with self._changing:
+            sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close(CLOSING_TIMEOUT)
+
+    def _granted(self, event: TaskLockEvent) -> None:
+        # The same on a replica that takes the run over, so that its check-ins continue these.
+        window = event.scheduled_run_time.astimezone(timezone.utc).isoformat()
+        run_id = uuid5(NAMESPACE_URL, f"tasklock:{event.task_name}:{window}").hex
+        run = _Run(event.task_name, event.job_id, event.jobstore, run_id)
+        with self._changing:
+            self._is_shut_down = False
+            self._runs[_key(event)] = run
+            if len(self._runs) > MOST_RUNS:
+                self._runs.popitem(last=False)
+            self._tell(_CheckIn(run, "start"))
+
+    def _released(self, event: TaskLockEvent) -> None:
+        if event.reason == "handed over":
+            with self._changing:
+                self._runs.pop(_key(event), None)
+
+    def _lost(self, event: TaskLockEvent) -> None:
+        self._tell_end(event, "fail")
+
+    def _ended(self, event: JobExecutionEvent) -> None:
+        self._tell_end(event, "ok" if event.code == EVENT_JOB_EXECUTED else "fail")
+
+    def _tell_end(self, event: Any, status: _Status) -> None:
+        with self._changing:
+            run = self._runs.pop(_key(event), None)
+            if run is None:  # it ran without a lock, or its end was told
+                return
+            self._tell(_CheckIn(run, status))
+        if self._is_shut_down:  # which has not waited for this run
+            self.close()
+
+    def _shut_down(self, _event: Any) -> None:
+        self._is_shut_down = True
+        self.close()
+
+    def _tell(self, check_in: _CheckIn) -> None:
+        # A forked child has no thread of its parent's.
+        if self._sender is None or self._sender.pid != os.getpid():
+            self._sender = _Sender(self._send)
+        self._sender.put(check_in)
+
+    def _send(self, check_in: _CheckIn) -> None:
+        """Send a check-in. Called in the background thread, which alone may wait."""
+        run = check_in.run
+        if run.job is _UNKNOWN:
+            run.job = self._scheduler.get_job(run.job_id, run.jobstore)  # asks its store
+        # Those are without number, and each would make a monitor.
+        is_one_off = run.job is None or isinstance(run.job.trigger, DateTrigger)
+        if self._capture is not None and self._is_for_sentry(run.task_name, is_one_off):
+            self._capture(
+                monitor_slug=slug_of(run.task_name),
+                check_in_id=run.run_id,
+                status=_SENTRY_STATUS[check_in.status],
+                monitor_config=self._monitor_config(run.job),
+            )
+        url = self._url(run.task_name, is_one_off)
+        if url is not None:
+            _ping(url, check_in.status, self._timeout)
+
+    def _is_for_sentry(self, task_name: str, is_one_off: bool) -> bool:
+        if isinstance(self._sentry, bool):
+            return self._sentry and not is_one_off
+        return task_name in self._sentry
+
+    def _monitor_config(self, job: Any) -> dict[str, Any] | None:
+        config = None if job is None else monitor_config(job.trigger)
+        return None if config is None else {**config, **self._sentry_config}
+
+    def _url(self, task_name: str, is_one_off: bool) -> str | None:
+        if not isinstance(self._ping, str):
+            return self._ping.get(task_name)
+        if is_one_off:
+            return None
+        named = self._ping.replace("{task}", quote(task_name, safe=""))
+        return named.replace("{slug}", slug_of(task_name))
+
+
+def _key(event: Any) -> _RunKey:
+    return event.job_id, event.jobstore, event.scheduled_run_time
+
+
+def _check_url(url: str) -> None:
+    if urlsplit(url).scheme not in ("http", "https"):
+        # The URL is a secret: whoever has it can check in.
+        raise TaskLockOptionError("CheckIns: a URL of ping begins with neither http: nor https:")
+
+
+def slug_of(task_name: str) -> str:
+    """Return a task's name in lower case, digits, ``-`` and ``_``, of 50 characters at most."""
+    slug = re.sub(r"[^a-z0-9_-]+", "-", task_name.lower()).strip("-")
+    if slug and len(slug) <= LONGEST_SLUG:
+        return slug
+    digest = hashlib.sha256(task_name.encode()).hexdigest()[:8]
+    return f"{slug[: LONGEST_SLUG - 9]}-{digest}".strip("-")
+
+
+_SENTRY_STATUS = {"start": "in_progress", "ok": "ok", "fail": "error"}
+
+
+def _sentry_capture() -> Callable[..., Any]:
+    try:
+        from sentry_sdk.crons import capture_checkin
+    except ImportError:
+        raise TaskLockOptionError(
+            "CheckIns: sentry needs its SDK: pip install 'apscheduler-tasklock[sentry]'"
+        ) from None
+    return capture_checkin
+
+
+def monitor_config(trigger: Any) -> dict[str, Any] | None:
+    """Return Sentry's configuration of a monitor; ``None`` for a trigger that it has no word for.
+
+    Sentry knows five fields of cron, and intervals of whole minutes.
+    """
+    if type(trigger) is CronTrigger:
+        crontab = _crontab(trigger)
+        if crontab is None or not _is_time_zone(str(trigger.timezone)):
+            return None
+        config: dict[str, Any] = {"schedule": {"type": "crontab", "value": crontab}}
+        return {**config, "timezone": str(trigger.timezone)}
+    if type(trigger) is IntervalTrigger:
+        minutes, rest = divmod(trigger.interval.total_seconds(), 60)
+        if minutes >= 1 and rest == 0:
+            value, unit = _largest_unit(int(minutes))
+            return {"schedule": {"type": "interval", "value": value, "unit": unit}}
+    return None
+
+
+def _is_time_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (ValueError, OSError, ZoneInfoNotFoundError):  # such as a fixed offset
+        return False
+    return True
+
+
+def _largest_unit(minutes: int) -> tuple[int, str]:
+    for unit, size in (("day", 1440), ("hour", 60)):
+        if minutes % size == 0:
+            return minutes // size, unit
+    return minutes, "minute"
+
+
+# What a crontab has, in its order; of the others APScheduler's defaults.
+_CRONTAB_FIELDS = ("minute", "hour", "day", "month", "day_of_week")
+_CRON_PART = re.compile(r"(\*|\d+(-\d+)?)(/\d+)?")
+_WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+
+def _crontab(trigger: Any) -> str | None:
+    """Return a cron trigger as a crontab; ``None`` if none means the same."""
+    fields = {field.name: str(field) for field in trigger.fields}
+    if fields["second"] != "0" or fields["year"] != "*" or fields["week"] != "*":
+        return None
+    # A crontab runs if one of the two fits, and APScheduler if both do.
+    if fields["day"] != "*" and fields["day_of_week"] != "*":
+        return None
+    fields["day_of_week"] = _crontab_weekdays(fields["day_of_week"])
+    parts = [part for name in _CRONTAB_FIELDS for part in fields[name].split(",")]
+    if not all(_CRON_PART.fullmatch(part) for part in parts):  # such as `last`, or `2nd mon`
+        return None
+    return " ".join(fields[name] for name in _CRONTAB_FIELDS)
+
+
+def _crontab_weekdays(field: str) -> str:
+    """Return the weekdays as a crontab counts them: from Sunday, which is 0; here from Monday."""
+    for number, name in enumerate(_WEEKDAYS):
+        field = field.replace(name, str(number))
+    if not all(re.fullmatch(r"\d(-\d)?", part) for part in field.split(",")):
+        return field
+    days: set[int] = set()
+    for part in field.split(","):
+        first, _, last = part.partition("-")
+        days |= set(range(int(first), int(last or first) + 1))
+    return ",".join(str(day) for day in sorted((day + 1) % 7 for day in days))
+
+
+def _ping(url: str, status: _Status, timeout: float) -> None:
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/")
+    if status != "ok":
+        path += f"/{status}"
+    whole = urlunsplit(parts._replace(path=path or "/"))
+    try:
+        _get(whole, timeout)
+    except OSError:
+        _get(whole, timeout)  # once more: a check-in that is lost raises an alarm
+
+
+def _get(url: str, timeout: float) -> None:
+    # The scheme was checked when the URL was given.
+    request = Request(url, headers={"User-Agent": "apscheduler-tasklock"})  # noqa: S310
+    try:
+        urlopen(request, timeout=timeout).close()  # noqa: S310
+    except HTTPError as error:
+        error.close()
+        raise
+
+
+class _Sender:
+    """Sends check-ins in a thread, one after the other.
+
+    :param send: sends one
+    :ivar pid: of its process
+    """
+
+    def __init__(self, send: Callable[[_CheckIn], None]) -> None:
+        self.pid = os.getpid()
+        self._send = send
+        self._queue: queue.Queue[_CheckIn | None] = queue.Queue(LONGEST_QUEUE)
+        self._given_up = threading.Event()
+        self._drops = False
+        self._fails = False
+        # A daemon, since a service that hangs must not keep the process.
+        self._thread = threading.Thread(target=self._run, name="tasklock-check-ins", daemon=True)
+        self._thread.start()
+
+    def put(self, check_in: _CheckIn) -> None:
+        """Let a check-in be sent, or drop it if too many wait."""
+        try:
+            self._queue.put_nowait(check_in)
+        except queue.Full:
+            if not self._drops:
+                self._drops = True
+                logger.warning(
+                    "Check-ins are dropped, since %d wait to be sent: their service answers too "
+                    "slowly, or not at all",
+                    LONGEST_QUEUE,
+                )
+
+    def close(self, timeout: float) -> None:
+        """Send what waits, for so many seconds at most, and end the thread."""
+        deadline = time.monotonic() + timeout
+        with suppress(queue.Full):
+            self._queue.put(None, timeout=timeout)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._given_up.set()
+        if self._thread.is_alive():
+            logger.warning("Check-ins are not sent: their service has not answered in time")
+
+    def _run(self) -> None:
+        while (check_in := self._queue.get()) is not None and not self._given_up.is_set():
+            try:
+                self._send(check_in)
+                self._fails = False
+            except Exception as error:  # noqa: BLE001  # of a service, an SDK or a job store
+                level = logging.DEBUG if self._fails else logging.WARNING
+                self._fails = True
+                # Other errors than those of the system may have the URL, which is a secret.
+                why = error if isinstance(error, OSError) else type(error).__name__
+                logger.log(level, "A check-in of %r failed: %s", check_in.run.task_name, why)
+            if self._queue.empty():
+                self._drops = False
