@@ -17,9 +17,10 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
-from apscheduler_tasklock import TaskLocks
+from apscheduler_tasklock import TaskLocks, TaskStatus
 from apscheduler_tasklock.metrics import MetricsServer, observe_tasks, prometheus_text
 from tests.support.outages import refuse, restore
+from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 
 MakeTaskLocks = Callable[..., TaskLocks]
@@ -163,8 +164,17 @@ def test_a_client_that_sends_nothing_keeps_nobody_waiting(
         assert silent.recv(1) == b""  # the server has closed it, by its time limit
 
 
+class CountingLocks(TaskLocks):
+    """Counts how often the tasks are read."""
+
+    reads = 0
+
+    def tasks(self, *patterns: str, limit: int | None = None) -> list[TaskStatus]:
+        self.reads += 1
+        return super().tasks(*patterns, limit=limit)
+
+
 def test_gauges_read_the_rows_once_and_report_nothing_in_an_outage(
-    make_task_locks: MakeTaskLocks,
     known_task: KnownTask,
     proxy: Proxy,
     caplog: pytest.LogCaptureFixture,
@@ -172,7 +182,7 @@ def test_gauges_read_the_rows_once_and_report_nothing_in_an_outage(
     known_task("task")
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
-    locks = make_task_locks(proxy.url, claim_timeout=0.5)
+    locks = CountingLocks(proxy.url, claim_timeout=0.5)
     observe_tasks(locks, provider)
 
     def names() -> set[str]:
@@ -187,6 +197,8 @@ def test_gauges_read_the_rows_once_and_report_nothing_in_an_outage(
 
     refuse(proxy)
     assert names() == set()
+    assert locks.reads == 1
+    eventually(lambda: names() == set() and locks.reads == 2)
     told = [r for r in caplog.records if r.name == "apscheduler_tasklock.metrics"]
     assert [record.levelno for record in told] == [logging.WARNING]
     provider.shutdown()
@@ -197,3 +209,5 @@ def test_gauges_read_the_rows_once_and_report_nothing_in_an_outage(
     observe_tasks(locks, provider)
     assert names() == {"tasklock.task.overdue", "tasklock.task.failures"}
     provider.shutdown()
+    assert locks.reads == 3
+    locks.close()
