@@ -342,7 +342,7 @@ def _ping(url: str, status: _Status, timeout: float) -> None:
     path = parts.path.rstrip("/")
     if status != "ok":
         path += f"/{status}"
-    whole = urlunsplit(parts._replace(path=path or "/"))
+    whole = urlunsplit((parts.scheme, parts.netloc, path or "/", parts.query, ""))
     try:
         _get(whole, timeout)
     except OSError:

@@ -229,7 +229,7 @@ def test_a_service_that_hangs_delays_neither_jobs_nor_the_shutdown_for_long(
     assert [r.levelname for r in told(caplog)] == ["WARNING"]
     assert "not sent" in caplog.text
     service.answers.set()  # so that its thread ends, and sends nothing more
-    eventually(lambda: not [t for t in threading.enumerate() if t.name == "tasklock-check-ins"])
+    eventually(lambda: not sending())
     assert len(service.paths) == 1
 
 
@@ -256,6 +256,10 @@ def test_too_many_check_ins_are_dropped_with_one_warning(
     replica.scheduler.remove_job("many")
     replica.shutdown()
     assert [r.levelname for r in told(caplog) if "are dropped" in r.message] == ["WARNING"]
+
+
+def sending() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "tasklock-check-ins"]
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -304,6 +308,7 @@ def test_the_end_of_a_run_that_a_shutdown_did_not_wait_for_is_told(
     replica.scheduler.shutdown(wait=False)
     job.go_on.set()
     eventually(lambda: service.paths == ["/job/start", "/job"])
+    eventually(lambda: not sending())
 
 
 class Collected(Transport):
