@@ -78,6 +78,15 @@ class Telemetry:
         """Return the attributes of these points, without the task's name."""
         return [without_task(point.attributes) for point in self.points(instrument, task)]
 
+    def attribute_names(self) -> set[str]:
+        """Return the names of all attributes that were measured with."""
+        return {
+            name
+            for _, metric in self._metrics()
+            for point in metric.data.data_points
+            for name in point.attributes
+        }
+
     def units(self) -> dict[str, str]:
         """Return the units of all instruments of the library."""
         found = self._metrics()

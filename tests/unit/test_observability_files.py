@@ -89,7 +89,9 @@ def words(locks: TaskLocks) -> Iterator[tuple[set[str], set[str]]]:
     gauges = MeterProvider([PrometheusMetricReader()], shutdown_on_exit=False)
     observe_tasks(locks, gauges)
     found = samples(REGISTRY.collect())
-    yield {s.name for s in found}, {label for s in found for label in s.labels}
+    # Older exporters leave out labels that not all points of an instrument have.
+    attributes = {name.replace(".", "_") for name in telemetry().attribute_names()}
+    yield {s.name for s in found}, {label for s in found for label in s.labels} | attributes
     gauges.shutdown()
 
 
