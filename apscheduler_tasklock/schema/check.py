@@ -12,7 +12,13 @@ from sqlalchemy import Table
 
 from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
-from apscheduler_tasklock.schema.table import DEFAULT_TABLE, quoted, quoted_name
+from apscheduler_tasklock.schema.table import (
+    DEFAULT_TABLE,
+    quoted,
+    quoted_name,
+    replica_table,
+    run_table,
+)
 
 # From the catalogue, which every role may read: the run-time role has rights on the task lock
 # table only, and so cannot read the version that Alembic notes in a table of its own.
@@ -80,7 +86,11 @@ def explain_rejection(
     :param user: the role that asked, if known
     :param where: the database, shown in messages
     """
-    if isinstance(error, (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)):
+    if isinstance(error, psycopg.errors.UndefinedTable):
+        said = one_line(error)
+        beside = [t for t in (run_table(table), replica_table(table)) if t.name in said]
+        return missing_table(table, beside[0] if beside else None)
+    if isinstance(error, psycopg.errors.InvalidSchemaName):
         return missing_table(table)
     if isinstance(error, psycopg.errors.UndefinedColumn):
         return old_table(table)
@@ -89,10 +99,14 @@ def explain_rejection(
     return TaskLockError(f"the task lock database ({where}) rejects this: {one_line(error)}")
 
 
-def missing_table(table: Table) -> TaskLockSchemaError:
-    """Return the error for a database that was never upgraded."""
+def missing_table(table: Table, beside: Table | None = None) -> TaskLockSchemaError:
+    """Return the error for a database that was never upgraded.
+
+    :param beside: the table that is missing, if it is one of those beside the task lock table
+    """
+    missing = table if beside is None else beside
     return TaskLockSchemaError(
-        f"the table {table.fullname} does not exist in this database; "
+        f"the table {missing.fullname} does not exist in this database; "
         f"create it with: {_upgrade_command(table)}"
     )
 

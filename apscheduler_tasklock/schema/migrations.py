@@ -99,7 +99,7 @@ def migrate(
     :param revision: an Alembic revision of this library; ``"base"`` drops the table
     :raises TaskLockError: there is no connection, and no migration is being run offline
     """
-    scripts = ScriptDirectory(str(_scripts_folder()))
+    scripts = ScriptDirectory(str(scripts_folder()))
 
     def steps(heads: Any, _context: MigrationContext) -> Any:
         # What Alembic's own commands call; it has no public name.
@@ -226,12 +226,12 @@ def _run(database: str | URL, schema: str | None, table: str, run: Any) -> bool:
 def _config(schema: str | None, table: str, connection: Connection | None = None) -> Config:
     task_lock_table(table, schema)  # which knows what PostgreSQL can have
     config = Config(attributes={"connection": connection, "schema": schema, "table": table})
-    config.set_main_option("script_location", str(_scripts_folder()).replace("%", "%%"))
+    config.set_main_option("script_location", str(scripts_folder()).replace("%", "%%"))
     return config
 
 
-def _scripts_folder() -> Path:
-    """Return the migrations: inside an installed package, or beside the one of a checkout."""
+def scripts_folder() -> Path:
+    """Return where the migrations are: inside an installed package, or beside a checkout's."""
     package = Path(__file__).parent.parent
     installed = package / "migrations"
     return installed if installed.is_dir() else package.parent / "alembic"

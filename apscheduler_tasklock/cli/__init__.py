@@ -1,0 +1,58 @@
+"""The command ``apscheduler-tasklock``."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+import psycopg
+from sqlalchemy.exc import DBAPIError
+
+from apscheduler_tasklock._database.errors import one_line
+from apscheduler_tasklock.cli.check import answer_monitor
+from apscheduler_tasklock.cli.exits import FAILED, INTERRUPTED, say, status_of
+from apscheduler_tasklock.cli.parser import MonitorParser, build_parser
+from apscheduler_tasklock.errors import TaskLockError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; see ``apscheduler-tasklock --help``."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name may be in any script
+            stream.reconfigure(errors="backslashreplace")
+    if next((word for word in given if not word.startswith("-")), None) == "check":
+        return answer_monitor(lambda: _run_check(given), as_json="--json" in given)
+    options = build_parser().parse_args(given)
+    try:
+        return _run(options)
+    except BrokenPipeError:  # as in `apscheduler-tasklock upgrade --sql | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run_check(given: list[str]) -> int:
+    options = build_parser(MonitorParser).parse_args(given)
+    status: int = options.run(options)
+    return status
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        status: int = options.run(options)
+    except TaskLockError as error:
+        say(str(error))
+        return status_of(error) if options.has_statuses else FAILED
+    except (DBAPIError, psycopg.Error) as error:
+        # SQLAlchemy's message repeats the statement; the driver's says what is wrong.
+        cause = getattr(error, "orig", None) or error
+        refused = isinstance(cause, psycopg.Error) and cause.sqlstate is not None
+        what = "the database refused" if refused else "cannot use the database"
+        say(f"{what}: {one_line(cause)}")
+        return FAILED
+    return status

@@ -1,0 +1,206 @@
+"""The command ``check``: one line for a monitor, in the form of Nagios' plugins."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from apscheduler_tasklock.cli.output import print_json
+from apscheduler_tasklock.cli.target import patterns_of, task_locks, unmatched
+from apscheduler_tasklock.cli.text import printable
+from apscheduler_tasklock.status import TaskState, TaskStatus
+
+OK = 0
+WARNING = 1
+CRITICAL = 2
+UNKNOWN = 3
+
+_WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+
+# With failover a dead run is found and run again within two polls.
+_TWO_POLLS = 10.0
+
+# So many tasks are named of each kind of problem.
+_MOST_NAMES = 5
+
+_ALARMS = (TaskState.OVERDUE, TaskState.DEAD, TaskState.TOO_LONG)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a task.
+
+    :ivar task: its name
+    :ivar problem: a state's name
+    :ivar detail: how far it has come, in words
+    :ivar exit_status: what the command exits with because of it, at least
+    """
+
+    task: str
+    problem: str
+    detail: str
+    exit_status: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a monitor is told.
+
+    :ivar exit_status: 0 to 3
+    :ivar message: what is wrong, in one line
+    :ivar problems: one for each task that has one
+    :ivar metrics: numbers to draw, by name; those that end with ``_seconds`` are seconds
+    """
+
+    exit_status: int
+    message: str
+    problems: Sequence[Problem] = ()
+    metrics: dict[str, float] | None = None
+
+
+def check(options: argparse.Namespace) -> int:
+    """Print one line on the tasks, and return 0 to 3."""
+    patterns = patterns_of(options, options.patterns)
+    with task_locks(options) as locks:
+        tasks = locks.tasks(*patterns)
+        if not tasks:
+            locks.check()  # rows may be hidden by a policy
+    names = [task.name for task in tasks]
+    verdict = judge(tasks, unmatched(patterns, names), datetime.now(timezone.utc))
+    return _tell(verdict, as_json=options.json)
+
+
+def answer_monitor(answer: Callable[[], int], *, as_json: bool) -> int:
+    """Return what the command exits with, which is 3 for whatever fails in the command itself."""
+    try:
+        return answer()
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # 1 and 2 would tell of tasks
+        said = " ".join(str(error).split()) or type(error).__name__
+        return _tell(Verdict(UNKNOWN, said), as_json=as_json)
+
+
+def judge(tasks: Sequence[TaskStatus], missing: Sequence[str], now: datetime) -> Verdict:
+    """Return what a monitor is told of these tasks.
+
+    :param missing: patterns that no task matches
+    :param now: this machine's time, for what only now seems dead
+    """
+    problems = [problem for task in tasks if (problem := problem_of(task, now)) is not None]
+    status = max((problem.exit_status for problem in problems), default=OK)
+    parts = _parts(problems)
+    if missing:
+        # A task that is overdue is known to be so, whatever else is unknown.
+        status = status if status == CRITICAL else UNKNOWN
+        parts.append(f"no task matches {', '.join(map(repr, missing))}")
+    count = f"{len(tasks)} task{'s' * (len(tasks) != 1)}"
+    message = "; ".join([*parts, count]) if parts else count
+    return Verdict(status, message, problems, _metrics(tasks, problems))
+
+
+def problem_of(task: TaskStatus, now: datetime) -> Problem | None:
+    """Return what is wrong with a task, or ``None``. Those paused or gone never alarm."""
+    if task.gone or task.paused_until is not None:
+        return None
+    if task.state in _ALARMS and not _may_be_taken_over(task, now):
+        return Problem(task.name, task.state.value, _detail(task), CRITICAL)
+    if task.state is TaskState.LATE and _is_well_late(task):
+        return Problem(task.name, task.state.value, _detail(task), WARNING)
+    if task.failures:  # also while it runs again, so that an alarm stays until a run ends well
+        return Problem(task.name, TaskState.FAILING.value, _failed(task), WARNING)
+    return None
+
+
+def _may_be_taken_over(task: TaskStatus, now: datetime) -> bool:
+    """Tell whether a lease has ended so short a time ago that failover may not have seen it.
+
+    By this machine's clock. If that is off, it is told at once.
+    """
+    ended = (now - task.locked_until).total_seconds()
+    return task.state is TaskState.DEAD and 0 <= ended < _TWO_POLLS
+
+
+def _is_well_late(task: TaskStatus) -> bool:
+    """Tell whether more than half of the grace time has passed."""
+    if task.late_by is None or task.due_at is None or task.overdue_at is None:
+        return False
+    return task.late_by > (task.overdue_at - task.due_at).total_seconds() / 2
+
+
+def _detail(task: TaskStatus) -> str:
+    if task.late_by is not None:
+        return f"by {task.late_by:.0f} s"
+    if task.state is TaskState.DEAD:
+        return f"on {task.holder}"
+    return f"for {task.took or 0:.0f} s on {task.holder}"
+
+
+def _failed(task: TaskStatus) -> str:
+    return f"{task.failures} times" if task.failures > 1 else task.error_type or "once"
+
+
+def _parts(problems: Sequence[Problem]) -> list[str]:
+    parts = []
+    for state in (*_ALARMS, TaskState.LATE, TaskState.FAILING):
+        those = [problem for problem in problems if problem.problem == state.value]
+        named = [f"{problem.task} {problem.detail}" for problem in those[:_MOST_NAMES]]
+        if len(those) > _MOST_NAMES:
+            named.append(f"{len(those) - _MOST_NAMES} more")
+        if those:
+            parts.append(f"{len(those)} {state.value} ({', '.join(named)})")
+    return parts
+
+
+def _metrics(tasks: Sequence[TaskStatus], problems: Sequence[Problem]) -> dict[str, float]:
+    metrics: dict[str, float] = {"tasks": len(tasks)}
+    for state in (*_ALARMS, TaskState.LATE, TaskState.FAILING):
+        name = state.value.replace(" ", "_")
+        metrics[name] = sum(problem.problem == state.value for problem in problems)
+    for state in (TaskState.RUNNING, TaskState.PAUSED):
+        metrics[state.value] = sum(task.state is state for task in tasks)
+    metrics["gone"] = sum(task.gone for task in tasks)
+    late_by = (task.late_by for task in tasks if task.late_by is not None and not task.gone)
+    metrics["late_by_seconds"] = round(max(late_by, default=0.0), 3)
+    return metrics
+
+
+def _tell(verdict: Verdict, *, as_json: bool) -> int:
+    """Print a verdict, and return what to exit with."""
+    told: dict[str, Any] = {
+        "status": _WORDS[verdict.exit_status],
+        "exit_status": verdict.exit_status,
+        "message": verdict.message,
+        "problems": verdict.problems,
+        "metrics": verdict.metrics or {},
+    }
+    try:
+        if as_json:
+            print_json(told)
+        else:
+            print(_line(verdict), flush=True)
+    except BrokenPipeError:  # nobody reads it
+        sys.stdout = None  # or Python would try again at its end
+        return UNKNOWN
+    return verdict.exit_status
+
+
+def _line(verdict: Verdict) -> str:
+    message = printable(verdict.message).replace("|", "\\x7c")  # which begins the numbers
+    line = f"TASKLOCK {_WORDS[verdict.exit_status]} - {message}"
+    if not verdict.metrics:
+        return line
+    numbers = (
+        f"{_label(name)}={value:.10g}{_unit(name)}" for name, value in verdict.metrics.items()
+    )
+    return f"{line} | {' '.join(numbers)}"
+
+
+def _label(metric: str) -> str:
+    return metric.removesuffix("_seconds")
+
+
+def _unit(metric: str) -> str:
+    return "s" if metric.endswith("_seconds") else ""

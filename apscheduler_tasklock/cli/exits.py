@@ -1,0 +1,44 @@
+"""What the command line's exit statuses mean, and what says so on standard error."""
+
+from __future__ import annotations
+
+import sys
+
+from apscheduler_tasklock.cli.text import printable
+from apscheduler_tasklock.errors import (
+    TaskLockError,
+    TaskLockNotFoundError,
+    TaskLockOptionError,
+    TaskLockStateError,
+)
+
+PROGRAM = "apscheduler-tasklock"
+
+OK = 0
+FAILED = 1
+USAGE = 2
+NOT_FOUND = 3
+FORBIDDEN = 4
+"""A task's state forbids it."""
+WAIT_OVER = 5
+"""The wait ran out."""
+RUN_FAILED = 6
+"""The awaited run failed."""
+INTERRUPTED = 130
+"""Ctrl-C, as shells have it."""
+
+_STATUSES: tuple[tuple[type[TaskLockError], int], ...] = (
+    (TaskLockNotFoundError, NOT_FOUND),
+    (TaskLockStateError, FORBIDDEN),
+    (TaskLockOptionError, USAGE),
+)
+
+
+def status_of(error: TaskLockError) -> int:
+    """Return the exit status that tells of an error."""
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), FAILED)
+
+
+def say(message: str) -> None:
+    """Write a line to standard error, where all goes that is no data."""
+    print(f"{PROGRAM}: {printable(message)}", file=sys.stderr, flush=True)

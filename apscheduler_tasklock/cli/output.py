@@ -1,0 +1,250 @@
+"""What goes to standard output: tables for people, columns for awk, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from apscheduler_tasklock.cli.text import (
+    exact_seconds,
+    is_forever,
+    local_time,
+    one_cell,
+    printable,
+    rfc3339,
+    seconds_in_words,
+    width,
+)
+from apscheduler_tasklock.status import Run, TaskState
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+# rich's names of colours.
+STATE_STYLES = {
+    TaskState.OK: "green",
+    TaskState.NEW: "cyan",
+    TaskState.RUNNING: "bold blue",
+    TaskState.PAUSED: "magenta",
+    TaskState.LATE: "yellow",
+    TaskState.FAILING: "red",
+    TaskState.OVERDUE: "bold red",
+    TaskState.DEAD: "bold red",
+    TaskState.TOO_LONG: "bold red",
+}
+OUTCOME_STYLES = {"ok": "green", "cancelled": "yellow", "freed": "yellow"}
+FAILED_STYLE = "bold red"
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    :ivar text: what is in it, as it came from the database; ``""`` for nothing
+    :ivar style: how rich shows it
+    """
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, however it is shown.
+
+    :ivar columns: their names
+    :ivar rows: their cells
+    :ivar numbers: the columns that are aligned to the right
+    :ivar dispensable: the columns that a terminal does not show while they are empty
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell | str]]
+    numbers: frozenset[str] = field(default=frozenset())
+    dispensable: frozenset[str] = field(default=frozenset())
+
+
+class PlainOutput:
+    """Lines for programs: columns with two spaces or more between them, and no colours."""
+
+    is_terminal = False
+
+    def moment(self, moment: datetime | None) -> str:
+        """Return a time, as in ``2026-01-01T03:00:00Z``."""
+        if moment is None:
+            return ""
+        return "forever" if is_forever(moment) else rfc3339(moment, "seconds")
+
+    def seconds(self, seconds: float | None) -> str:
+        """Return a duration, as in ``90.5s``."""
+        return "" if seconds is None else exact_seconds(seconds)
+
+    def print(self, line: str = "", style: str = "") -> None:
+        """Print a line."""
+        print(printable(line), flush=True)
+
+    def print_table(self, table: Table) -> None:
+        """Print a table."""
+        for line in plain_lines(table):
+            print(line)
+        sys.stdout.flush()
+
+    def print_bars(self, runs: Sequence[Run]) -> None:
+        """Print runs as a picture: a digit for how long each took, and a mark for its end."""
+        heights = "".join(str(height + 1) for height in _heights(runs))
+        print(f"took  {heights}\nend   {_marks(runs, '.', 'x')}")
+
+
+class TerminalOutput:
+    """Tables and colours, drawn by rich."""
+
+    is_terminal = True
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def moment(self, moment: datetime | None) -> str:
+        """Return a time of this machine's zone."""
+        if moment is None:
+            return ""
+        return "forever" if is_forever(moment) else local_time(moment)
+
+    def seconds(self, seconds: float | None) -> str:
+        """Return a duration in words."""
+        return "" if seconds is None else seconds_in_words(seconds)
+
+    def print(self, line: str = "", style: str = "") -> None:
+        """Print a line."""
+        self.console.print(_text(Cell(line, style)))
+
+    def print_table(self, table: Table) -> None:
+        """Print a table."""
+        self.console.print(self.drawn(table))
+
+    def drawn(self, table: Table) -> RichTable:
+        """Return a table as rich draws it."""
+        from rich import box
+        from rich.table import Table as RichTable
+
+        drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+        shown = [
+            index
+            for index, name in enumerate(table.columns)
+            if name not in table.dispensable or any(_cell(row[index]).text for row in table.rows)
+        ]
+        for index in shown:
+            name = table.columns[index]
+            drawn.add_column(name, justify="right" if name in table.numbers else "left")
+        for row in table.rows:
+            drawn.add_row(*(_text(_cell(row[index])) for index in shown))
+        return drawn
+
+    def print_bars(self, runs: Sequence[Run]) -> None:
+        """Print runs as bars, as high as each took, with a mark below those that failed."""
+        from rich.text import Text
+
+        bars, marks = Text(), Text(_marks(runs, " ", "✗"), style=FAILED_STYLE)
+        for run, height in zip(runs, _heights(runs), strict=True):
+            bars.append(_BARS[height], style=OUTCOME_STYLES.get(run.outcome, FAILED_STYLE))
+        self.console.print(bars)
+        if marks.plain.strip():
+            self.console.print(marks)
+
+
+Output = PlainOutput | TerminalOutput
+
+
+def output() -> Output:
+    """Return what standard output is: a terminal that rich draws on, or anything else."""
+    if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        return PlainOutput()
+    try:
+        from rich.console import Console
+    except ImportError:
+        return PlainOutput()
+    no_color = True if os.environ.get("NO_COLOR") else None
+    return TerminalOutput(Console(highlight=False, markup=False, emoji=False, no_color=no_color))
+
+
+def print_json(data: Any) -> None:
+    """Print data as one JSON document, in ASCII, so that no name can steer a terminal."""
+    print(as_json(data, indent=2), flush=True)
+
+
+def as_json(data: Any, indent: int | None = None) -> str:
+    """Return data as JSON: times as RFC 3339, durations as numbers of seconds."""
+    # The only control character that JSON leaves alone; it can be in a text only.
+    return json.dumps(data, default=_jsonable, indent=indent).replace("\x7f", "\\u007f")
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return rfc3339(value)
+    if isinstance(value, UUID):
+        return str(value)
+    return {**asdict(value), "took": value.took} if isinstance(value, Run) else asdict(value)
+
+
+def plain_lines(table: Table, widths: Sequence[int] = ()) -> list[str]:
+    """Return a table's lines, the first of them with the names of its columns.
+
+    :param widths: of the columns, at least
+    """
+    widths = column_widths(table, widths)
+    return [_aligned(table, line, widths) for line in _plain(table)]
+
+
+def column_widths(table: Table, widths: Sequence[int] = ()) -> list[int]:
+    """Return how wide a table's columns are.
+
+    :param widths: how wide they are at least
+    """
+    lines = _plain(table)
+    at_least = widths or [0] * len(table.columns)
+    return [
+        max(least, *(width(line[index]) for line in lines)) for index, least in enumerate(at_least)
+    ]
+
+
+def _plain(table: Table) -> list[list[str]]:
+    rows = ([one_cell(_cell(cell).text) for cell in row] for row in table.rows)
+    return [list(table.columns), *rows]
+
+
+def _aligned(table: Table, line: Sequence[str], widths: Sequence[int]) -> str:
+    padded = []
+    for name, text, wanted in zip(table.columns, line, widths, strict=True):
+        padding = " " * (wanted - width(text))
+        padded.append(padding + text if name in table.numbers else text + padding)
+    return "  ".join(padded).rstrip()
+
+
+def _cell(cell: Cell | str) -> Cell:
+    return Cell(cell) if isinstance(cell, str) else cell
+
+
+def _text(cell: Cell) -> Text:
+    from rich.text import Text
+
+    return Text(printable(cell.text), style=cell.style, overflow="fold")
+
+
+def _heights(runs: Sequence[Run]) -> list[int]:
+    """Return how high each bar is, from 0 to 7, beside the longest run's."""
+    longest = max((run.took for run in runs), default=0)
+    top = len(_BARS) - 1
+    return [max(0, min(top, int(run.took / longest * top))) if longest else 0 for run in runs]
+
+
+def _marks(runs: Sequence[Run], ok: str, failed: str) -> str:
+    return "".join(ok if run.outcome == "ok" else failed for run in runs)

@@ -1,0 +1,111 @@
+"""A task's schedule in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from apscheduler_tasklock.cli.text import printable, seconds_in_words
+from apscheduler_tasklock.status import TaskStatus
+
+# From coarse to fine, as people read a time.
+_CRON_FIELDS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
+
+_CALENDAR_UNITS = ("year", "month", "week", "day")
+
+
+def schedule_of(task: TaskStatus) -> str:
+    """Return a task's schedule in words; ``-`` if nobody has told it."""
+    if task.schedule is None:
+        return "hold" if task.kind == "hold" else "-"
+    return schedule_in_words(task.schedule)
+
+
+def schedule_in_words(schedule: Any) -> str:
+    """Return a trigger's canonical form in words.
+
+    :param schedule: as of ``TaskStatus.schedule``. A form that this version does not know, as of a
+        newer replica, comes as JSON.
+    """
+    try:
+        return printable(_words(schedule))
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError):
+        return printable(json.dumps(schedule))
+
+
+def _words(form: Mapping[str, Any]) -> str:
+    if "class" in form:
+        return f"custom trigger {form['class'].partition(':')[2]}"
+    return _KINDS[form["type"]](form) + _end(form) + _jitter(form)
+
+
+def _interval(form: Mapping[str, Any]) -> str:
+    days, seconds, microseconds = form["length"]
+    return f"every {_exactly(days * 86400 + seconds + microseconds / 1e6)}"
+
+
+def _exactly(seconds: float) -> str:
+    """Return a duration with all its units: a period of 1 d 1 h 1 min is no period of 1 d 1 h."""
+    words, left = [], seconds
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        count, left = divmod(left, size)
+        if count:
+            words.append(f"{count:.0f} {unit}")
+    if left or not words:
+        words.append(f"{round(left, 6):.10g} s")
+    return " ".join(words)
+
+
+def _cron(form: Mapping[str, Any]) -> str:
+    fields = form["fields"]
+    shown = {name: fields[name] for name in _CRON_FIELDS if fields.get(name, "*") != "*"}
+    if shown.get("second") == "0":
+        del shown["second"]
+        # What is left out below the finest field that is shown is 0.
+        if fields.get("minute", "*") == "*":
+            shown["minute"] = "*"
+    if not shown:
+        shown["second"] = "*"
+    return " ".join(["cron", *(f"{name}={value}" for name, value in shown.items())])
+
+
+def _date(form: Mapping[str, Any]) -> str:
+    return f"once at {_moment(form['run'])}" if form["run"] else "once"
+
+
+def _calendar_interval(form: Mapping[str, Any]) -> str:
+    lengths = zip(form["length"], _CALENDAR_UNITS, strict=True)
+    words = [f"{count} {unit}{'s' * (count > 1)}" for count, unit in lengths if count]
+    hour, minute, second = form["time"]
+    seconds = f":{second:02}" if second else ""
+    return f"every {' '.join(words)} at {hour:02}:{minute:02}{seconds}"
+
+
+def _combined(form: Mapping[str, Any]) -> str:
+    between = f" {form['type']} "
+    parts = (_words(part) for part in form["parts"])
+    return between.join(f"({part})" for part in parts)
+
+
+def _end(form: Mapping[str, Any]) -> str:
+    return f" until {_moment(form['end'])}" if form.get("end") else ""
+
+
+def _jitter(form: Mapping[str, Any]) -> str:
+    jitter = form.get("jitter")
+    return f" + up to {seconds_in_words(jitter)}" if jitter else ""
+
+
+def _moment(moment: str) -> str:
+    return moment.replace("+00:00", "Z")
+
+
+_KINDS = {
+    "interval": _interval,
+    "cron": _cron,
+    "date": _date,
+    "calendarinterval": _calendar_interval,
+    "and": _combined,
+    "or": _combined,
+}

@@ -1,0 +1,241 @@
+"""The commands ``status`` and ``show``: tasks, and one of them with its last runs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from apscheduler_tasklock.cli.exits import OK, say
+from apscheduler_tasklock.cli.output import (
+    STATE_STYLES,
+    Cell,
+    Output,
+    Table,
+    TerminalOutput,
+    output,
+    print_json,
+)
+from apscheduler_tasklock.cli.runs import run_rows, runs_of
+from apscheduler_tasklock.cli.schedules import schedule_of
+from apscheduler_tasklock.cli.target import (
+    check_names,
+    find_task,
+    name_of,
+    patterns_of,
+    task_locks,
+)
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
+from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.status import TaskState, TaskStatus
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+# Seconds between two looks.
+_INTERVAL = 2.0
+
+_SHOWN_RUNS = 20
+
+_COLUMNS = (
+    "task",
+    "state",
+    "schedule",
+    "last run",
+    "took",
+    "due",
+    "late by",
+    "holder",
+    "failures",
+    "notes",
+)
+
+# A live view shows first what somebody has to look at.
+_SEVERITY = {state: place for place, state in enumerate(STATE_STYLES)}
+
+
+def status(options: argparse.Namespace) -> int:
+    """Show the tasks."""
+    shown = output()
+    if options.watch and (options.json or not isinstance(shown, TerminalOutput)):
+        raise TaskLockOptionError(
+            "--watch draws on a terminal, with rich (pip install 'apscheduler-tasklock[cli]'), "
+            "and goes without --json"
+        )
+    with task_locks(options) as locks:
+        if options.watch:
+            assert isinstance(shown, TerminalOutput)
+            return _watch(options, locks, shown)
+        tasks = _tasks(options, locks)
+    if options.json:
+        print_json(tasks)
+        return OK
+    shown.print_table(task_table(tasks, shown))
+    if not tasks:
+        say("no tasks")
+    return OK
+
+
+def show(options: argparse.Namespace) -> int:
+    """Show one task, and how its last runs went."""
+    with task_locks(options) as locks:
+        task = find_task(locks, name_of(options, options.task))
+        runs = runs_of(locks, task.name, _SHOWN_RUNS)
+    if options.json:
+        print_json({"task": task, "runs": runs})
+        return OK
+    shown = output()
+    _print_facts(task, shown)
+    shown.print()
+    if not runs:
+        shown.print("no runs in the history")
+        return OK
+    shown.print_bars(runs[::-1])
+    shown.print()
+    shown.print_table(run_rows(runs, shown))
+    return OK
+
+
+def task_table(tasks: Sequence[TaskStatus], shown: Output) -> Table:
+    """Return a table of tasks."""
+    return Table(
+        _COLUMNS,
+        [_row(task, shown) for task in tasks],
+        numbers=frozenset({"took", "late by", "failures"}),
+        dispensable=frozenset({"late by", "notes"}),
+    )
+
+
+def notes_of(task: TaskStatus, shown: Output) -> str:
+    """Return what else there is to know of a task."""
+    notes = []
+    if task.paused_until is not None:
+        notes.append(_pause_of(task, shown))
+    if task.gone:
+        notes.append("gone: no live replica has it")
+    if task.requested_by is not None:
+        notes.append(f"run asked for by {task.requested_by}")
+    return "; ".join(notes)
+
+
+def _pause_of(task: TaskStatus, shown: Output) -> str:
+    until = shown.moment(task.paused_until)
+    why = f" ({task.pause_reason})" if task.pause_reason else ""
+    how_long = "until resumed" if until == "forever" else f"until {until}"
+    return f"paused by {task.paused_by} {how_long}{why}"
+
+
+def _row(task: TaskStatus, shown: Output) -> list[Cell | str]:
+    return [
+        task.name,
+        Cell(task.state.value, STATE_STYLES[task.state]),
+        schedule_of(task),
+        shown.moment(task.started_at),
+        shown.seconds(task.took),
+        shown.moment(task.due_at),
+        Cell(shown.seconds(task.late_by), "yellow"),
+        task.holder if task.started_at else "",
+        Cell(str(task.failures), "red" if task.failures else ""),
+        notes_of(task, shown),
+    ]
+
+
+def _tasks(options: argparse.Namespace, locks: TaskLocks) -> list[TaskStatus]:
+    patterns = patterns_of(options, options.patterns)
+    tasks = locks.tasks(*patterns)
+    check_names(patterns, [task.name for task in tasks])
+    return [task for task in tasks if options.state in (None, task.state)]
+
+
+def _watch(options: argparse.Namespace, locks: TaskLocks, shown: TerminalOutput) -> int:
+    """Show the tasks until somebody ends it."""
+    from rich.live import Live
+
+    view = _View(options, locks, shown)
+    try:
+        # Drawn by this thread alone, when there is something new.
+        with Live(console=shown.console, auto_refresh=False, screen=True) as live:
+            while True:
+                live.update(view.look(), refresh=True)
+                time.sleep(_INTERVAL)
+    except KeyboardInterrupt:
+        return OK
+
+
+class _View:
+    """The tasks as they were when the database was last there."""
+
+    def __init__(
+        self, options: argparse.Namespace, locks: TaskLocks, shown: TerminalOutput
+    ) -> None:
+        self._options = options
+        self._locks = locks
+        self._shown = shown
+        self._tasks: list[TaskStatus] = []
+
+    def look(self) -> RenderableType:
+        """Return the tasks as they are now, or were, with a line that says so."""
+        from rich.console import Group
+        from rich.text import Text
+
+        from apscheduler_tasklock.cli.text import printable
+
+        line = Text(f"{time.strftime('%H:%M:%S')}, every {_INTERVAL:g} s; Ctrl-C ends it")
+        try:
+            self._tasks = sorted(
+                _tasks(self._options, self._locks),
+                key=lambda task: (-_SEVERITY[task.state], task.name),
+            )
+        except TaskLockDatabaseError as error:
+            message = f"the database is unavailable, this is how it was before: {error}"
+            line = Text(printable(message), style="bold red")
+        return Group(line, self._shown.drawn(task_table(self._tasks, self._shown)))
+
+
+def _print_facts(task: TaskStatus, shown: Output) -> None:
+    facts = {"task": task.name, "state": _state_in_words(task, shown)}
+    facts["schedule"] = schedule_of(task)
+    facts["last run"] = _last_run_in_words(task, shown)
+    facts["due"] = _due_in_words(task, shown)
+    facts["last success"] = shown.moment(task.succeeded_at)
+    facts["last failure"] = shown.moment(task.failed_at)
+    if task.failures:
+        facts["failures"] = f"{task.failures} in a row, the last with {task.error_type or '?'}"
+    facts["notes"] = notes_of(task, shown)
+    for name, text in facts.items():
+        if text:
+            shown.print(f"{name:<13}{text}", STATE_STYLES[task.state] if name == "state" else "")
+
+
+def _state_in_words(task: TaskStatus, shown: Output) -> str:
+    explained = {
+        TaskState.RUNNING: f"on {task.holder}, locked until {shown.moment(task.locked_until)}",
+        TaskState.TOO_LONG: f"it runs on {task.holder} for {shown.seconds(task.took)}",
+        TaskState.DEAD: f"its holder {task.holder} was last heard of before "
+        f"{shown.moment(task.locked_until)}; if nobody takes it over, free it with: "
+        f"apscheduler-tasklock free ... --token {task.token}",
+        TaskState.LATE: f"by {shown.seconds(task.late_by)}",
+        TaskState.OVERDUE: f"by {shown.seconds(task.late_by)}",
+        TaskState.NEW: "a replica has it, and it has never run",
+    }.get(task.state)
+    return f"{task.state.value}: {explained}" if explained else task.state.value
+
+
+def _last_run_in_words(task: TaskStatus, shown: Output) -> str:
+    if task.started_at is None:
+        return "never"
+    words = f"{shown.moment(task.started_at)} on {task.holder}"
+    if task.kind:
+        words += f", {task.kind}"
+    if task.scheduled_at and task.kind in ("schedule", "takeover"):
+        words += f", for {shown.moment(task.scheduled_at)}"
+    taken = "took" if task.finished_at else "so far"
+    return f"{words}, {taken} {shown.seconds(task.took)}, token {task.token}"
+
+
+def _due_in_words(task: TaskStatus, shown: Output) -> str:
+    if task.due_at is None:
+        return ""
+    overdue = f", overdue from {shown.moment(task.overdue_at)}" if task.overdue_at else ""
+    return shown.moment(task.due_at) + overdue

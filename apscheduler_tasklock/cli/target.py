@@ -1,0 +1,96 @@
+"""Which database, table and tasks a command is about."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockOptionError
+from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.status import TaskStatus
+
+DATABASE_VARIABLE = "TASKLOCK_DATABASE_URL"
+
+# Seconds; each answer is waited for a third of it.
+_TIMEOUT = 15.0
+
+
+def database_of(options: argparse.Namespace) -> str:
+    """Return the database's URL, from the command line or else the environment.
+
+    :raises TaskLockOptionError: neither has it
+    """
+    url = options.database or os.environ.get(DATABASE_VARIABLE)
+    if not url:
+        raise TaskLockOptionError(
+            f"which database? Pass --database postgresql://user@host/name, or set "
+            f"{DATABASE_VARIABLE}"
+        )
+    return str(url)
+
+
+@contextmanager
+def task_locks(options: argparse.Namespace) -> Iterator[TaskLocks]:
+    """Open the task locks that a command is about."""
+    # What the library logs of an outage is in the error as well, which is one line.
+    logging.getLogger("apscheduler_tasklock").addHandler(logging.NullHandler())
+    locks = TaskLocks(
+        database_of(options), claim_timeout=_TIMEOUT, schema=options.schema, table=options.table
+    )
+    try:
+        yield locks
+    finally:
+        locks.close()
+
+
+def name_of(options: argparse.Namespace, task: str) -> str:
+    """Return a task's full name."""
+    return f"{options.namespace}{task}"
+
+
+def patterns_of(options: argparse.Namespace, given: Sequence[str]) -> list[str]:
+    """Return the patterns of full names; none for all tasks there are."""
+    if not given and options.namespace:
+        return [name_of(options, "*")]
+    return [name_of(options, pattern) for pattern in given]
+
+
+def find_task(locks: TaskLocks, name: str) -> TaskStatus:
+    """Return the task of exactly this name, in which ``*`` and ``?`` are what they are.
+
+    :raises TaskLockNotFoundError: there is none
+    """
+    for task in locks.tasks(name):
+        if task.name == name:
+            return task
+    raise TaskLockNotFoundError([name])
+
+
+def unmatched(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the patterns that none of these names matches."""
+    there = list(names)
+    exact = set(there)
+    return [
+        pattern
+        for pattern in patterns
+        if pattern not in exact and not any(map(_expression(pattern).fullmatch, there))
+    ]
+
+
+def check_names(patterns: Sequence[str], names: Iterable[str]) -> None:
+    """Make sure that what was given as a name, without ``*`` and ``?``, is a task's.
+
+    :raises TaskLockNotFoundError: it is not; somebody has mistyped it
+    """
+    missing = [name for name in unmatched(patterns, names) if not set("*?") & set(name)]
+    if missing:
+        raise TaskLockNotFoundError(missing)
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    parts = {"*": ".*", "?": "."}
+    return re.compile("".join(parts.get(c) or re.escape(c) for c in pattern), re.DOTALL)

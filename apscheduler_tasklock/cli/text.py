@@ -1,0 +1,87 @@
+"""Texts, times and durations as an operator reads them."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from datetime import datetime, timedelta, timezone
+
+# What the database calls `infinity` comes as the last moment that Python knows.
+_FOREVER = datetime.max.replace(tzinfo=timezone.utc) - timedelta(days=1)
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+# In a terminal these take the place of two characters.
+_WIDE = ("W", "F")
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters written as escapes.
+
+    A task's name may be anything. Shown as it is, it could move a terminal's cursor, or set the
+    window's title, or read from right to left.
+    """
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def one_cell(text: str) -> str:
+    """Return a printable text that two spaces can end, as between columns; ``-`` for none."""
+    return re.sub(r"(?<= ) |^ | $", r"\\x20", printable(text)) or "-"
+
+
+def width(text: str) -> int:
+    """Return how many characters of a terminal a printable text takes."""
+    return sum(
+        0
+        if unicodedata.combining(character)
+        else 1 + (unicodedata.east_asian_width(character) in _WIDE)
+        for character in text
+    )
+
+
+def is_forever(moment: datetime) -> bool:
+    """Tell whether a time is ``infinity`` in the database."""
+    return moment >= _FOREVER
+
+
+def rfc3339(moment: datetime, timespec: str = "auto") -> str:
+    """Return a time in UTC, as in ``2026-01-01T03:00:00Z``.
+
+    :param timespec: as for ``datetime.isoformat``
+    """
+    try:
+        moment = moment.astimezone(timezone.utc)
+    except OverflowError:  # in the last hours that there are
+        moment = moment.replace(tzinfo=timezone.utc)
+    return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
+def local_time(moment: datetime) -> str:
+    """Return a time as this machine's clock shows it: without the date if that is today's."""
+    here = moment.astimezone()
+    is_today = here.date() == datetime.now().astimezone().date()
+    return f"{here:%H:%M:%S}" if is_today else f"{here:%Y-%m-%d %H:%M}"
+
+
+def seconds_in_words(seconds: float) -> str:
+    """Return a duration in its two largest units, as in ``1 h 30 min``."""
+    if seconds < 0:
+        return f"-{seconds_in_words(-seconds)}"
+    if seconds < 10:
+        return f"{round(seconds, 2):g} s"
+    left, words = round(seconds), list[str]()
+    for size, unit in _UNITS:
+        count, left = divmod(left, size)
+        if count:
+            words.append(f"{count} {unit}")
+        if words and (not left or len(words) == 2):
+            break
+    return " ".join(words)
+
+
+def exact_seconds(seconds: float) -> str:
+    """Return a duration that a program reads, as in ``5400s``."""
+    return f"{round(seconds, 3):.10g}s"
