@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock.cli.check import answer_monitor
-from apscheduler_tasklock.cli.exits import FAILED, INTERRUPTED, say, status_of
+from apscheduler_tasklock.cli.exits import FAILED, INTERRUPTED, message_of, say, status_of
 from apscheduler_tasklock.cli.parser import MonitorParser, build_parser
 from apscheduler_tasklock.errors import TaskLockError
 
@@ -46,7 +46,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         status: int = options.run(options)
     except TaskLockError as error:
-        say(str(error))
+        say(message_of(error))
         return status_of(error) if options.has_statuses else FAILED
     except (DBAPIError, psycopg.Error) as error:
         # SQLAlchemy's message repeats the statement; the driver's says what is wrong.

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from apscheduler_tasklock.cli.exits import message_of
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import patterns_of, task_locks, unmatched
 from apscheduler_tasklock.cli.text import printable
+from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.status import TaskState, TaskStatus
 
 OK = 0
@@ -78,6 +80,8 @@ def answer_monitor(answer: Callable[[], int], *, as_json: bool) -> int:
     """Return what the command exits with, which is 3 for whatever fails in the command itself."""
     try:
         return answer()
+    except TaskLockError as error:
+        return _tell(Verdict(UNKNOWN, message_of(error)), as_json=as_json)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # 1 and 2 would tell of tasks
         said = " ".join(str(error).split()) or type(error).__name__
         return _tell(Verdict(UNKNOWN, said), as_json=as_json)

@@ -206,7 +206,7 @@ class _Examination:
         yield self._pooler(server)
         yield _server_version(server)
         yield _read_only(server)
-        yield _clock(server.database_time, before, after)
+        yield clock_finding(server.database_time, before, after)
 
     def _pooler(self, server: ServerState) -> Finding:
         if server.backend_pid == self._connection.info.backend_pid:
@@ -342,7 +342,12 @@ def _read_only(server: ServerState) -> Finding:
     return Finding("writable", "wrong", f"the server is read-only: {says}", remedy)
 
 
-def _clock(database_time: datetime, before: datetime, after: datetime) -> Finding:
+def clock_finding(database_time: datetime, before: datetime, after: datetime) -> Finding:
+    """Return what is to be told of this machine's clock.
+
+    :param before: its time before the database was asked for its own
+    :param after: its time after that
+    """
     off = (before + (after - before) / 2 - database_time).total_seconds()
     ahead = "ahead of" if off > 0 else "behind"
     says = f"this machine's is {abs(off):.1f} s {ahead} the database's"

@@ -6,6 +6,7 @@ import sys
 
 from apscheduler_tasklock.cli.text import printable
 from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
     TaskLockError,
     TaskLockNotFoundError,
     TaskLockOptionError,
@@ -37,6 +38,13 @@ _STATUSES: tuple[tuple[type[TaskLockError], int], ...] = (
 def status_of(error: TaskLockError) -> int:
     """Return the exit status that tells of an error."""
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), FAILED)
+
+
+def message_of(error: TaskLockError) -> str:
+    """Return what is told of an error."""
+    if isinstance(error, TaskLockDatabaseError):
+        return f"the database is unavailable: {error}"
+    return str(error)
 
 
 def say(message: str) -> None:

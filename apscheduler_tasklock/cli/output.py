@@ -43,6 +43,9 @@ STATE_STYLES = {
 OUTCOME_STYLES = {"ok": "green", "cancelled": "yellow", "freed": "yellow"}
 FAILED_STYLE = "bold red"
 
+# In these a terminal may break the lines.
+_LONG_COLUMNS = ("task", "schedule", "holder", "notes", "error", "replica", "running", "how it is")
+
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -144,7 +147,11 @@ class TerminalOutput:
         ]
         for index in shown:
             name = table.columns[index]
-            drawn.add_column(name, justify="right" if name in table.numbers else "left")
+            drawn.add_column(
+                name,
+                justify="right" if name in table.numbers else "left",
+                no_wrap=name not in _LONG_COLUMNS,
+            )
         for row in table.rows:
             drawn.add_row(*(_text(_cell(row[index])) for index in shown))
         return drawn
@@ -243,7 +250,7 @@ def _heights(runs: Sequence[Run]) -> list[int]:
     """Return how high each bar is, from 0 to 7, beside the longest run's."""
     longest = max((run.took for run in runs), default=0)
     top = len(_BARS) - 1
-    return [max(0, min(top, int(run.took / longest * top))) if longest else 0 for run in runs]
+    return [max(0, round(run.took / longest * top)) if longest else 0 for run in runs]
 
 
 def _marks(runs: Sequence[Run], ok: str, failed: str) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from apscheduler_tasklock.cli.exits import OK, say
+from apscheduler_tasklock.cli.exits import OK, message_of, say
 from apscheduler_tasklock.cli.output import (
     FAILED_STYLE,
     OUTCOME_STYLES,
@@ -116,7 +116,7 @@ def _new_runs(options: argparse.Namespace, locks: TaskLocks) -> Iterator[list[Ru
             is_unavailable = False
         except TaskLockDatabaseError as error:
             if not is_unavailable:
-                say(f"the database is unavailable, and is asked again: {error}")
+                say(f"{message_of(error)}; it is asked again")
             is_unavailable = True
         else:
             yield found[::-1]

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from apscheduler_tasklock.cli.exits import FAILED, OK, PROGRAM, RUN_FAILED, WAIT_OVER, say
+from apscheduler_tasklock.cli.exits import (
+    FAILED,
+    OK,
+    PROGRAM,
+    RUN_FAILED,
+    WAIT_OVER,
+    message_of,
+    say,
+)
 from apscheduler_tasklock.cli.output import output, print_json
 from apscheduler_tasklock.cli.runs import runs_of
 from apscheduler_tasklock.cli.target import find_task, name_of, task_locks
@@ -96,7 +104,7 @@ def _wait(locks: TaskLocks, request: RunRequest, seconds: float) -> _End | None:
             is_unavailable = False
         except TaskLockDatabaseError as error:
             if not is_unavailable:
-                say(f"the database is unavailable, and is asked again: {error}")
+                say(f"{message_of(error)}; it is asked again")
             is_unavailable = True
         left = over_at - time.monotonic()
         if left <= 0:

@@ -1,0 +1,582 @@
+"""What operators see and steer on the command line."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock import TaskLocks
+from tests.support.commands import Answer, Command, OnTerminal, environment, run_process
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.rows import (
+    DEAD,
+    FAILING,
+    LATE,
+    NEW,
+    OVERDUE,
+    PAUSED,
+    RUNNING,
+    TOO_LONG,
+    add_replica,
+    add_run,
+    add_task,
+)
+
+Connection = psycopg.Connection[Any]
+
+# It clears the screen, sets the title, and reads from right to left; in German, with quotes.
+ODD = "\x1b[2J\x1b]0;owned\x07 \u202eüber 'a' \"b\" | \x9b31m 報告  x\n\x7f"
+ODD_SHOWN = "\\x1b[2J\\x1b]0;owned\\x07 \\u202eüber 'a' \"b\" | \\x9b31m 報告 \\x20x\\n\\x7f"
+
+
+@pytest.fixture
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(database_url, capsys)
+
+
+class TestStatus:
+    def test_each_state_is_told(self, command: Command, connection: Connection) -> None:
+        states = {
+            "dead": DEAD,
+            "failing": FAILING,
+            "late": LATE,
+            "new": NEW,
+            "ok": {},
+            "overdue": OVERDUE,
+            "paused": PAUSED,
+            "running": RUNNING,
+            "too long": TOO_LONG,
+        }
+        for state, changes in states.items():
+            add_task(connection, f"is {state}", **changes)
+        answer = command("status")
+        assert (answer.status, answer.err) == (0, "")
+        assert [(row[0].strip(), row[1].strip()) for row in answer.cells] == [
+            (f"is {state}", state) for state in states
+        ]
+        one = command("status", "--state", "too-long").cells
+        assert [row[0] for row in one] == ["is too long"]
+
+    def test_a_row_has_what_an_operator_asks_for(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", **OVERDUE, failures="2")
+        names, line = command("status").out.splitlines()
+        assert names.split("  ")[0] == "task"
+        for name in ("state", "schedule", "last run", "took", "due", "late by", "holder"):
+            assert name in names
+        started = connection.execute("SELECT started_at FROM task_lock").fetchone()[0]
+        cells = [cell.strip() for cell in line.split("  ") if cell]
+        assert cells[:3] == ["sync", "overdue", "every 5 min"]
+        assert cells[3] == f"{started.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+        assert cells[4] == "2s"
+        assert 95 <= float(cells[6].removesuffix("s")) < 200
+        assert cells[7:] == ["one", "2", "-"]
+
+    def test_of_a_paused_one_who_paused_it_and_until_when(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "a", **PAUSED)
+        add_task(connection, "b", **{**PAUSED, "paused_until": "now() + interval '1 day'"})
+        first, second = (row[-1] for row in command("status").cells)
+        assert first == "paused by me@here until resumed (closed)"
+        assert second.startswith("paused by me@here until 2")
+
+    def test_in_json_times_are_rfc_3339_and_durations_numbers(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", **LATE)
+        [task] = command("status", "--json").json
+        assert datetime.fromisoformat(task["due_at"].replace("Z", "+00:00")).tzinfo
+        assert task["took"] == 2.0
+        assert isinstance(task["late_by"], float)
+        assert (task["name"], task["state"]) == ("sync", "late")
+        assert task["schedule"]["length"] == [0, 300, 0]
+
+    def test_patterns_choose_and_a_mistyped_name_is_an_error(
+        self, command: Command, connection: Connection
+    ) -> None:
+        for name in ("app:a", "app:b", "other"):
+            add_task(connection, name)
+        assert [row[0] for row in command("status", "app:?").cells] == ["app:a", "app:b"]
+        assert command("status", "nothing*").cells == []
+        answer = command("status", "app:a", "othr")
+        assert (answer.status, answer.out) == (3, "")
+        assert "no such task: 'othr'" in answer.err
+
+    def test_a_namespace_is_put_before_what_is_given(
+        self, command: Command, connection: Connection
+    ) -> None:
+        for name in ("app:a", "app:b", "a"):
+            add_task(connection, name)
+        in_app = ("--namespace", "app:")
+        assert [row[0] for row in command("status", *in_app).cells] == ["app:a", "app:b"]
+        assert [row[0] for row in command("status", "a*", *in_app).cells] == ["app:a"]
+        assert "app:b" in command("show", "b", *in_app).out
+        assert command("show", "app:b", *in_app).status == 3
+
+    @pytest.mark.parametrize("form", [(), ("--json",)], ids=["plain", "JSON"])
+    def test_a_name_cannot_steer_the_terminal(
+        self, command: Command, connection: Connection, form: tuple[str, ...]
+    ) -> None:
+        add_task(connection, ODD, paused_by="E'\\x1b[31m'", paused_until="'infinity'")
+        add_run(connection, ODD, 7, error=r"E'\x1b[2Joops'", outcome="'error'")
+        answers = [command("status", *form), command("show", ODD, *form), command("runs", *form)]
+        answers.append(command("pause", ODD, *form))
+        answers.append(command("free", ODD, "--token", "1", *form))
+        assert [answer.status for answer in answers] == [0, 0, 0, 0, 4]
+        for answer in answers:
+            assert all(c == "\n" or c.isprintable() for c in answer.out + answer.err)
+        if form:
+            assert answers[0].json[0]["name"] == ODD
+        else:
+            assert answers[0].cells[0][0] == ODD_SHOWN
+            assert len(answers[0].out.splitlines()) == 2
+
+    def test_of_no_tasks_and_of_many(self, command: Command, connection: Connection) -> None:
+        answer = command("status")
+        assert (answer.status, answer.cells, answer.err) == (
+            0,
+            [],
+            "apscheduler-tasklock: no tasks\n",
+        )
+        assert command("status", "--json").json == []
+        connection.execute("BEGIN")
+        for number in range(2000):
+            add_task(connection, f"task {number:04}")
+        connection.execute("COMMIT")
+        assert [row[0] for row in command("status").cells] == [f"task {n:04}" for n in range(2000)]
+        assert len(command("status", "--json").json) == 2000
+
+
+class TestShow:
+    def test_the_last_20_runs_are_a_picture_and_a_list(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        for token in range(1, 31):
+            add_run(
+                connection,
+                "sync",
+                token,
+                ended_at=f"now() - interval '60 s' + {token} * interval '1 s'",
+                outcome="'error'" if token == 29 else "'ok'",
+            )
+        answer = command("show", "sync")
+        assert "state        ok" in answer.out
+        assert "schedule     every 5 min" in answer.out
+        assert "token 7" in answer.out
+        assert "took  44444455556666677788\nend   ..................x." in answer.out
+        listed = answer.out.partition("\ntask  started")[2].splitlines()[1:]
+        assert len(listed) == 20
+        told = command("show", "sync", "--json").json
+        assert [run["token"] for run in told["runs"]] == list(range(30, 10, -1))
+        assert told["task"]["name"] == "sync"
+        assert told["runs"][0]["took"] == 30.0
+
+    def test_a_name_with_a_star_is_no_pattern(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "a")
+        assert command("show", "*").status == 3
+        add_task(connection, "*")
+        for task in ("*", "a"):
+            add_run(connection, task, 1, replica=f"'of {task}'")
+        told = command("show", "*", "--json").json
+        assert [run["replica"] for run in told["runs"]] == ["of *"]
+
+
+class TestRuns:
+    def test_they_are_chosen_by_task_outcome_time_and_number(
+        self, command: Command, connection: Connection
+    ) -> None:
+        for task in ("a", "b"):
+            add_task(connection, task)
+            add_run(connection, task, 1, started_at="now() - interval '3 h'", outcome="'error'")
+            add_run(connection, task, 2)
+
+        def found(*arguments: str) -> list[tuple[str, int]]:
+            answer = command("runs", "--json", *arguments)
+            assert answer.status == 0
+            return sorted((run["task"], run["token"]) for run in answer.json)
+
+        everything = [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+        assert found("--since", "2026-01-31T03:00:00Z") == everything
+        assert found("a") == everything[:2]
+        assert found("a", "b") == everything
+        assert found("--outcome", "error") == [("a", 1), ("b", 1)]
+        assert found("--since", "2h") == [("a", 2), ("b", 2)]
+        assert found("--limit", "2") == [("a", 2), ("b", 2)]
+        assert found("x*") == []
+        assert command("runs", "x").status == 3
+        [line] = command("runs", "a", "--limit", "1").cells
+        assert [line[0], *(cell.strip() for cell in line[2:7])] == [
+            "a",
+            "2s",
+            "ok",
+            "schedule",
+            "one",
+            "2",
+        ]
+
+    @pytest.mark.parametrize("form", [(), ("--json",)], ids=["plain", "JSON"])
+    def test_further_ones_are_followed_until_somebody_ends_it(
+        self, database_url: str, connection: Connection, form: tuple[str, ...]
+    ) -> None:
+        # A run that began long ago ends after others that began later.
+        add_task(connection, "long", **{**RUNNING, "started_at": "now() - interval '5 h'"})
+        add_task(connection, "sync")
+        add_run(connection, "sync", 1)
+        with subprocess.Popen(
+            [sys.executable, "-u", "-m", "apscheduler_tasklock.cli", "runs", "--follow", *form],
+            env=environment(database_url),
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            lines: list[str] = []
+            reader = threading.Thread(
+                target=lambda: lines.extend(iter(process.stdout.readline, ""))
+            )
+            reader.start()
+            eventually(lambda: any("sync" in line for line in lines))
+            add_run(connection, "long", 2, started_at="now() - interval '5 h'", ended_at="now()")
+            connection.execute("UPDATE task_lock SET finished_at = now()")
+            eventually(lambda: any("long" in line for line in lines))
+            add_run(connection, "sync", 3, started_at="now()", ended_at="now()")
+            eventually(lambda: sum("sync" in line for line in lines) == 2)
+            process.send_signal(2)
+            reader.join(60)
+            assert process.wait(60) == 0
+        assert sum("long" in line for line in lines) == 1
+        assert len(lines) == 3 + (not form)
+
+
+class TestReplicas:
+    def test_who_they_are_and_what_they_run(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "sync", **RUNNING)
+        add_replica(connection, "one", ["sync", "other"])
+        add_replica(connection, "two", seen_at="now() - interval '2 min'")
+        first, second = command("replicas").cells
+        assert [first[0], *first[1:3], *(c.strip() for c in first[5:])] == [
+            "one",
+            "host",
+            "1.0",
+            "yes",
+            "2",
+            "sync",
+        ]
+        assert [c.strip() for c in second[5:]] == ["no", "0", "-"]
+        told = command("replicas", "--json").json
+        assert told[0]["tasks"] == ["sync", "other"]
+        assert [replica["alive"] for replica in told] == [True, False]
+
+
+class TestPauseAndResume:
+    def test_tasks_are_paused_and_resumed(self, command: Command, connection: Connection) -> None:
+        for task in ("a", "b"):
+            add_task(connection, task)
+        answer = command("pause", "a", "b", "--for", "2h", "--reason", "closed", "--json")
+        assert (answer.status, answer.json["paused"]) == (0, ["a", "b"])
+        paused = "SELECT extract(epoch FROM paused_until - now()), pause_reason FROM task_lock"
+        for left, why in connection.execute(paused).fetchall():
+            assert 7000 < left <= 7200
+            assert why == "closed"
+        assert command("resume", "a", "b").out == "a: resumed\nb: resumed\n"
+        assert command("status", "--state", "paused").cells == []
+        assert command("pause", "a").out == "a: paused until it is resumed\n"
+
+    @pytest.mark.parametrize("operation", ["pause", "resume", "forget", "run", "show"])
+    def test_a_task_that_is_not_there_is_3(self, command: Command, operation: str) -> None:
+        answer = command(operation, "tusk")
+        assert (answer.status, answer.out) == (3, "")
+        assert answer.err.startswith("apscheduler-tasklock: no such task: 'tusk'")
+        assert answer.err.count("\n") == 1
+
+
+class TestRun:
+    def test_a_request_is_left_for_the_replicas(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        assert command("run", "sync").status == 4  # nobody has it
+        add_replica(connection, "one", ["sync"])
+        assert command("run", "sync").out == "sync: a run is asked for\n"
+        told = command("run", "sync", "--json").json
+        assert told["request"]["token"] == 7
+
+    @pytest.mark.parametrize(
+        ("outcome", "status"), [("ok", 0), ("error", 6), ("died", 6), ("cancelled", 6)]
+    )
+    def test_the_end_of_the_run_is_waited_for(
+        self, command: Command, connection: Connection, outcome: str, status: int
+    ) -> None:
+        add_task(connection, "sync")
+        add_replica(connection, "one", ["sync"])
+        add_run(connection, "sync", 6, kind="'manual'")  # one that was asked for before
+        add_run(connection, "sync", 8)
+        thread = self._run_it_when_asked(connection, outcome)
+        answer = command("run", "sync", "--wait", "60")
+        thread.join()
+        assert answer.status == status
+        assert answer.out.startswith(f"sync: ended: {outcome}, took 2s on one")
+
+    def test_a_task_without_a_run_history_is_waited_for_too(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", token="9", kind="'manual'", failures="1")
+        add_replica(connection, "one", ["sync"])
+        thread = self._run_it_when_asked(
+            connection, "UPDATE task_lock SET token = 10, failures = 1"
+        )
+        answer = command("run", "sync", "--wait", "--json")
+        thread.join()
+        assert (answer.status, answer.json["outcome"], answer.json["run"]) == (6, "error", None)
+
+    def test_a_wait_that_runs_out_is_5(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "sync")
+        add_replica(connection, "one", ["sync"])
+        answer = command("run", "sync", "--wait", "0.1", "--json")
+        assert (answer.status, answer.json["outcome"]) == (5, None)
+
+    def _run_it_when_asked(self, connection: Connection, end: str) -> threading.Thread:
+        def run() -> None:
+            asked = "SELECT FROM task_lock WHERE request_id IS NOT NULL"
+            eventually(lambda: connection.execute(asked).rowcount)
+            if end.startswith("UPDATE"):
+                connection.execute(end)
+            else:
+                add_run(connection, "sync", 9, kind="'manual'", outcome=f"'{end}'")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+
+class TestFree:
+    def test_a_dead_run_is_freed(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "sync", **DEAD)
+        assert command("free", "sync", "--token", "6").status == 4
+        answer = command("free", "sync", "--token", "7", "--run-again", "--json")
+        assert answer.status == 0
+        assert answer.json == {"freed": ["sync"], "token": 7, "run_again": True}
+        [opened] = connection.execute(
+            "SELECT window_until < window_start FROM task_lock"
+        ).fetchone()
+        assert opened
+        assert command("runs", "--json").json[0]["outcome"] == "freed"
+
+    def test_one_that_may_be_alive_only_by_force(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", **RUNNING)
+        answer = command("free", "sync", "--token", "7")
+        assert answer.status == 4
+        assert "may be alive" in answer.err
+        assert command("free", "sync", "--token", "7", "--force").out == "sync: freed\n"
+
+    @pytest.mark.parametrize(("typed", "status"), [("n\n", 1), ("\n", 1), ("y\n", 0)])
+    def test_on_a_terminal_it_asks(
+        self, database_url: str, connection: Connection, typed: str, status: int
+    ) -> None:
+        add_task(connection, "sync", **DEAD)
+        with OnTerminal(database_url, "free", "sync", "--token", "7") as terminal:
+            shown = terminal.wait_for("Free it? [y/N]")
+            assert "may overlap with the next one for a third of its lease" in shown
+            terminal.answer(typed)
+            assert terminal.status() == status
+        freed = connection.execute("SELECT FROM task_lock WHERE finished_at IS NOT NULL").rowcount
+        assert freed == (status == 0)
+
+    def test_on_a_terminal_it_does_not_ask_who_said_yes(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", **DEAD)
+        with OnTerminal(database_url, "free", "sync", "--token", "7", "--yes") as terminal:
+            assert terminal.status() == 0
+
+
+class TestForget:
+    def test_a_task_goes_unless_a_replica_has_it(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        add_replica(connection, "one", ["sync"])
+        assert command("forget", "sync").status == 4
+        connection.execute("DELETE FROM task_lock_replica")
+        assert command("forget", "sync", "--json").json == {"forgotten": ["sync"]}
+        assert command("show", "sync").status == 3
+
+
+class TestTerminal:
+    def test_a_table_has_colours_and_local_times(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        add_task(connection, ODD, **OVERDUE)
+        with OnTerminal(database_url, "status", COLUMNS="300") as terminal:
+            assert terminal.status() == 0
+        assert "\x1b[1;31moverdue" in terminal.text
+        assert "\x1b[2J" not in terminal.text
+        assert "\\x1b[2J" in terminal.text
+        assert "1 min " in terminal.text
+        assert "notes" not in terminal.text
+
+    def test_no_color_is_respected(self, database_url: str, connection: Connection) -> None:
+        add_task(connection, "sync", **OVERDUE)
+        with OnTerminal(database_url, "status", NO_COLOR="1") as terminal:
+            assert terminal.status() == 0
+        assert "overdue" in terminal.text
+        assert "31m" not in terminal.text
+
+    def test_a_dumb_one_gets_plain_columns(self, database_url: str, connection: Connection) -> None:
+        add_task(connection, "sync")
+        with OnTerminal(database_url, "status", TERM="dumb") as terminal:
+            assert terminal.status() == 0
+        assert "\x1b" not in terminal.text
+
+    def test_the_picture_of_the_runs_has_bars(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        add_run(connection, "sync", 1, ended_at="now() - interval '59 s'", outcome="'error'")
+        add_run(connection, "sync", 2, ended_at="now() - interval '50 s'")
+        with OnTerminal(database_url, "show", "sync") as terminal:
+            assert terminal.status() == 0
+        assert "\x1b[1;31m▁" in terminal.text
+        assert "\x1b[32m█" in terminal.text
+        assert "✗" in terminal.text
+
+    def test_a_live_view_goes_on_without_the_database_until_ctrl_c(
+        self, proxy: Proxy, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        with OnTerminal(proxy.url, "status", "--watch") as terminal:
+            terminal.wait_for("sync")
+            add_task(connection, "another", **OVERDUE)
+            terminal.wait_for("another")
+            proxy.close()
+            terminal.wait_for("the database is unavailable")
+            terminal.interrupt()
+            assert terminal.status() == 0
+        assert "Traceback" not in terminal.text
+
+    def test_a_live_view_needs_one(self, command: Command) -> None:
+        answer = command("status", "--watch")
+        assert answer.status == 2
+        assert "terminal" in answer.err
+
+
+class TestErrors:
+    def test_a_database_that_refuses_connections_is_one_line_without_the_password(
+        self, database_url: str
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            port = nobody.getsockname()[1]
+        url = f"postgresql://app:hunter2@127.0.0.1:{port}/db"
+        answer = run_process(environment(url), "status")
+        assert_one_line(answer, 1)
+        assert "the database is unavailable" in answer.err
+        assert str(port) in answer.err
+
+    def test_a_database_that_never_answers_is_given_up(self, database_url: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            url = f"postgresql://app:hunter2@127.0.0.1:{nobody.getsockname()[1]}/db"
+            assert_one_line(run_process(environment(url), "status"), 1)
+
+    def test_a_missing_table_is_one_line_that_names_the_remedy(
+        self, command: Command, empty_database_url: str
+    ) -> None:
+        for arguments in (["status"], ["replicas"], ["pause", "x"], ["runs"]):
+            answer = command(*arguments, database=empty_database_url)
+            assert_one_line(answer, 1)
+            assert "apscheduler-tasklock upgrade" in answer.err
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["runs", "--since", "soon"], "2026-01-31T03:00:00Z"),
+            (["runs", "--since", "2026-01-31T03:00:00"], "with its zone"),
+            (["pause", "x", "--for", "5w"], "90s, 15m, 2h or 1d, not '5w'"),
+            (["pause", "x", "--for", "0"], "must be above 0"),
+            (["status", "--state", "sleepy"], "overdue"),
+            (["free", "x"], "--token"),
+            (["runs", "--limit", "0"], "1 or more"),
+            (["status", "--namespace", "a*"], "without * and ?"),
+            (["status", "--table", "x" * 60], "at most"),
+            (["show"], "TASK"),
+        ],
+    )
+    def test_wrong_usage_is_2(self, command: Command, arguments: list[str], says: str) -> None:
+        answer = command(*arguments)
+        assert (answer.status, answer.out) == (2, "")
+        assert says in answer.err
+
+    def test_a_wrong_url_is_2_and_not_repeated(self, command: Command) -> None:
+        answer = command("status", database="mysql://app:hunter2@host/db")
+        assert_one_line(answer, 2)
+
+    def test_no_database_is_2(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from apscheduler_tasklock.cli import main
+
+        monkeypatch.delenv("TASKLOCK_DATABASE_URL", raising=False)
+        assert main(["status"]) == 2
+        assert "which database?" in capsys.readouterr().err
+
+    def test_a_reader_that_ends_early_is_no_traceback(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        reads, writes = os.pipe()
+        os.close(reads)
+        with os.fdopen(writes) as closed:
+            process = subprocess.run(
+                [sys.executable, "-m", "apscheduler_tasklock.cli", "status"],
+                env=environment(database_url),
+                stdout=closed,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=100,
+                check=False,
+            )
+        assert (process.returncode, process.stderr) == (1, "")
+
+
+def assert_one_line(answer: Answer, status: int) -> None:
+    assert (answer.status, answer.out) == (status, "")
+    assert answer.err.startswith("apscheduler-tasklock: ")
+    assert answer.err.count("\n") == 1
+    assert "hunter2" not in answer.err
+
+
+@pytest.mark.parametrize(
+    "command_name",
+    ["status", "show", "runs", "replicas", "pause", "resume", "run", "free", "forget"]
+    + ["check", "doctor"],
+)
+def test_each_command_explains_itself_with_examples(command: Command, command_name: str) -> None:
+    answer = command(command_name, "--help")
+    assert answer.status == 0
+    assert f"examples:\n  apscheduler-tasklock {command_name}" in answer.out
+    for option in ("--database", "--schema", "--table", "--namespace", "--json", "exit status"):
+        assert option in answer.out
+
+
+def test_what_hold_holds_is_shown(
+    command: Command, make_task_locks: Callable[..., TaskLocks]
+) -> None:
+    locks = make_task_locks(replica_id="holder")
+    with locks.hold("held", min_lock=0, max_lock=600):
+        [row] = command("status").cells
+    assert [cell.strip() for cell in row[:3]] == ["held", "running", "hold"]
+    assert "holder" in row

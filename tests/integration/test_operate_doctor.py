@@ -1,0 +1,297 @@
+"""What ``doctor`` finds wrong with a set-up, and what it says to do."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from apscheduler_tasklock.cli import main
+from tests.support.commands import Answer, Command
+from tests.support.pgbouncer import PgBouncer, UnavailableError
+from tests.support.polling import eventually
+from tests.support.postgres import Server
+from tests.support.roles import PASSWORD, role
+from tests.support.rows import add_replica, add_task
+
+pytestmark = pytest.mark.direct("it creates roles and databases, which the pooler does not know")
+
+Connection = psycopg.Connection[Any]
+Finding = dict[str, str]
+
+GRANTS = {
+    "task_lock": "SELECT, INSERT, UPDATE, DELETE",
+    "task_lock_run": "SELECT, INSERT, UPDATE, DELETE",
+    "task_lock_replica": "SELECT, INSERT, UPDATE, DELETE",
+}
+
+
+@pytest.fixture
+def command(database_url: str, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(database_url, capsys)
+
+
+def wrong(answer: Answer) -> list[Finding]:
+    """Return what was found wrong; the exit status has to say so, too."""
+    found = [finding for finding in answer.json["findings"] if finding["level"] == "wrong"]
+    assert (answer.status, answer.json["ok"]) == ((1, False) if found else (0, True))
+    assert all(finding["remedy"] for finding in found), found
+    assert "hunter2" not in answer.out + answer.err
+    return found
+
+
+def finding(answer: Answer, what: str) -> Finding:
+    [found] = [finding for finding in answer.json["findings"] if finding["what"] == what]
+    return dict(found)
+
+
+def grant(connection: Connection, name: str, **changes: str) -> None:
+    for table, commands in {**GRANTS, **changes}.items():
+        statement = f"GRANT {commands} ON {table} TO {{}}"
+        connection.execute(sql.SQL(statement).format(sql.Identifier(name)))
+
+
+def test_nothing_is_wrong_with_a_set_up_as_it_should_be(
+    command: Command, connection: Connection
+) -> None:
+    add_replica(connection, "one")
+    answer = command("doctor", "--json")
+    assert wrong(answer) == []
+    assert {found["level"] for found in answer.json["findings"]} == {"ok"}
+    plain = command("doctor")
+    assert plain.status == 0
+    for what in ("connection", "libpq", "server", "pooler", "clock", "revision", "bloat of"):
+        assert what in plain.out
+
+
+def test_it_leaves_no_rows(command: Command, connection: Connection) -> None:
+    assert command("doctor").status == 0
+    for table in GRANTS:
+        assert connection.execute(f"SELECT FROM {table}").rowcount == 0
+
+
+def test_a_server_that_does_not_listen(command: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    url = f"postgresql://app:hunter2@127.0.0.1:{port}/db"
+    [found] = wrong(command("doctor", "--json", database=url))
+    assert found["what"] == "connection"
+    assert "check the host and the port" in found["remedy"]
+
+
+def test_a_server_that_never_answers(command: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        url = f"postgresql://app:hunter2@127.0.0.1:{nobody.getsockname()[1]}/db"
+        [found] = wrong(command("doctor", "--json", database=url))
+    assert found["what"] == "connection"
+
+
+def test_a_login_that_is_rejected(command: Command, database_url: str) -> None:
+    with role(database_url, f"NOLOGIN PASSWORD '{PASSWORD}'") as (_, url):
+        [found] = wrong(command("doctor", "--json", database=url))
+    assert "not permitted to log in" in found["says"]
+    assert "check the user" in found["remedy"]
+
+
+def test_a_database_that_does_not_exist(command: Command, server: Server) -> None:
+    [found] = wrong(command("doctor", "--json", database=server.database_url("nowhere")))
+    assert 'database "nowhere" does not exist' in found["says"]
+
+
+@pytest.mark.parametrize("url", ["localhost/app", "mysql://user:hunter2@host/app"])
+def test_a_url_that_is_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("TASKLOCK_DATABASE_URL", url)
+    assert main(["doctor"]) == 2
+    assert "URL" in capsys.readouterr().err
+
+
+def test_a_read_only_database(command: Command, database_url: str, connection: Connection) -> None:
+    name = sql.Identifier(str(psycopg.conninfo.conninfo_to_dict(database_url)["dbname"]))
+    read_only = "ALTER DATABASE {} SET default_transaction_read_only = on"
+    connection.execute(sql.SQL(read_only).format(name))
+    [found] = wrong(command("doctor", "--json"))
+    assert found["what"] == "writable"
+    assert "default_transaction_read_only" in found["remedy"]
+
+
+def test_missing_tables(command: Command, empty_database_url: str) -> None:
+    found = wrong(command("doctor", "--json", database=empty_database_url))
+    assert [one["what"] for one in found] == [f"table {table}" for table in GRANTS]
+    assert {one["remedy"] for one in found} == {"create it with: apscheduler-tasklock upgrade"}
+
+
+def test_a_table_of_another_name(command: Command) -> None:
+    found = wrong(command("doctor", "--json", "--schema", "jobs", "--table", "locks"))
+    assert found[0]["remedy"].endswith("upgrade --schema jobs --table locks")
+
+
+@pytest.mark.parametrize("table", ["task_lock_run", "task_lock_replica"])
+def test_a_table_beside_it_that_is_missing(
+    command: Command, connection: Connection, table: str
+) -> None:
+    connection.execute(f"DROP TABLE {table}")
+    [found] = wrong(command("doctor", "--json"))
+    assert (found["what"], "upgrade" in found["remedy"]) == (f"table {table}", True)
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("task_lock", "token"), ("task_lock_run", "outcome"), ("task_lock_replica", "tasks")],
+)
+def test_an_old_table(command: Command, connection: Connection, table: str, column: str) -> None:
+    connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    found = [one for one in wrong(command("doctor", "--json")) if one["what"] == f"table {table}"]
+    assert f"it has no column {column}" in found[0]["says"]
+
+
+def test_an_old_revision_and_one_that_is_newer_and_none(
+    command: Command, connection: Connection
+) -> None:
+    connection.execute("UPDATE task_lock_alembic_version SET version_num = '0001'")
+    [found] = wrong(command("doctor", "--json"))
+    assert (found["what"], "upgrade" in found["remedy"]) == ("revision", True)
+    connection.execute("UPDATE task_lock_alembic_version SET version_num = '9999'")
+    answer = command("doctor", "--json")
+    assert wrong(answer) == []
+    assert finding(answer, "revision")["level"] == "note"
+    connection.execute("DELETE FROM task_lock_alembic_version")
+    assert finding(command("doctor", "--json"), "revision")["level"] == "note"
+
+
+class TestRole:
+    def test_all_rights_are_enough(
+        self, command: Command, database_url: str, connection: Connection
+    ) -> None:
+        with role(database_url) as (name, url):
+            grant(connection, name)
+            answer = command("doctor", "--json", database=url)
+            assert wrong(answer) == []
+            assert finding(answer, "revision")["says"].startswith("not looked at")
+
+    @pytest.mark.parametrize("table", GRANTS)
+    def test_fewer_are_found_with_the_grant_that_helps(
+        self, command: Command, database_url: str, connection: Connection, table: str
+    ) -> None:
+        with role(database_url) as (name, url):
+            grant(connection, name, **{table: "SELECT"})
+            [found] = wrong(command("doctor", "--json", database=url))
+            assert found["what"] == f"table {table}"
+            connection.execute(found["remedy"].partition("let its owner run: ")[2])
+            assert wrong(command("doctor", "--json", database=url)) == []
+
+    def test_without_delete_nothing_is_wrong_but_it_is_told(
+        self, command: Command, database_url: str, connection: Connection
+    ) -> None:
+        with role(database_url) as (name, url):
+            grant(connection, name, task_lock="SELECT, INSERT, UPDATE")
+            answer = command("doctor", "--json", database=url)
+            assert wrong(answer) == []
+            assert "GRANT DELETE" in finding(answer, "table task_lock")["remedy"]
+
+    def test_a_schema_that_it_may_not_look_into(
+        self, command: Command, database_url: str, connection: Connection
+    ) -> None:
+        connection.execute("CREATE SCHEMA jobs")
+        with role(database_url) as (_, url):
+            found = wrong(command("doctor", "--json", "--schema", "jobs", database=url))
+        assert "GRANT USAGE ON SCHEMA jobs" in found[0]["remedy"]
+
+    @pytest.mark.parametrize("table", GRANTS)
+    def test_row_level_security_without_a_policy(
+        self, command: Command, database_url: str, connection: Connection, table: str
+    ) -> None:
+        with role(database_url) as (name, url):
+            grant(connection, name)
+            connection.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+            [found] = wrong(command("doctor", "--json", database=url))
+            assert "row-level security" in found["says"]
+            connection.execute(found["remedy"].partition("let its owner run: ")[2])
+            assert wrong(command("doctor", "--json", database=url)) == []
+
+    @pytest.mark.parametrize(
+        ("policy", "says"),
+        [
+            ("USING (true) WITH CHECK (false)", "violates row-level security policy"),
+            ("FOR ALL USING (false) WITH CHECK (true)", "cannot be seen"),
+        ],
+    )
+    def test_a_policy_that_rejects_or_hides_the_rows(
+        self, command: Command, database_url: str, connection: Connection, policy: str, says: str
+    ) -> None:
+        with role(database_url) as (name, url):
+            grant(connection, name)
+            connection.execute("ALTER TABLE task_lock ENABLE ROW LEVEL SECURITY")
+            connection.execute(f"CREATE POLICY one ON task_lock {policy}")
+            [found] = wrong(command("doctor", "--json", database=url))
+        assert found["what"] == "writing to task_lock"
+        assert says in found["says"]
+
+    def test_a_policy_for_names_of_a_namespace(
+        self, command: Command, database_url: str, connection: Connection
+    ) -> None:
+        with role(database_url) as (name, url):
+            grant(connection, name)
+            connection.execute("ALTER TABLE task_lock ENABLE ROW LEVEL SECURITY")
+            connection.execute("CREATE POLICY own ON task_lock USING (task_name LIKE 'app:%')")
+            assert wrong(command("doctor", "--json", database=url))
+            assert wrong(command("doctor", "--json", "--namespace", "app:", database=url)) == []
+
+
+def test_replicas_of_different_versions(command: Command, connection: Connection) -> None:
+    assert finding(command("doctor", "--json"), "replicas")["level"] == "note"
+    add_replica(connection, "one")
+    add_replica(connection, "dead", version="'0.1'", seen_at="now() - interval '2 min'")
+    assert wrong(command("doctor", "--json")) == []
+    add_replica(connection, "two", version="'1.1'")
+    [found] = wrong(command("doctor", "--json"))
+    assert "1 with version 1.0, 1 with version 1.1" in found["says"]
+
+
+def test_a_table_that_vacuum_does_not_get_through(command: Command, connection: Connection) -> None:
+    connection.execute("ALTER TABLE task_lock SET (autovacuum_enabled = off)")
+    add_task(connection, "sync")
+    connection.execute(
+        "INSERT INTO task_lock_run SELECT 'sync', n, n, now(), now(), now(), 'one', 'hold', 'ok'"
+        " FROM generate_series(1, 12000) AS n"
+    )
+    connection.execute("ALTER TABLE task_lock_run SET (autovacuum_enabled = off)")
+    connection.execute("DELETE FROM task_lock_run")
+
+    def bloat() -> list[Finding]:
+        return wrong(command("doctor", "--json"))
+
+    [found] = eventually(bloat)
+    assert found["what"] == "bloat of task_lock_run"
+    assert found["remedy"].startswith("VACUUM task_lock_run")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "level"), [(0, "ok"), (10, "note"), (-10, "note"), (120, "wrong"), (-120, "wrong")]
+)
+def test_a_clock_that_is_off(seconds: float, level: str) -> None:
+    from datetime import datetime, timedelta, timezone
+
+    from apscheduler_tasklock.cli.doctor import clock_finding
+
+    now = datetime.now(timezone.utc)
+    found = clock_finding(now - timedelta(seconds=seconds), now, now + timedelta(milliseconds=2))
+    assert found.level == level
+    assert bool(found.remedy) == (level != "ok")
+    assert ("ahead" in found.says) == (seconds >= 0)
+
+
+def test_pgbouncer_in_the_way_is_told_and_nothing_is_wrong(
+    command: Command, database_url: str, server: Server
+) -> None:
+    try:
+        with PgBouncer(server.url) as pooler:
+            answer = command("doctor", "--json", database=pooler.url_of(database_url))
+    except UnavailableError as unavailable:
+        pytest.skip(str(unavailable))
+    assert wrong(answer) == []
+    assert finding(answer, "pooler")["level"] == "note"

@@ -1,0 +1,136 @@
+"""The command line, run in this process or, on a terminal, in one of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock.cli import main
+from tests.support.polling import eventually
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command has printed, and its exit status."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The rows of the table that was printed, without the names of its columns."""
+        return [[cell for cell in line.split("  ") if cell] for line in self.out.splitlines()[1:]]
+
+
+class Command:
+    """Runs the command line on a database.
+
+    :param database_url: the database; ``None`` for none
+    """
+
+    def __init__(self, database_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.database_url = database_url
+        self._capsys = capsys
+
+    def __call__(self, command: str, *arguments: str, database: str | None = None) -> Answer:
+        """Run a command of the command line in this process."""
+        url = database or self.database_url
+        try:
+            status = main([command, "--database", url, *arguments])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        printed = self._capsys.readouterr()
+        return Answer(status, printed.out, printed.err)
+
+
+def environment(database_url: str, **more: str) -> dict[str, str]:
+    """Return the environment of a process that is to run the command line."""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS")}
+    return {**inherited, "TASKLOCK_DATABASE_URL": database_url, "PYTHONPATH": str(ROOT), **more}
+
+
+class OnTerminal:
+    """The command line in a process of its own, on a terminal. A context manager."""
+
+    def __init__(self, database_url: str, *arguments: str, **env: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.output = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "apscheduler_tasklock.cli", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env=environment(
+                database_url, **{"TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50", **env}
+            ),
+        )
+        os.close(theirs)
+        os.set_blocking(self._ours, False)
+
+    def __enter__(self) -> OnTerminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+    @property
+    def text(self) -> str:
+        """What it has shown so far."""
+        try:
+            while more := os.read(self._ours, 65536):
+                self.output += more
+        except (BlockingIOError, OSError):  # nothing yet; or it has ended
+            pass
+        return self.output.decode(errors="replace")
+
+    def wait_for(self, text: str) -> str:
+        """Wait until it has shown a text."""
+        eventually(lambda: text in self.text or self.process.poll() is not None)
+        assert text in self.text, self.text
+        return self.text
+
+    def answer(self, text: str) -> None:
+        """Type a text."""
+        os.write(self._ours, text.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+
+    def status(self) -> int:
+        """Wait until it has ended; return its exit status."""
+        eventually(lambda: (self.text, self.process.poll())[1] is not None)
+        return int(self.process.returncode)
+
+
+def run_process(env: Mapping[str, str], *arguments: str) -> Answer:
+    """Run the command line in a process of its own, whose output goes into pipes."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "apscheduler_tasklock.cli", *arguments],
+        env=dict(env),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return Answer(finished.returncode, finished.stdout, finished.stderr)

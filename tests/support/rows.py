@@ -1,0 +1,90 @@
+"""Rows as replicas write them, for tests of what is made of them. Values are SQL expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+Connection = psycopg.Connection[Any]
+
+# A job every 5 minutes, which ran for 2 s a minute ago, and is due in 4 minutes.
+_TASK = {
+    "started_at": "now() - interval '60 s'",
+    "locked_until": "now() - interval '58 s'",
+    "window_start": "now() - interval '60 s'",
+    "window_until": "now() + interval '200 s'",
+    "locked_by": "'one'",
+    "claim_id": "gen_random_uuid()",
+    "token": "7",
+    "finished_at": "now() - interval '58 s'",
+    "run_until": "now() + interval '20 min'",
+    "failover": "false",
+    "deaths": "0",
+    "handovers": "0",
+    "handed_over": "false",
+    "runs": "'job'",
+    "one_off": "false",
+    "kind": "'schedule'",
+    "schedule": """'{"end":null,"jitter":0.0,"length":[0,300,0],"start":null,"type":"interval"}'""",
+    "due_at": "now() + interval '4 min'",
+    "overdue_at": "now() + interval '5 min'",
+    "succeeded_at": "now() - interval '58 s'",
+}
+
+_RUN = {
+    "slot": "token",
+    "scheduled_at": "now() - interval '60 s'",
+    "started_at": "now() - interval '60 s'",
+    "ended_at": "now() - interval '58 s'",
+    "replica": "'one'",
+    "kind": "'schedule'",
+    "outcome": "'ok'",
+}
+
+RUNNING = {"finished_at": "NULL", "locked_until": "now() + interval '1 min'"}
+DEAD = {"finished_at": "NULL"}
+LATE = {"due_at": "now() - interval '50 s'", "overdue_at": "now() + interval '10 s'"}
+BARELY_LATE = {"due_at": "now() - interval '10 s'", "overdue_at": "now() + interval '50 s'"}
+OVERDUE = {"due_at": "now() - interval '95 s'", "overdue_at": "now() - interval '35 s'"}
+FAILING = {"failures": "3", "error_type": "'ValueError'", "failed_at": "now()"}
+TOO_LONG = {**RUNNING, "overrun_at": "now() - interval '1 s'"}
+PAUSED = {"paused_until": "'infinity'", "paused_by": "'me@here'", "pause_reason": "'closed'"}
+NEW = {"token": "0", "started_at": "'epoch'", "finished_at": "'epoch'", "succeeded_at": "NULL"}
+
+
+def add_task(connection: Connection, name: str, **changes: str) -> None:
+    """Add a task's row."""
+    _insert(connection, "task_lock", {"task_name": _literal(name), **_TASK, **changes})
+
+
+def add_run(connection: Connection, task: str, token: int, **changes: str) -> None:
+    """Add an entry of the run history."""
+    values = {**_RUN, "task_name": _literal(task), "token": str(token), "slot": str(token)}
+    _insert(connection, "task_lock_run", {**values, **changes})
+
+
+def add_replica(
+    connection: Connection, replica_id: str, tasks: Sequence[str] = (), **changes: str
+) -> None:
+    """Add a replica, which has these tasks."""
+    values = {
+        "replica_id": _literal(replica_id),
+        "host": "'host'",
+        "version": "'1.0'",
+        "started_at": "now() - interval '1 h'",
+        "seen_at": "now()",
+        "tasks": f"ARRAY[{', '.join(map(_literal, tasks))}]::text[]",
+    }
+    _insert(connection, "task_lock_replica", {**values, **changes})
+
+
+def _insert(connection: Connection, table: str, values: dict[str, str]) -> None:
+    columns = ", ".join(values)
+    connection.execute(f"INSERT INTO {table} ({columns}) SELECT {', '.join(values.values())}")
+
+
+def _literal(text: str) -> str:
+    return sql.Literal(text).as_string(None)
