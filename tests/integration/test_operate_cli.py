@@ -34,6 +34,9 @@ from tests.support.rows import (
 
 Connection = psycopg.Connection[Any]
 
+COMMANDS = ["status", "show", "runs", "replicas", "pause", "resume", "run", "free", "forget"]
+COMMANDS += ["check", "doctor"]
+
 # It clears the screen, sets the title, and reads from right to left; in German, with quotes.
 ODD = "\x1b[2J\x1b]0;owned\x07 \u202eüber 'a' \"b\" | \x9b31m 報告  x\n\x7f"
 ODD_SHOWN = "\\x1b[2J\\x1b]0;owned\\x07 \\u202eüber 'a' \"b\" | \\x9b31m 報告 \\x20x\\n\\x7f"
@@ -561,8 +564,7 @@ def assert_one_line(answer: Answer, status: int) -> None:
 
 @pytest.mark.parametrize(
     "command_name",
-    ["status", "show", "runs", "replicas", "pause", "resume", "run", "free", "forget"]
-    + ["check", "doctor"],
+    COMMANDS,
 )
 def test_each_command_explains_itself_with_examples(command: Command, command_name: str) -> None:
     answer = command(command_name, "--help")

@@ -289,7 +289,7 @@ def test_pgbouncer_in_the_way_is_told_and_nothing_is_wrong(
     command: Command, database_url: str, server: Server
 ) -> None:
     try:
-        with PgBouncer(server.url) as pooler:
+        with PgBouncer(server.url, 0) as pooler:
             answer = command("doctor", "--json", database=pooler.url_of(database_url))
     except UnavailableError as unavailable:
         pytest.skip(str(unavailable))
