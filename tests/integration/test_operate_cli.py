@@ -179,7 +179,7 @@ class TestShow:
         assert "state        ok" in answer.out
         assert "schedule     every 5 min" in answer.out
         assert "token 7" in answer.out
-        assert "took  44444455556666677788\nend   ..................x." in answer.out
+        assert "took  44445555566667777888\nend   ..................x." in answer.out
         listed = answer.out.partition("\ntask  started")[2].splitlines()[1:]
         assert len(listed) == 20
         told = command("show", "sync", "--json").json
@@ -450,7 +450,7 @@ class TestTerminal:
         self, database_url: str, connection: Connection
     ) -> None:
         add_task(connection, "sync")
-        add_run(connection, "sync", 1, ended_at="now() - interval '59 s'", outcome="'error'")
+        add_run(connection, "sync", 1, ended_at="now() - interval '59.9 s'", outcome="'error'")
         add_run(connection, "sync", 2, ended_at="now() - interval '50 s'")
         with OnTerminal(database_url, "show", "sync") as terminal:
             assert terminal.status() == 0
