@@ -251,15 +251,20 @@ class TestRuns:
                 target=lambda: lines.extend(iter(process.stdout.readline, ""))
             )
             reader.start()
-            eventually(lambda: any("sync" in line for line in lines))
-            add_run(connection, "long", 2, started_at="now() - interval '5 h'", ended_at="now()")
-            connection.execute("UPDATE task_lock SET finished_at = now()")
-            eventually(lambda: any("long" in line for line in lines))
-            add_run(connection, "sync", 3, started_at="now()", ended_at="now()")
-            eventually(lambda: sum("sync" in line for line in lines) == 2)
-            process.send_signal(2)
-            reader.join(60)
-            assert process.wait(60) == 0
+            try:
+                eventually(lambda: any("sync" in line for line in lines))
+                add_run(
+                    connection, "long", 2, started_at="now() - interval '5 h'", ended_at="now()"
+                )
+                connection.execute("UPDATE task_lock SET finished_at = now()")
+                eventually(lambda: any("long" in line for line in lines), 30)
+                add_run(connection, "sync", 3, started_at="now()", ended_at="now()")
+                eventually(lambda: sum("sync" in line for line in lines) == 2)
+                process.send_signal(2)
+                reader.join(60)
+                assert process.wait(60) == 0
+            finally:
+                process.kill()
         assert sum("long" in line for line in lines) == 1
         assert len(lines) == 3 + (not form)
 
