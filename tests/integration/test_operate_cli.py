@@ -528,6 +528,10 @@ class TestErrors:
         assert (answer.status, answer.out) == (2, "")
         assert says in answer.err
 
+    def test_a_name_that_is_no_text_is_one_line(self, command: Command) -> None:
+        for arguments in (["show", "\udc80"], ["pause", "\udc80"], ["runs", "\udc80"]):
+            assert_one_line(command(*arguments), 1)
+
     def test_a_wrong_url_is_2_and_not_repeated(self, command: Command) -> None:
         answer = command("status", database="mysql://app:hunter2@host/db")
         assert_one_line(answer, 2)
