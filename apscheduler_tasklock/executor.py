@@ -121,6 +121,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     :param claim_timeout: seconds for which a claim is tried while the database is unavailable
     :param schema: schema of the task lock table; by default up to the ``search_path``
     :param table: name of the task lock table
+    :param history: how many runs of each task the run history keeps, up to 10,000; 0: none
+    :param history_of: ``"all"`` runs, or only ``"errors"``, which is all that did not end well
+    :param redact: returns what the run history keeps of an exception's message, or ``None``; it
+        must be importable where jobs run in worker processes
     :param replica_id: who holds a lock, shown in logs; by default host, process and a random part
     :param enabled: ``False`` runs every job here, without a lock and without a database, as in
         development and tests
@@ -148,6 +152,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         claim_timeout: timedelta | float | str = 10,
         schema: str | None = None,
         table: str = DEFAULT_TABLE,
+        history: int | str = 100,
+        history_of: Literal["all", "errors"] = "all",
+        redact: Callable[[BaseException], str | None] | None = None,
         replica_id: str | None = None,
         enabled: bool | str = True,
         **executor_options: Any,
@@ -185,6 +192,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             claim_timeout=parse_positive_seconds(claim_timeout, "claim_timeout", where),
             schema=schema or None,  # a configuration file says '' for none
             table=table,
+            history=history,
+            history_of=history_of,
+            redact=redact,
         )
         self._enabled = parse_switch(enabled, "enabled", where)
         self._poll_interval = parse_positive_seconds(poll_interval, "poll_interval", where)

@@ -20,7 +20,7 @@ from inspect import (
     iscoroutinefunction,
     isgeneratorfunction,
 )
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
@@ -35,6 +35,7 @@ from apscheduler_tasklock._lock.operations import Operations, like_of
 from apscheduler_tasklock._lock.protocol import (
     ClaimRequest,
     Ending,
+    HistorySettings,
     Refusal,
     ReleaseAnswer,
     RunEnd,
@@ -52,6 +53,7 @@ from apscheduler_tasklock.options import (
     Default,
     LockOptions,
     check_name,
+    parse_count,
     parse_positive_seconds,
 )
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
@@ -64,6 +66,9 @@ Result = TypeVar("Result")
 
 # Seconds for which a claim may be tried, at most. Whoever wants more has mistaken the unit.
 LONGEST_CLAIM = 24 * 3600.0
+
+# How many runs of a task the history keeps at most: reading them all is to stay quick.
+LONGEST_HISTORY = 10_000
 
 # Seconds after which it is looked again whether a run that seems dead is.
 PAUSE = 0.3
@@ -81,17 +86,35 @@ def lock_settings(
     claim_timeout: float = 10.0,
     schema: str | None = None,
     table: str = DEFAULT_TABLE,
+    history: int | str = 100,
+    history_of: Literal["all", "errors"] = "all",
+    redact: Callable[[BaseException], str | None] | None = None,
 ) -> LockSettings:
     """Return checked settings; for the parameters see :class:`TaskLocks`.
 
-    :raises TaskLockOptionError: ``replica_id`` or ``claim_timeout`` is invalid
+    :raises TaskLockOptionError: one of them is invalid
     """
     replica_id = check_name(replica_id or make_replica_id(), "replica_id")
     if not 0 < claim_timeout <= LONGEST_CLAIM:
         raise TaskLockOptionError(
             f"claim_timeout must be above 0 and at most a day, not {claim_timeout!r} seconds"
         )
-    return LockSettings(database, replica_id, claim_timeout, schema, table)
+    if history_of not in ("all", "errors"):
+        raise TaskLockOptionError(f"history_of must be 'all' or 'errors', not {history_of!r}")
+    if redact is not None and not callable(redact):
+        raise TaskLockOptionError(f"redact must be a function of an exception, not {redact!r}")
+    kept = parse_count(history, "history", "the run history")
+    if kept > LONGEST_HISTORY:
+        raise TaskLockOptionError(f"history must be at most {LONGEST_HISTORY}, not {history!r}")
+    return LockSettings(
+        database,
+        replica_id,
+        claim_timeout,
+        schema,
+        table,
+        HistorySettings(kept, errors_only=history_of == "errors"),
+        redact or str,
+    )
 
 
 def make_replica_id() -> str:
@@ -110,8 +133,12 @@ class TaskLocks:
     :param table: name of the task lock table
     :param replica_id: who claims, shown in logs; by default host, process and a random part
     :param claim_timeout: seconds for which a claim is tried while the database is unavailable
-    :raises TaskLockOptionError: ``database`` is not one that the task lock can use, or
-        ``claim_timeout`` is not above 0 and at most a day
+    :param history: how many runs of each task the run history keeps, up to 10,000; 0: none
+    :param history_of: ``"all"`` runs, or only ``"errors"``, which is all that did not end well
+    :param redact: returns what the run history keeps of an exception's message, or ``None``; it
+        must be importable where jobs run in worker processes
+    :raises TaskLockOptionError: ``database`` is not one that the task lock can use, or another
+        parameter is impossible
     """
 
     def __init__(
@@ -122,6 +149,9 @@ class TaskLocks:
         claim_timeout: float = 10.0,
         schema: str | None = None,
         table: str = DEFAULT_TABLE,
+        history: int = 100,
+        history_of: Literal["all", "errors"] = "all",
+        redact: Callable[[BaseException], str | None] | None = None,
     ) -> None:
         settings = lock_settings(
             database,
@@ -129,6 +159,9 @@ class TaskLocks:
             claim_timeout=claim_timeout,
             schema=schema,
             table=table,
+            history=history,
+            history_of=history_of,
+            redact=redact,
         )
         self._client = LockClient(settings)
         replace_in_each_child(self)

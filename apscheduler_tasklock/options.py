@@ -241,7 +241,8 @@ def _parse_failover(value: Any, option: str, where: str) -> bool:
         ) from None
 
 
-def _parse_count(value: Any, option: str, where: str) -> int:
+def parse_count(value: Any, option: str, where: str) -> int:
+    """Return a whole number, 0 or more, given as such or as a string."""
     number = parse_number(value, option, where, "a whole number, 0 or more")
     if number != int(number):
         raise TaskLockOptionError(
@@ -268,7 +269,7 @@ _PARSERS: dict[str, Callable[[Any, str, str], Any]] = {
     "period": parse_positive_seconds,
     "lease": _parse_lease,
     "failover": _parse_failover,
-    "max_takeovers": _parse_count,
+    "max_takeovers": parse_count,
     "cancel_on_lost": parse_switch,
     "on_failure": _parse_on_failure,
     "grace": parse_seconds,

@@ -6,6 +6,7 @@ The log line comes first: listeners are code of the application, which may take 
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -165,11 +166,13 @@ class Reports:
             logger.warning(
                 "Task %r: the run time %s is not run, because the window of the one of %s lasts "
                 "until %s. Give a one-off job another id, or a shorter period; a job that was "
-                "modified or rescheduled, a shorter minimum lock",
+                "modified or rescheduled, a shorter minimum lock. To run a job now, whatever its "
+                "windows: apscheduler-tasklock run %s",
                 self._submission.task_name,
                 self.run_time,
                 refusal.window_start,
                 refusal.locked_until,
+                shlex.quote(self._submission.task_name),
             )
 
     def failed(self, error: TaskLockError, *, runs: bool) -> None:

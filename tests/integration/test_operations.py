@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -18,6 +19,8 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_OVERDUE,
     EVENT_TASK_LOCK_RECOVERED,
     EVENT_TASK_LOCK_REFUSED,
+    TaskLockExecutor,
+    TaskLockOptionError,
     TaskLockRefusedError,
     TaskLocks,
     TaskLockStateError,
@@ -357,3 +360,56 @@ class TestStandby:
         due_at(connection, 10, "marker")
         assert looked.wait(60)
         assert not runs
+
+
+class TestHistoryOptions:
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"history": -1}, "history must be"),
+            ({"history": 1.5}, "history must be a whole number"),
+            ({"history": 10_001}, "history must be at most 10000"),
+            ({"history_of": "some"}, "history_of must be 'all' or 'errors'"),
+            ({"redact": "no function"}, "redact must be a function"),
+        ],
+    )
+    def test_impossible_ones_are_refused_at_once(
+        self, database_url: str, options: dict[str, Any], told: str
+    ) -> None:
+        for make in (TaskLocks, TaskLockExecutor):
+            with pytest.raises(TaskLockOptionError, match=told):
+                make(database_url, **options)
+
+    def test_an_error_is_redacted_before_it_is_stored(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        def job() -> None:
+            raise ValueError("password=hunter2")
+
+        replica = make_replica(history="5", redact=lambda error: type(error).__name__.lower())
+        replica.run_once(job)
+        [run] = eventually(lambda: operator.runs("job"))
+        assert (run.outcome, run.error_type, run.error) == ("error", "ValueError", "valueerror")
+
+    def test_errors_only(self, make_replica: MakeReplica, operator: TaskLocks) -> None:
+        def fail() -> None:
+            raise ValueError("on purpose")
+
+        replica = make_replica(history_of="errors")
+        replica.run_once(print, job_id="well")
+        replica.run_once(fail, job_id="badly")
+        eventually(lambda: operator.runs("badly"))
+        eventually(lambda: task(operator, "well").succeeded_at)
+        assert operator.runs("well") == []
+
+    @pytest.mark.parametrize(
+        ("leaves", "outcome"), [(None, "ok"), (ValueError("no"), "error")], ids=["ok", "error"]
+    )
+    def test_a_hold_is_in_it(
+        self, operator: TaskLocks, leaves: Exception | None, outcome: str
+    ) -> None:
+        with suppress(ValueError), operator.hold("held", min_lock=0, max_lock=10):
+            if leaves is not None:
+                raise leaves
+        [run] = operator.runs("held")
+        assert (run.kind, run.outcome, run.scheduled_at) == ("hold", outcome, None)
