@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from apscheduler_tasklock.cli import (
     check,
     doctor,
+    metrics,
     replicas,
     runs,
     setup,
@@ -218,6 +219,18 @@ def _add_setup(commands: Any) -> None:
     downgrade = commands.add_parser("downgrade", help="drop the table")
     _add_table_options(downgrade)
     downgrade.set_defaults(run=setup.downgrade, has_statuses=False)
+
+    served = commands.add_parser(
+        "metrics", help="print what the tasks' rows tell as Prometheus' text, or serve it"
+    )
+    _add_table_options(served)
+    served.add_argument(
+        "--listen",
+        type=values.address,
+        metavar="HOST:PORT",
+        help="serve it at /metrics until Ctrl-C, as on 127.0.0.1:9464; by default print it once",
+    )
+    served.set_defaults(run=metrics.metrics, has_statuses=True)
 
     demo = commands.add_parser("demo", help="watch replicas share jobs, and one of them die")
     _add_database_option(demo, "by default an embedded PostgreSQL, which goes with the demo")

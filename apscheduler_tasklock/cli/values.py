@@ -52,6 +52,18 @@ def since(text: str) -> datetime:
     return moment
 
 
+def address(text: str) -> tuple[str, int]:
+    """Return the host and the port of ``127.0.0.1:9464``, ``[::1]:9464`` or ``localhost:0``.
+
+    :raises argparse.ArgumentTypeError: it is none
+    """
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise argparse.ArgumentTypeError(f"must be a host and a port, HOST:PORT, not {text!r}")
+    return host, int(port)
+
+
 def at_least_one(text: str) -> int:
     """Return a whole number, 1 or more.
 

@@ -269,6 +269,26 @@ class TestRuns:
         assert len(lines) == 3 + (not form)
 
 
+class TestMetrics:
+    def test_they_are_printed_once(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "sync")
+        answer = command("metrics")
+        assert answer.status == 0
+        assert 'tasklock_task_failures{tasklock_task_name="sync"} 0' in answer.out
+
+    @pytest.mark.parametrize("address", ["nowhere", ":80", "host:", "host:http", "host:70000"])
+    def test_what_is_no_address_is_a_mistake(self, command: Command, address: str) -> None:
+        answer = command("metrics", "--listen", address)
+        assert answer.status == 2
+        assert "must be a host and a port" in answer.err
+
+    def test_what_cannot_be_listened_on_is_said(self, command: Command) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            answer = command("metrics", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert answer.status == 1
+        assert "cannot listen on 127.0.0.1" in answer.err
+
+
 class TestReplicas:
     def test_who_they_are_and_what_they_run(self, command: Command, connection: Connection) -> None:
         add_task(connection, "sync", **RUNNING)

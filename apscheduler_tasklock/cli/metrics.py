@@ -1,0 +1,29 @@
+"""The command ``metrics``: what the tasks' rows tell, for Prometheus."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+
+from apscheduler_tasklock.cli.exits import OK, say
+from apscheduler_tasklock.cli.target import task_locks
+from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.metrics import MetricsServer, prometheus_text
+
+
+def metrics(options: argparse.Namespace) -> int:
+    """Print the metrics once, or serve them until Ctrl-C."""
+    with task_locks(options) as locks:
+        if options.listen is None:
+            print(prometheus_text(locks), end="")
+            return OK
+        host, port = options.listen
+        try:
+            server = MetricsServer(locks, host, port)
+        except OSError as error:
+            raise TaskLockError(f"cannot listen on {host}:{port}: {error}") from error
+        with server:
+            say(f"serving {server.url}; Ctrl-C ends it")
+            with suppress(KeyboardInterrupt):
+                server.serve_forever()
+    return OK
