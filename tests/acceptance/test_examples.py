@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -17,6 +19,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import yaml
 
 from tests.support.polling import eventually
 
@@ -121,6 +124,40 @@ def test_an_example_runs_each_window_in_one_of_its_processes(
     # on arrival in the database, which may take a loaded machine a moment.
     assert min(gaps) > 0.8 * PERIOD, log.read_text()
     assert max(gaps) < 1.2 * PERIOD, log.read_text()
+
+
+def test_the_example_for_kubernetes_answers_its_probes_and_drains(
+    checkout: Path,
+    database_url: str,
+    connection: psycopg.Connection[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, port = tmp_path / "log", free_port()
+    folder = checkout / "examples" / "kubernetes"
+    monkeypatch.setenv("PROBE_HOST", "127.0.0.1")
+    monkeypatch.setenv("PROBE_PORT", str(port))
+
+    def answers(path: str) -> bool:
+        with suppress(OSError):  # also while it is 503
+            url = f"http://127.0.0.1:{port}{path}"
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return bool(json.load(answer)["ok"])
+        return False
+
+    with started([["app.py"]], folder, database_url, log) as [server]:
+        eventually(lambda: answers("/live") and answers("/ready"))
+        eventually(lambda: "report" in log.read_text())
+        server.terminate()
+        assert server.wait(60) == 0, log.read_text()
+    assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
+    manifest = yaml.safe_load((folder / "deployment.yaml").read_text())
+    pod = manifest["spec"]["template"]["spec"]
+    [drains] = re.findall(r"^DRAIN_TIMEOUT = (\d+)$", (folder / "app.py").read_text(), re.M)
+    assert pod["terminationGracePeriodSeconds"] >= int(drains) + 10
+    [container] = pod["containers"]
+    assert container["livenessProbe"]["httpGet"]["path"] == "/live"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
 
 
 def test_the_example_of_fencing_refuses_the_write_of_a_holder_that_was_overtaken(
