@@ -670,6 +670,12 @@ class TestReading:
             "window_start": answer.window_start,
             "holder": "one",
             "database_time": database_now(connection),
+            "request_id": None,
+            "schedule": None,
+            "due_at": None,
+            "overdue": False,
+            "told_overdue": False,
+            "due_in_pause": False,
         }
         assert (states["handed over"].handed_over, states["handed over"].failover) == (True, False)
         assert states["handed over"].runs == "jobs:new"

@@ -607,6 +607,7 @@ class ClaimHistory(RuleBasedStateMachine):
         return (
             task, row.claim_id, row.token, finished, dead, expired, row.failover, row.deaths,
             row.handovers, row.handed_over, row.runs, row.window_start, row.locked_by, self.now,
+            None, None, None, False, False, False,  # nobody has asked for a run, or told a schedule
         )  # fmt: skip
 
     @action(task=tasks, replica=replicas, failover=mostly)
@@ -700,6 +701,8 @@ def answer_of(
         after.run_until,
         now,
         after.claim_id,
+        False,  # no run was asked for by hand, and nobody has told that one is overdue
+        False,
     )
 
 

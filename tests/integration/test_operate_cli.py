@@ -15,7 +15,14 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLocks
-from tests.support.commands import Answer, Command, OnTerminal, environment, run_process
+from tests.support.commands import (
+    COMMAND,
+    Answer,
+    Command,
+    OnTerminal,
+    environment,
+    run_process,
+)
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.rows import (
@@ -241,7 +248,7 @@ class TestRuns:
         add_task(connection, "sync")
         add_run(connection, "sync", 1)
         with subprocess.Popen(
-            [sys.executable, "-u", "-m", "apscheduler_tasklock.cli", "runs", "--follow", *form],
+            [*COMMAND, "runs", "--follow", *form],
             env=environment(database_url),
             stdout=subprocess.PIPE,
             text=True,

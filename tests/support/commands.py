@@ -21,6 +21,17 @@ from tests.support.polling import eventually
 ROOT = Path(__file__).parent.parent.parent
 
 
+# The command line in a process of its own. It heeds Ctrl-C, which what a shell has started in the
+# background, and its children, ignore.
+COMMAND = [
+    sys.executable,
+    "-u",
+    "-c",
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    " runpy.run_module('apscheduler_tasklock.cli', run_name='__main__', alter_sys=True)",
+]
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a command has printed, and its exit status."""
@@ -73,7 +84,7 @@ class OnTerminal:
         self._ours, theirs = pty.openpty()
         self.output = b""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "apscheduler_tasklock.cli", *arguments],
+            [*COMMAND, *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
