@@ -556,6 +556,7 @@ class ClaimHistory(RuleBasedStateMachine):
         self.pause(task, 2.0)
         self.the_table_is_as_the_model_says()
         self.claim_for(task, run_time, min_lock=1.0, **claim)
+        self.the_table_is_as_the_model_says()
         self.time_passes_until(task, "paused_until", after)
         self.claim_for(task, run_time, min_lock=1.0, **claim)
 
