@@ -354,6 +354,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """Claim nothing more, and wait until what runs here has ended; then shut down as usual.
 
         Other replicas run what is due meanwhile. It is for a container that is about to be stopped.
+        Do not call it on the scheduler's own event loop, where the jobs end: use
+        ``await asyncio.to_thread(executor.drain, 50)`` there.
 
         :param timeout: seconds or ``timedelta``; ``None``: for as long as it takes
         :return: whether nothing runs any more
@@ -389,22 +391,27 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         try:
             self._submit(submission, scheduler_pass)
         except MaxInstancesReachedError:
-            if not self._runs_by_hand(job.id):
+            running = self._extra_run(job.id)
+            if running is None:
                 raise
-            # That run is not the schedule's, and must not cost it one of its own.
-            self._failover.add(Blocked(submission, 0, is_new=True, waits=False, follows=True))
+            # That run is not the schedule's own, and must not cost it one. A standby's has the
+            # window of this run time.
+            if running.request_id is not None:
+                self._failover.add(Blocked(submission, 0, is_new=True, waits=False, follows=True))
         except RuntimeError:
             if not self.locks.closed:
                 raise
             # Its pool is shut down. It came due in the very moment of the shutdown.
             self._tell_not_begun(submission)
 
-    def _runs_by_hand(self, job_id: str) -> bool:
-        """Tell whether this replica runs a job since an operator has asked for it."""
-        return any(
-            active.submission.job.id == job_id and active.submission.request_id is not None
-            for active in list(self._active.values())
-        )
+    def _extra_run(self, job_id: str) -> Submission | None:
+        """Return what runs a job here that was asked for by hand, or in a replica's place."""
+        for active in list(self._active.values()):
+            submission = active.submission
+            is_extra = submission.request_id is not None or submission.is_standby
+            if submission.job.id == job_id and is_extra:
+                return submission
+        return None
 
     def _tell_not_begun(self, submission: Submission) -> None:
         notifier = Notifier(self._adapter.dispatch, self._blocked)

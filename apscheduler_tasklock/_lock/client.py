@@ -425,7 +425,16 @@ class LockClient:
         """
         for begin in range(0, len(tasks), MOST_TOGETHER):
             some = tasks[begin : begin + MOST_TOGETHER]
-            self.ask(partial(self._protocol.register, tasks=some))
+            try:
+                self.ask(partial(self._protocol.register, tasks=some))
+            except TaskLockDatabaseError:
+                raise
+            except TaskLockError:
+                if len(tasks) == 1:
+                    raise
+                for task in some:  # one task's mistake is its own, as a name of another encoding
+                    with suppress(TaskLockError):
+                        self.register([task])
 
     def tell_overdue(self, task_name: str) -> Overdue | None:
         """Take it on to tell that a task is overdue; ``None`` if it is not, or another has.

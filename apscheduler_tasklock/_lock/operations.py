@@ -34,11 +34,12 @@ _GONE = """(EXISTS (SELECT FROM alive) AND known.task_name IS NULL
             AND COALESCE(lock.kind, '') <> 'hold' AND NOT lock.one_off)"""
 _STATE = f"""
     CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now() AND NOT lock.handed_over
-              THEN CASE WHEN lock.overrun_at < now() THEN 'too long' ELSE 'running' END
+              THEN CASE WHEN lock.overrun_at BETWEEN lock.started_at AND now()
+                        THEN 'too long' ELSE 'running' END
          WHEN lock.paused_until > now() THEN 'paused'
          WHEN lock.finished_at IS NULL AND NOT lock.handed_over THEN 'dead'
-         WHEN NOT {_GONE} AND {_DUE} IS NOT NULL AND lock.overdue_at < now() THEN 'overdue'
-         WHEN NOT {_GONE} AND {_DUE} < now() THEN 'late'
+         WHEN NOT {_GONE} AND lock.window_start < {_DUE} AND lock.overdue_at < now() THEN 'overdue'
+         WHEN NOT {_GONE} AND lock.window_start < {_DUE} AND {_DUE} < now() THEN 'late'
          WHEN lock.failures > 0 THEN 'failing'
          WHEN lock.started_at = {NEVER} THEN 'new'
          ELSE 'ok' END
@@ -159,7 +160,9 @@ class Operations:
             ), entry AS (
                 INSERT INTO {self._runs} (task_name, slot, token, scheduled_at, started_at,
                                           ended_at, replica, kind, outcome)
-                SELECT task_name, (recorded - 1) %% %(slots)s::int, token, window_start, started_at,
+                SELECT task_name, (recorded - 1) %% %(slots)s::int, token,
+                       CASE WHEN kind IN ('hold', 'manual') THEN NULL ELSE window_start END,
+                       started_at,
                        now(), locked_by, COALESCE(kind, 'schedule'), 'freed' FROM freed
                 WHERE %(slots)s::int > 0
                 ON CONFLICT (task_name, slot) DO UPDATE SET

@@ -411,6 +411,7 @@ class RunState:
     :ivar due_at: when it was due, if that has passed and it neither runs nor is paused
     :ivar overdue: whether its grace time has passed as well
     :ivar told_overdue: whether somebody has told that
+    :ivar paused: whether it is paused
     :ivar due_in_pause: whether it was due in a pause, and so nobody knows when it is
     """
 
@@ -433,6 +434,7 @@ class RunState:
     due_at: datetime | None = None
     overdue: bool = False
     told_overdue: bool = False
+    paused: bool = False
     due_in_pause: bool = False
 
 
@@ -482,6 +484,7 @@ class Registration:
     :ivar schedule: its trigger in canonical form
     :ivar next_in: seconds until its next run time; ``None`` if it is paused in its scheduler
     :ivar grace: seconds after that after which it counts as overdue
+    :ivar moved: whether the job has changed while its scheduler ran, so that it is due anew
     :ivar least_gap: seconds that two of its run times have to be apart, whatever the windows
     :ivar runs: what it runs, as of :class:`ClaimRequest`
     """
@@ -492,6 +495,7 @@ class Registration:
     grace: float
     least_gap: float
     runs: str
+    moved: bool = False
 
 
 class Statement:
@@ -719,7 +723,7 @@ class TaskLockProtocol:
         cursor.row_factory = class_row(ReleaseAnswer)
         try:  # as in `_execute`, with a frame less
             cursor.execute(*self._query(statement, request.parameters))
-        except psycopg.DatabaseError as error:
+        except (psycopg.DatabaseError, UnicodeError) as error:
             self._execute_without_history(cursor, statement, request.parameters, error)
         answer: ReleaseAnswer | None = cursor.fetchone()
         return answer
@@ -851,7 +855,7 @@ class TaskLockProtocol:
     def _execute(self, cursor: Any, statement: Statement, parameters: Mapping[str, object]) -> Any:
         try:
             return cursor.execute(*self._query(statement, parameters))
-        except psycopg.DatabaseError as error:
+        except (psycopg.DatabaseError, UnicodeError) as error:
             return self._execute_without_history(cursor, statement, parameters, error)
 
     def _query(
@@ -867,11 +871,12 @@ class TaskLockProtocol:
         cursor: Any,
         statement: Statement,
         parameters: Mapping[str, object],
-        error: psycopg.DatabaseError,
+        error: psycopg.DatabaseError | UnicodeError,
     ) -> Any:
         """Send a statement again that failed by its history; the lock does not depend on that.
 
         :raises psycopg.DatabaseError: it has another reason
+        :raises UnicodeError: likewise
         """
         is_set_up_wrong = isinstance(error, psycopg.ProgrammingError)
         if (
@@ -881,8 +886,11 @@ class TaskLockProtocol:
             or (statement.is_batch and not is_set_up_wrong)
         ):
             raise error
-        done = cursor.execute(statement.text, statement.arguments({**self._own, **parameters}))
-        if is_set_up_wrong:
+        # What an exception says may have characters that the database's encoding lacks.
+        unsaid = {name: None for name in ("error", "error_type") if name in parameters}
+        values = statement.arguments({**self._own, **parameters, **unsaid})
+        done = cursor.execute(statement.text, values)
+        if isinstance(error, psycopg.ProgrammingError):
             self._stop_recording(error)
         return done
 

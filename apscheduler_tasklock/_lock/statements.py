@@ -53,6 +53,7 @@ _REGISTRATION_TYPES = {
     "grace": "float8",
     "least_gap": "float8",
     "runs": "text",
+    "moved": "boolean",
 }
 _RELEASE_TYPES = {
     "task_name": "text",
@@ -563,6 +564,7 @@ class _Takeover:
             claim_id = {asked["claim_id"]},
             token = lock.token + 1,
             kind = 'takeover',
+            overrun_at = LEAST(now() + (lock.overrun_at - lock.started_at), lock.run_until),
             {_NOTES_DEATH},
             handovers = lock.handovers + CASE WHEN lock.handed_over THEN 1 ELSE 0 END,
             handed_over = false,
@@ -576,9 +578,10 @@ class _Takeover:
             "waits": "false",
             "paused": _IS_PAUSED,
             **_ROW_FOUND,
+            "was_overdue": "false",  # that a run of the schedule says
         }
         self.made_or_found = _made_or_found(
-            {**_DECIDED_GRANTED, **_made(asked["claim_id"])}, self.found
+            {**_DECIDED_GRANTED, **_made(asked["claim_id"]), "was_overdue": "false"}, self.found
         )
 
 
@@ -633,7 +636,12 @@ def claim_requested(table: str, history: History | None = None) -> str:
         "granted": f"({own} AND {STANDS})",
         "paused": "false",
     }
-    made = {**_DECIDED_GRANTED, **_made("%(claim_id)s::uuid"), "manual": "true"}
+    made = {
+        **_DECIDED_GRANTED,
+        **_made("%(claim_id)s::uuid"),
+        "manual": "true",
+        "was_overdue": "false",
+    }
     return f"""
         WITH claimed AS (
             UPDATE {table} AS lock SET
@@ -822,9 +830,10 @@ def read(table: str) -> str:
                window_start, locked_by AS holder, now() AS database_time, read_only,
                CASE WHEN request_until > now() THEN request_id END AS request_id, schedule,
                CASE WHEN {is_due} THEN due_at END AS due_at,
-               COALESCE({is_due} AND overdue_at < now() AND NOT due_at < COALESCE(paused_until,
-                   '-infinity'), false) AS overdue,
+               COALESCE({is_due} AND window_start < due_at AND overdue_at < now()
+                        AND NOT due_at < COALESCE(paused_until, '-infinity'), false) AS overdue,
                overdue_told_at IS NOT NULL AS told_overdue,
+               COALESCE({_IS_PAUSED}, false) AS paused,
                COALESCE(due_at < paused_until, false) AS due_in_pause
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
         LEFT JOIN {table} AS lock ON task_name = ANY(%(task_names)s::text[])
@@ -851,14 +860,16 @@ def register(table: str) -> str:
     return f"""
         WITH asked AS (SELECT * FROM {_rows(_REGISTRATION_TYPES)}), changed AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
-            WHERE lock.schedule IS DISTINCT FROM asked.schedule OR lock.due_at IS NULL
+            WHERE lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
+                  OR (lock.due_at IS NULL AND asked.next_in IS NOT NULL)
                   OR lock.due_at < lock.paused_until
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), rewritten AS (
             UPDATE {table} AS lock SET
                 schedule = asked.schedule, due_at = {due}, overdue_at = {overdue},
                 overdue_told_at = NULL,
-                window_until = CASE WHEN lock.schedule <> asked.schedule
+                window_until = CASE
+                    WHEN lock.schedule <> asked.schedule AND asked.next_in IS NOT NULL
                     THEN LEAST(lock.window_until, {first_run}) ELSE lock.window_until END
             FROM asked JOIN changed USING (task_name)
             WHERE lock.task_name = changed.task_name
@@ -877,7 +888,7 @@ def tell_overdue(table: str) -> str:
     return f"""
         UPDATE {table} AS lock SET overdue_told_at = now()
         WHERE task_name = %(task_name)s AND overdue_told_at IS NULL AND overdue_at < now()
-              AND finished_at IS NOT NULL AND NOT {_IS_PAUSED}
+              AND finished_at IS NOT NULL AND window_start < due_at AND NOT {_IS_PAUSED}
               AND NOT COALESCE(due_at < paused_until, false) AND {_SAFELY}
         RETURNING due_at, locked_by AS holder, token
     """

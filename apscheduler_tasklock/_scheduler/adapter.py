@@ -72,7 +72,10 @@ class SchedulerAdapter:
         if scheduler.state != STATE_RUNNING:
             return True
         stores = [s for s in list(self.jobstores.values()) if isinstance(s, MemoryJobStore)]
-        next_times = [store.get_next_run_time() for store in stores]
+        try:
+            next_times = [store.get_next_run_time() for store in stores]
+        except IndexError:  # its last job was removed in this moment
+            return True
         latest = datetime.now(timezone.utc) - timedelta(seconds=LATEST_WAKEUP)
         return all(next_time is None or next_time > latest for next_time in next_times)
 

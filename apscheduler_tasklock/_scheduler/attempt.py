@@ -284,7 +284,9 @@ class RunAttempt:
     @property
     def _is_extra(self) -> bool:
         """Whether this is no run time of the schedule's: another replica may run it as well."""
-        return self._submission.dead_run is not None or self._submission.request_id is not None
+        submission = self._submission
+        is_asked_for = submission.request_id is not None
+        return submission.dead_run is not None or is_asked_for or submission.is_standby
 
     def _refused(self, refusal: Refusal) -> None:
         if self._submission.request_id is not None:
@@ -357,7 +359,8 @@ class RunAttempt:
             runs=submission.runs,
             one_off=submission.one_off,
             schedule=submission.schedule,
-            next_in=period,
+            # Sooner than a longer minimum lock lets it, it cannot be run.
+            next_in=None if period is None else max(period, min_lock),
             is_last=is_last,
             grace=submission.grace(period),
             max_runtime=submission.options.max_runtime,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Protocol
 
+from apscheduler_tasklock._database.errors import ConflictError
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol import Overdue, RunState
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.submission import JobKey, Submission
+from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +55,30 @@ class OverdueTasks:
         """Tell of those that are overdue, unless another replica does."""
         self.names = tuple(state.task_name for state in states if state.overdue)
         for state in states:
-            keys = self._poll.keys_of(state.task_name)
-            if self._poll.closed or state.told_overdue or not (state.overdue and keys):
-                continue
-            if self._registrar.differs(state):
-                continue
-            overdue = self._locks.tell_overdue(state.task_name)
-            if overdue is not None:
-                self._tell(state.task_name, keys[0], overdue)
+            if state.overdue and not state.told_overdue and not self._poll.closed:
+                with _one_task(state):
+                    self._look_at(state)
+
+    def _look_at(self, state: RunState) -> None:
+        keys = self._poll.keys_of(state.task_name)
+        if not keys or not self._registrar.has_due(state) or self._registrar.differs(state):
+            return
+        overdue = self._locks.tell_overdue(state.task_name)
+        if overdue is not None:
+            self._tell(state.task_name, keys[0], overdue)
+
+
+@contextmanager
+def _one_task(state: RunState) -> Iterator[None]:
+    """Let what goes wrong with one task, as in its job store, concern no other."""
+    try:
+        yield
+    except ConflictError as error:  # somebody has locked its row
+        logger.debug("Task %r: it could not be seen to: %s", state.task_name, error)
+    except TaskLockDatabaseError:
+        raise
+    except Exception:
+        logger.exception("Task %r: it could not be seen to", state.task_name)
 
 
 class StandbyJobs(Protocol):
@@ -106,10 +125,14 @@ class Standby:
             late_by = (state.database_time - state.due_at).total_seconds()
             if late_by < STANDBY_AFTER or self._begun.get(state.task_name) == state.due_at:
                 continue
-            for key in self._poll.keys_of(state.task_name):
-                submission = self._jobs.standby_for(key, state, state.due_at, late_by)
-                if submission is not None:
-                    self._begun[state.task_name] = state.due_at
-                    logger.debug("Task %r: due since %.1f s, run here", state.task_name, late_by)
-                    self._jobs.submit(submission, lambda: None)
-                    break
+            with _one_task(state):
+                self._run(state, state.due_at, late_by)
+
+    def _run(self, state: RunState, due_at: datetime, late_by: float) -> None:
+        for key in self._poll.keys_of(state.task_name):
+            submission = self._jobs.standby_for(key, state, due_at, late_by)
+            if submission is not None:
+                self._begun[state.task_name] = due_at
+                logger.debug("Task %r: due since %.1f s, run here", state.task_name, late_by)
+                self._jobs.submit(submission, lambda: None)
+                return

@@ -133,6 +133,8 @@ class Failover:
             gave_up = state.deaths > 0
             self._submit_blocked(state, lambda b: gave_up or b.follows or b.token != state.token)
             return
+        if state.paused:  # what died waits for the end of the pause
+            return
         believed = state.dead and (state.handed_over or self._locks.stable)
         if believed and not self._run_again(state):
             self._submit_blocked(state, lambda _blocked: True)

@@ -154,8 +154,10 @@ class ExecutorJobs:
         run_time = due_at.astimezone(self._scheduler.timezone)
         submission = self.submission(job, key[1], task, [run_time])
         now = datetime.now(timezone.utc)
+        longest = trigger.interval_length + (trigger.jitter or 0)
         if (
-            has_shared_times(trigger)
+            job.next_run_time.timestamp() - now.timestamp() > longest  # put off, or not begun
+            or has_shared_times(trigger)
             or state.schedule != submission.schedule
             or late_by > trigger.interval_length
             or late_by < (trigger.jitter or 0) + STANDBY_AFTER
@@ -168,6 +170,7 @@ class ExecutorJobs:
             submission,
             run_times=(local.astimezone(self._scheduler.timezone),),
             exempt_from_misfire=True,
+            is_standby=True,
         )
 
     def registration(self, key: JobKey) -> Registration | None:

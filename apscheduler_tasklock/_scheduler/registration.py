@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 from apscheduler_tasklock._lock.client import LockClient
@@ -85,11 +86,20 @@ class Registrar:
         keys = self._poll.keys_of(state.task_name)
         ours = [found for key in keys if (found := self._registration(key)) is not None]
         differs = bool(ours) and all(each.schedule != state.schedule for each in ours)
+        if not self._may_register:
+            return False
         if differs:
             for key in keys:
                 self.note(key)
-            self._poll.wake()
         return differs
+
+    def has_due(self, state: RunState) -> bool:
+        """Tell whether a job of a task is there, and not paused in its scheduler.
+
+        Another replica may have removed or paused it, where they share a job store.
+        """
+        ours = [self._registration(key) for key in self._poll.keys_of(state.task_name)]
+        return any(found is not None and found.next_in is not None for found in ours)
 
     def _register(self, keys: Collection[JobKey]) -> None:
         tasks = {}  # of two jobs that are one task, one tells of it
@@ -100,7 +110,7 @@ class Registrar:
                 logger.exception("Job %r: its task could not be registered", key[0])
                 continue
             if found is not None:
-                tasks[found.task_name] = found
+                tasks[found.task_name] = replace(found, moved=not self._is_first)
         try:
             self._locks.register(list(tasks.values()))
         except TaskLockDatabaseError:
@@ -113,7 +123,7 @@ class Registrar:
         is_first = self._report_at == 0
         self._report_at = time.monotonic() + REPORT_INTERVAL
         try:
-            self._locks.report_replica(_version(), sorted(set(self._poll.task_names())))
+            self._report_tasks(sorted(set(self._poll.task_names())))
         except TaskLockDatabaseError:
             raise
         except TaskLockError as error:
@@ -126,6 +136,15 @@ class Registrar:
             return
         if is_first:
             self._remove_old_replicas()
+
+    def _report_tasks(self, names: Sequence[str]) -> None:
+        try:
+            self._locks.report_replica(_version(), names)
+        except TaskLockDatabaseError:
+            raise
+        except TaskLockError:
+            # The database's encoding may lack characters of one of them.
+            self._locks.report_replica(_version(), [name for name in names if name.isascii()])
 
     def _remove_old_replicas(self) -> None:
         """Remove replicas that nobody has seen for long, if this role may."""

@@ -54,7 +54,11 @@ class RequestedRuns:
             for key in self._poll.keys_of(state.task_name):
                 if self._poll.closed or not self._is_new(state.request_id):
                     break
-                submission = self._jobs.requested(key, state.task_name, state.request_id)
+                try:
+                    submission = self._jobs.requested(key, state.task_name, state.request_id)
+                except Exception:  # of one task, as of its job store; the others are seen to
+                    logger.exception("Task %r: its run by hand is not begun", state.task_name)
+                    submission = None
                 if submission is not None:
                     self._jobs.submit(submission, partial(self._not_submitted, state.request_id))
                     break

@@ -45,8 +45,10 @@ BEGIN
     FOR entry IN
         SELECT privilege_type, CASE WHEN grantee = 0 THEN 'PUBLIC'
                                     ELSE quote_ident(pg_get_userbyid(grantee)) END AS grantee
-        FROM pg_class, aclexplode(relacl) WHERE pg_class.oid = {table_literal}::regclass
-             AND grantee <> relowner AND privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
+        FROM pg_class, aclexplode(COALESCE(relacl, acldefault('r', relowner)))
+        WHERE pg_class.oid = {table_literal}::regclass
+             AND grantee <> (SELECT oid FROM pg_roles WHERE rolname = current_user)
+             AND privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
     LOOP
         EXECUTE 'GRANT ' || entry.privilege_type || ' ON ' || {beside_literal}
                 || ' TO ' || entry.grantee;

@@ -675,6 +675,7 @@ class TestReading:
             "due_at": None,
             "overdue": False,
             "told_overdue": False,
+            "paused": False,
             "due_in_pause": False,
         }
         assert (states["handed over"].handed_over, states["handed over"].failover) == (True, False)

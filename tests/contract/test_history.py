@@ -313,6 +313,15 @@ class TestRetention:
 
 
 class TestMissingGrants:
+    def test_a_text_that_the_database_cannot_store_is_left_out(
+        self, one: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        """As in a database of another encoding; a NUL stands for what it lacks."""
+        run(one, travel, outcome="error", error_type="E", error="a\0b")
+        told = row(connection)
+        assert told["finished_at"] is not None
+        assert (told["failures"], told["error_type"]) == (1, None)
+
     @pytest.fixture
     def denied(self, one: Replica, connection: Connection) -> Replica:
         """Take the history away, as where its grant is missing."""

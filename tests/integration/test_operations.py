@@ -323,6 +323,42 @@ class TestOverdue:
         found = task(operator)
         assert (found.gone, found.state) == (True, TaskState.NEW)
 
+    @pytest.mark.parametrize("how", ["paused", "put off", "removed"])
+    def test_a_job_that_is_not_to_run_is_not_overdue(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection, how: str
+    ) -> None:
+        replica = make_replica(**FAST)
+        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        replica.scheduler.add_job(print, "cron", hour=3, id="marker")
+        registered(operator, "job", "marker")
+        due_at(connection, ago=59)  # a moment before it is overdue
+        if how == "paused":
+            replica.scheduler.pause_job("job")
+        elif how == "put off":
+            later = datetime.now(timezone.utc) + timedelta(days=3)
+            replica.scheduler.modify_job("job", next_run_time=later)
+        else:
+            replica.scheduler.remove_job("job")
+        due_at(connection, 100, "marker")
+
+        def told(job_id: str) -> int:
+            return [event.code for event in replica.of(job_id)].count(EVENT_TASK_LOCK_OVERDUE)
+
+        eventually(lambda: told("marker") == 1)
+        connection.execute(
+            "UPDATE task_lock SET overdue_at = now(), overdue_told_at = NULL WHERE due_at < now()"
+        )
+        eventually(lambda: told("marker") == 2)
+        assert not told("job")
+
+    def test_a_minimum_lock_above_the_period_is_waited_for(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        replica = make_replica(jobs={"job": {"min_lock": 3600}}, **FAST)
+        replica.scheduler.add_job(print, "interval", seconds=1, id="job")
+        found = eventually(lambda: [t for t in operator.tasks("job") if t.succeeded_at])[0]
+        assert found.due_at - found.scheduled_at == timedelta(hours=1)
+
 
 class TestStandby:
     def test_an_interval_job_that_is_due_is_run_in_another_replicas_place(
