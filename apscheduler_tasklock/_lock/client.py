@@ -417,16 +417,19 @@ class LockClient:
 
         return self.ask(read)
 
-    def register(self, tasks: Sequence[Registration]) -> None:
+    def register(self, tasks: Sequence[Registration]) -> list[str]:
         """Tell of the tasks that this replica has, and how they are scheduled.
+
+        :return: those that are to be told again, since somebody has their rows locked
 
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects that
         """
+        locked = []
         for begin in range(0, len(tasks), MOST_TOGETHER):
             some = tasks[begin : begin + MOST_TOGETHER]
             try:
-                self.ask(partial(self._protocol.register, tasks=some))
+                locked += self.ask(partial(self._protocol.register, tasks=some))
             except TaskLockDatabaseError:
                 raise
             except TaskLockError:
@@ -434,7 +437,8 @@ class LockClient:
                     raise
                 for task in some:  # one task's mistake is its own, as a name of another encoding
                     with suppress(TaskLockError):
-                        self.register([task])
+                        locked += self.register([task])
+        return locked
 
     def tell_overdue(self, task_name: str) -> Overdue | None:
         """Take it on to tell that a task is overdue; ``None`` if it is not, or another has.

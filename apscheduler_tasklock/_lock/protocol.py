@@ -826,10 +826,13 @@ class TaskLockProtocol:
         ).fetchone()
         return answer
 
-    def register(self, cursor: Any, tasks: Sequence[Registration]) -> None:
-        """Tell of the tasks that a replica has; each once."""
+    def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[str]:
+        """Tell of the tasks that a replica has; each once.
+
+        :return: those that are to be told again, since somebody has their rows locked
+        """
         asked = statements.many({**vars(task), "is_last": False} for task in tasks)
-        self._execute(cursor, self._register, asked)
+        return [row["task_name"] for row in self._rows(cursor, self._register, asked)]
 
     def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:
         """Take it on to tell that a task is overdue; ``None`` if it is not, or another has."""

@@ -850,7 +850,8 @@ def register(table: str) -> str:
     ends at the next run time of the new one at the latest, so that its first run time is not taken
     for one of the old window; but not sooner after the window's start than two run times may be
     apart, so that replicas of two versions side by side run nothing twice. A row that says the same
-    is left alone, unless nobody knows when its next run is due.
+    is left alone, unless nobody knows when its next run is due. It returns the tasks of another
+    schedule that were passed over, since somebody has their rows locked.
     """
     due = _due(_columns(_REGISTRATION_TYPES), "now()")
     overdue = f"{due} + asked.grace * interval '1 second'"
@@ -873,13 +874,17 @@ def register(table: str) -> str:
                     THEN LEAST(lock.window_until, {first_run}) ELSE lock.window_until END
             FROM asked JOIN changed USING (task_name)
             WHERE lock.task_name = changed.task_name
-        )
+        ), inserted AS (
         INSERT INTO {table} AS lock ({_ROW}, finished_at)
         SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
                (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false, false, asked.runs, false,
                NULL, asked.schedule, {due}, {overdue}, NULL, {NEVER}
         FROM asked WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = asked.task_name)
         ORDER BY asked.task_name ON CONFLICT DO NOTHING
+        )
+        SELECT task_name FROM {table} AS lock JOIN asked USING (task_name)
+        WHERE lock.schedule IS DISTINCT FROM asked.schedule
+              AND NOT EXISTS (SELECT FROM changed WHERE changed.task_name = lock.task_name)
     """
 
 

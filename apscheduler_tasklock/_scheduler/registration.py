@@ -112,7 +112,9 @@ class Registrar:
             if found is not None:
                 tasks[found.task_name] = replace(found, moved=not self._is_first)
         try:
-            self._locks.register(list(tasks.values()))
+            for task_name in self._locks.register(list(tasks.values())):
+                for key in self._poll.keys_of(task_name):
+                    self.note(key)
         except TaskLockDatabaseError:
             raise
         except TaskLockError as error:

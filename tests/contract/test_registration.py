@@ -18,7 +18,7 @@ Connection = psycopg.Connection[Any]
 HOUR = 3600.0
 
 
-def register(replica: Replica, schedule: str, next_in: float | None, **more: Any) -> None:
+def register(replica: Replica, schedule: str, next_in: float | None, **more: Any) -> list[str]:
     task = Registration(
         **{
             "task_name": "task",
@@ -30,7 +30,7 @@ def register(replica: Replica, schedule: str, next_in: float | None, **more: Any
             **more,
         }
     )
-    replica.protocol.register(raw_cursor(replica.connection), [task])
+    return replica.protocol.register(raw_cursor(replica.connection), [task])
 
 
 def run(replica: Replica, schedule: str, period: float, **request: Any) -> None:
@@ -113,14 +113,16 @@ def test_a_running_task_keeps_running(one: Replica, other: Replica, connection: 
     assert one.end(claim_id, outcome="ok") is not None
 
 
-def test_a_row_that_somebody_has_locked_is_passed_over(
+def test_a_row_that_somebody_has_locked_is_passed_over_and_told_again(
     one: Replica, connection: Connection, direct_url: str
 ) -> None:
     run(one, "old", HOUR)
     with psycopg.connect(direct_url) as session:
         session.execute("SELECT FROM task_lock FOR UPDATE")
-        register(one, "new", HOUR)
+        assert register(one, "new", HOUR) == ["task"]
     assert row(connection)["schedule"] == "old"
+    assert register(one, "new", HOUR) == []
+    assert row(connection)["schedule"] == "new"
 
 
 def versions(connection: Connection) -> list[Any]:
