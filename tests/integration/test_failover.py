@@ -586,7 +586,7 @@ class TestLooking:
         replica.run_once(token_and_takeover)
         assert refused.wait(60)
         replica.shutdown()
-        assert not [t for t in threading.enumerate() if t.name == "tasklock-poll"]
+        eventually(lambda: "tasklock-poll" not in [t.name for t in threading.enumerate()])
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
 
         monkeypatch.undo()

@@ -14,7 +14,7 @@ Connection = psycopg.Connection[Any]
 _TASK = {
     "started_at": "now() - interval '60 s'",
     "locked_until": "now() - interval '58 s'",
-    "window_start": "now() - interval '60 s'",
+    "window_start": "now() - interval '100 s'",
     "window_until": "now() + interval '200 s'",
     "locked_by": "'one'",
     "claim_id": "gen_random_uuid()",
