@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 from uuid import UUID, uuid4
 
 from apscheduler.events import (
+    EVENT_ALL_JOBS_REMOVED,
     EVENT_JOB_ADDED,
     EVENT_JOB_MODIFIED,
     EVENT_JOB_REMOVED,
@@ -269,6 +270,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         report_jobs(self._inner, self._ended, self._failed)
         scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
         scheduler.add_listener(self._forget_job, EVENT_JOB_REMOVED)
+        scheduler.add_listener(self._forget_all_jobs, EVENT_ALL_JOBS_REMOVED)
         scheduler.add_listener(self._tell_of_unknown_jobs, EVENT_SCHEDULER_STARTED)
         if self._enabled:
             self._poll.start()
@@ -327,7 +329,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             if run.is_being_released:
                 run.wait_for_release(max(0.0, deadline - time.monotonic()))
         self._adapter.remove_listeners(
-            self._check_job, self._forget_job, self._tell_of_unknown_jobs
+            self._check_job,
+            self._forget_job,
+            self._forget_all_jobs,
+            self._tell_of_unknown_jobs,
         )
         self.locks.close(blocking=True)
         self._started_in = None
@@ -578,8 +583,16 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             )
 
     def _forget_job(self, event: Any) -> None:
-        self._poll.forget((event.job_id, event.jobstore))
-        self._jobs.forget((event.job_id, event.jobstore))
+        self._forget((event.job_id, event.jobstore))
+
+    def _forget_all_jobs(self, event: Any) -> None:
+        for key in self._poll.job_keys():
+            if event.alias in (None, key[1]):
+                self._forget(key)
+
+    def _forget(self, key: JobKey) -> None:
+        self._poll.forget(key)
+        self._jobs.forget(key)
 
 
 class _Active:

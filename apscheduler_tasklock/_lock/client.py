@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -69,6 +70,8 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.check import check_table, explain_rejection
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, quoted_name, task_lock_table
+
+logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 AnyAttempt: TypeAlias = ClaimAttempt | TakeoverAttempt | ManualAttempt
@@ -436,8 +439,12 @@ class LockClient:
                 if len(tasks) == 1:
                     raise
                 for task in some:  # one task's mistake is its own, as a name of another encoding
-                    with suppress(TaskLockError):
+                    try:
                         locked += self.register([task])
+                    except TaskLockDatabaseError:
+                        raise
+                    except TaskLockError as error:
+                        logger.info("Task %r is not registered: %s", task.task_name, error)
         return locked
 
     def tell_overdue(self, task_name: str) -> Overdue | None:

@@ -24,6 +24,7 @@ from apscheduler_tasklock._lock.claim import AnyRequest, Decision
 from apscheduler_tasklock._lock.client import AnyAttempt, LockClient
 from apscheduler_tasklock._lock.offload import Operation
 from apscheduler_tasklock._lock.protocol import (
+    NOT_BEGUN,
     ClaimRequest,
     Ending,
     ManualRequest,
@@ -190,23 +191,40 @@ class RunAttempt:
         :param events: what ``run_coroutine_job`` returned
         :param cut: whether somebody else than the job has ended it
         """
-        end = self._cut_short(begun=True) if cut else self._end_after(events)
-        return self._ending(end, self._is_to_be_ended)
+        if cut:
+            return self._ending_cut(self._cut_short(begun=True), self._is_to_be_ended)
+        return self._ending(lambda: self._end_after(events), self._is_to_be_ended)
 
     def cutting(self) -> Operation[None]:
         """Return the end of a coroutine's claim which a shutdown cancels."""
         end = self._cut_short(begun=self.running)
-        return self._ending(end, lambda: not self._job_ended and self._is_to_be_ended(), CUT_LIMIT)
+        return self._ending_cut(
+            end, lambda: not self._job_ended and self._is_to_be_ended(), CUT_LIMIT
+        )
 
-    def _ending(
+    def _ending_cut(
         self, end: RunEnd, is_to_be_ended: Callable[[], bool], limit: float = RELEASE_LIMIT
     ) -> Operation[None]:
-        is_ours, sent = False, None
+        return self._ending(lambda: end, is_to_be_ended, limit)
+
+    def _ending(
+        self,
+        find_end: Callable[[], RunEnd],
+        is_to_be_ended: Callable[[], bool],
+        limit: float = RELEASE_LIMIT,
+    ) -> Operation[None]:
+        """Return the release of a coroutine.
+
+        :param find_end: returns how it ended. Called in a thread: the trigger, which is asked when
+            the next run is due, and ``redact`` are an application's own code.
+        """
+        is_ours, sent, end = False, None, NOT_BEGUN
 
         def prepare() -> Release | None:
-            nonlocal is_ours, sent
+            nonlocal is_ours, sent, end
             is_ours = is_to_be_ended()
             if is_ours and self._held is not None:
+                end = find_end()
                 sent = self._locks.prepare_release(self._held, end)
             return sent
 
@@ -229,7 +247,9 @@ class RunAttempt:
             return
         end = self._cut_short(begun=False)
         self._locks.claiming.begin()  # the shutdown waits for it
-        given_back = self._locks.offload.release(self._ending(end, self._is_to_be_ended, CUT_LIMIT))
+        given_back = self._locks.offload.release(
+            self._ending_cut(end, self._is_to_be_ended, CUT_LIMIT)
+        )
         given_back.add_done_callback(lambda _future: self._locks.claiming.end())
 
     @property

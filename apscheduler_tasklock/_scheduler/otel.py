@@ -146,7 +146,8 @@ class OpenTelemetryRun(RunTelemetry):
     @contextmanager
     def running(self, held: HeldLock, run_time: float) -> Iterator[None]:
         """Measure the job that runs within, and make its span the current one."""
-        self._kind = "takeover" if held.is_takeover else "schedule"
+        is_manual = self._submission.request_id is not None
+        self._kind = "takeover" if held.is_takeover else "manual" if is_manual else "schedule"
         token = None
         with _contained():
             self._span = self._start_span(held)

@@ -133,7 +133,7 @@ class Poll:
         with self._changed:
             self._tasks.pop(key, None)
 
-    def keys(self) -> list[JobKey]:
+    def job_keys(self) -> list[JobKey]:
         """Return all jobs that are known."""
         with self._changed:
             return list(self._tasks)

@@ -63,9 +63,9 @@ class Registrar:
         with self._lock:
             keys, self._changed = self._changed, set()
         if self._is_first:
-            keys |= set(self._poll.keys())
+            keys |= set(self._poll.job_keys())
         for state in states:
-            if state.due_in_pause:
+            if state.due_in_pause and not state.paused:
                 keys |= set(self._poll.keys_of(state.task_name))
         try:
             if keys and self._may_register:
@@ -123,7 +123,6 @@ class Registrar:
 
     def _report(self) -> None:
         is_first = self._report_at == 0
-        self._report_at = time.monotonic() + REPORT_INTERVAL
         try:
             self._report_tasks(sorted(set(self._poll.task_names())))
         except TaskLockDatabaseError:
@@ -136,6 +135,8 @@ class Registrar:
                 error,
             )
             return
+        # Not before it has succeeded: after an outage nobody waits for the next one.
+        self._report_at = time.monotonic() + REPORT_INTERVAL
         if is_first:
             self._remove_old_replicas()
 

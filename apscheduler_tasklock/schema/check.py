@@ -20,24 +20,27 @@ from apscheduler_tasklock.schema.table import (
     run_table,
 )
 
+# For which commands row-level security hides the rows of `found` from this role.
+WITHOUT_POLICY = """CASE WHEN row_security_active(found.oid) THEN ARRAY(
+    SELECT command
+    FROM (VALUES ('SELECT', 'r'), ('INSERT', 'a'), ('UPDATE', 'w')) AS _ (command, code)
+    WHERE NOT EXISTS (
+        SELECT FROM pg_catalog.pg_policy
+        WHERE polrelid = found.oid AND polpermissive AND polcmd IN ('*', code::"char")
+              AND EXISTS (SELECT FROM unnest(polroles) AS role
+                          WHERE role = 0 OR pg_has_role(role, 'USAGE'))))
+ELSE '{}' END"""
+
 # From the catalogue, which every role may read: the run-time role has rights on the task lock
 # table only, and so cannot read the version that Alembic notes in a table of its own.
-_CHECK = """
+_CHECK = f"""
     SELECT now() AS database_time, found.oid IS NOT NULL AS table_exists,
            ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
                  WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped) AS columns,
            has_table_privilege(found.oid, 'SELECT') AND has_table_privilege(found.oid, 'INSERT')
            AND has_table_privilege(found.oid, 'UPDATE') AS permitted,
            current_setting('transaction_read_only') = 'on' AS read_only,
-           CASE WHEN row_security_active(found.oid) THEN ARRAY(
-               SELECT command
-               FROM (VALUES ('SELECT', 'r'), ('INSERT', 'a'), ('UPDATE', 'w')) AS _ (command, code)
-               WHERE NOT EXISTS (
-                   SELECT FROM pg_catalog.pg_policy
-                   WHERE polrelid = found.oid AND polpermissive AND polcmd IN ('*', code::"char")
-                         AND EXISTS (SELECT FROM unnest(polroles) AS role
-                                     WHERE role = 0 OR pg_has_role(role, 'USAGE'))))
-           ELSE '{}' END AS without_policy
+           {WITHOUT_POLICY} AS without_policy
     FROM (SELECT to_regclass($1) AS oid) AS found
 """
 

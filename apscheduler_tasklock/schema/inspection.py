@@ -12,6 +12,7 @@ from alembic.script import ScriptDirectory
 from psycopg.rows import class_row, dict_row, tuple_row
 from sqlalchemy import MetaData, Table
 
+from apscheduler_tasklock.schema.check import WITHOUT_POLICY
 from apscheduler_tasklock.schema.migrations import scripts_folder, version_table
 from apscheduler_tasklock.schema.table import quoted_name, replica_table, run_table
 
@@ -23,22 +24,14 @@ _SERVER = """
            pg_is_in_recovery() AS is_standby, current_user::text AS role
 """
 
-_TABLE = """
+_TABLE = f"""
     SELECT found.oid IS NOT NULL AS exists,
            ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
                  WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped) AS columns,
            ARRAY(SELECT command FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'])
                  WITH ORDINALITY AS _ (command, place)
                  WHERE NOT has_table_privilege(found.oid, command) ORDER BY place) AS not_granted,
-           CASE WHEN row_security_active(found.oid) THEN ARRAY(
-               SELECT command
-               FROM (VALUES ('SELECT', 'r'), ('INSERT', 'a'), ('UPDATE', 'w')) AS _ (command, code)
-               WHERE NOT EXISTS (
-                   SELECT FROM pg_catalog.pg_policy
-                   WHERE polrelid = found.oid AND polpermissive AND polcmd IN ('*', code::"char")
-                         AND EXISTS (SELECT FROM unnest(polroles) AS role
-                                     WHERE role = 0 OR pg_has_role(role, 'USAGE'))))
-           ELSE '{}' END AS without_policy,
+           {WITHOUT_POLICY} AS without_policy,
            COALESCE(statistics.n_live_tup, 0) AS live_rows,
            COALESCE(statistics.n_dead_tup, 0) AS dead_rows,
            statistics.last_autovacuum AS vacuumed_at

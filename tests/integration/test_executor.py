@@ -24,7 +24,7 @@ from apscheduler.events import (
     EVENT_JOB_MISSED,
 )
 from apscheduler.schedulers.blocking import BlockingScheduler
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ALL,
@@ -796,6 +796,17 @@ class TestCurrentLock:
         assert current_lock() is None
 
 
+@pytest.fixture
+def engine_of_one(database_url: str) -> Iterator[Engine]:
+    """An application's own engine with one connection, for which one waits for long.
+
+    Named before what uses it, it outlives that: what is checked in after ``dispose`` stays open.
+    """
+    engine = create_engine(parse_url(database_url), pool_size=1, max_overflow=0, pool_timeout=600)
+    yield engine
+    engine.dispose()
+
+
 class TestUnavailableDatabase:
     def test_a_job_is_skipped_with_one_event_and_the_scheduler_lives_on(
         self, make_replica: MakeReplica, proxy: Proxy
@@ -822,14 +833,11 @@ class TestUnavailableDatabase:
         assert replica.codes() == [EVENT_TASK_LOCK_ERROR, EVENT_JOB_EXECUTED]
 
     def test_it_does_so_while_an_applications_pool_is_used_up(
-        self, make_replica: MakeReplica, database_url: str
+        self, engine_of_one: Engine, make_replica: MakeReplica
     ) -> None:
         """Also the claims behind the one that waits for a connection."""
-        engine = create_engine(
-            parse_url(database_url), pool_size=1, max_overflow=0, pool_timeout=600
-        )
-        replica = make_replica(engine, claim_timeout=0.2, on_database_error="run")
-        with engine.connect():
+        replica = make_replica(engine_of_one, claim_timeout=0.2, on_database_error="run")
+        with engine_of_one.connect():
             replica.run_once(lambda: None)
             eventually(lambda: replica.executor.locks.in_use.count)
             replica.run_once(lambda: None, job_id="behind it")
@@ -839,7 +847,6 @@ class TestUnavailableDatabase:
         assert "no connection came" in str(error.exception)
         replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
-        engine.dispose()
 
     def test_a_row_that_somebody_has_locked_is_no_outage(
         self,

@@ -323,7 +323,7 @@ class TestOverdue:
         found = task(operator)
         assert (found.gone, found.state) == (True, TaskState.NEW)
 
-    @pytest.mark.parametrize("how", ["paused", "put off", "removed"])
+    @pytest.mark.parametrize("how", ["paused", "put off", "removed", "all removed"])
     def test_a_job_that_is_not_to_run_is_not_overdue(
         self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection, how: str
     ) -> None:
@@ -337,8 +337,12 @@ class TestOverdue:
         elif how == "put off":
             later = datetime.now(timezone.utc) + timedelta(days=3)
             replica.scheduler.modify_job("job", next_run_time=later)
-        else:
+        elif how == "removed":
             replica.scheduler.remove_job("job")
+        else:
+            replica.scheduler.remove_all_jobs()
+            replica.scheduler.add_job(print, "cron", hour=4, id="marker")
+            eventually(lambda: task(operator, "marker").schedule["fields"]["hour"] == "4")
         due_at(connection, 100, "marker")
 
         def told(job_id: str) -> int:
