@@ -33,7 +33,6 @@ from apscheduler_tasklock._database.pool import make_pool, make_second_pool
 from apscheduler_tasklock._database.retry import LOCKED_BACKOFF, Retrier, jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
-from apscheduler_tasklock._lock import statements
 from apscheduler_tasklock._lock.claim import (
     AnyRequest,
     ClaimAttempt,
@@ -43,6 +42,7 @@ from apscheduler_tasklock._lock.claim import (
     TakeoverAttempt,
 )
 from apscheduler_tasklock._lock.clock import DatabaseClock
+from apscheduler_tasklock._lock.commands import command_line
 from apscheduler_tasklock._lock.heartbeat import Heartbeat
 from apscheduler_tasklock._lock.lifetime import InProgress, Lifetime, off_the_loop
 from apscheduler_tasklock._lock.offload import ThreadOffload
@@ -69,7 +69,7 @@ from apscheduler_tasklock._lock.releases import PendingRelease, PendingReleases,
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.check import check_table, explain_rejection
-from apscheduler_tasklock.schema.table import DEFAULT_TABLE, quoted_name, task_lock_table
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 
 logger = logging.getLogger(__name__)
 
@@ -511,9 +511,10 @@ class LockClient:
         for release in releases:
             self._pending.adopt(release)
 
-    def statement_to_free(self, task_name: str, token: int) -> str:
-        """Return the SQL by which an operator frees a task whose run hangs."""
-        return statements.free(quoted_name(self.table), task_name, token)
+    def command_line(self, command: str, *options: str, task: str) -> str:
+        """Return the command line by which an operator does something to a task."""
+        schema, table = self.table.schema, self.table.name
+        return command_line(command, *options, task=task, schema=schema, table=table)
 
     def wait(self, seconds: float) -> bool:
         """Wait for so long, or until these task locks are closed; tell whether they are."""

@@ -937,23 +937,3 @@ def prune(table: str, history: History | None = None) -> str:
         ){runs}
         SELECT task_name FROM pruned
     """
-
-
-def free(table: str, task_name: str, token: int) -> str:
-    """Return the SQL by which an operator frees a task whose run hangs, as in the README.
-
-    It is for people, in one line and without parameters.
-
-    :param token: of that run, so that no newer one is freed
-    """
-    frees = "finished_at = now(), locked_until = now(), claim_id = gen_random_uuid()"
-    run = f"task_name = {_literal(task_name)} AND token = {token}"
-    return f"UPDATE {table} SET {frees} WHERE {run}"
-
-
-def _literal(text: str) -> str:
-    """Return a text as SQL in one line, whatever is in it."""
-    if text.isprintable():
-        return "'" + text.replace("'", "''") + "'"
-    plain = (c if c.isprintable() and c not in "'\\" else f"\\U{ord(c):08X}" for c in text)
-    return f"E'{''.join(plain)}'"

@@ -6,7 +6,6 @@ The log line comes first: listeners are code of the application, which may take 
 from __future__ import annotations
 
 import logging
-import shlex
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -149,7 +148,14 @@ class Reports:
                 "has not released" if refusal.waits else "still runs",
                 refusal.token,
                 refusal.locked_until,
-                self._locks.statement_to_free(task_name, refusal.token),
+                self._locks.command_line(
+                    "free",
+                    "--token",
+                    str(refusal.token),
+                    # Its lease has ended, or else the holder may be alive.
+                    *([] if refusal.waits else ["--force"]),
+                    task=task_name,
+                ),
             )
 
     def _warn_if_nobody_runs_it(self, request: ClaimRequest, refusal: Refusal) -> None:
@@ -167,12 +173,12 @@ class Reports:
                 "Task %r: the run time %s is not run, because the window of the one of %s lasts "
                 "until %s. Give a one-off job another id, or a shorter period; a job that was "
                 "modified or rescheduled, a shorter minimum lock. To run a job now, whatever its "
-                "windows: apscheduler-tasklock run %s",
+                "windows: %s",
                 self._submission.task_name,
                 self.run_time,
                 refusal.window_start,
                 refusal.locked_until,
-                shlex.quote(self._submission.task_name),
+                self._locks.command_line("run", task=self._submission.task_name),
             )
 
     def failed(self, error: TaskLockError, *, runs: bool) -> None:

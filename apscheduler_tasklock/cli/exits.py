@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from apscheduler_tasklock._lock.commands import PROGRAM
 from apscheduler_tasklock.cli.text import printable
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -12,8 +13,6 @@ from apscheduler_tasklock.errors import (
     TaskLockOptionError,
     TaskLockStateError,
 )
-
-PROGRAM = "apscheduler-tasklock"
 
 OK = 0
 FAILED = 1

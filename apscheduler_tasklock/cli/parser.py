@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
+from apscheduler_tasklock._lock.commands import PROGRAM
 from apscheduler_tasklock.cli import (
     check,
     doctor,
@@ -18,7 +19,6 @@ from apscheduler_tasklock.cli import (
     steering,
     values,
 )
-from apscheduler_tasklock.cli.exits import PROGRAM
 from apscheduler_tasklock.cli.target import DATABASE_VARIABLE
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from apscheduler_tasklock._lock.commands import command_line
 from apscheduler_tasklock.cli.exits import OK, say
 from apscheduler_tasklock.cli.output import (
     STATE_STYLES,
@@ -86,7 +87,7 @@ def show(options: argparse.Namespace) -> int:
         print_json({"task": task, "runs": runs})
         return OK
     shown = output()
-    _print_facts(task, shown)
+    _print_facts(options, task, shown)
     shown.print()
     if not runs:
         shown.print("no runs in the history")
@@ -193,8 +194,8 @@ class _View:
         return Group(line, self._shown.drawn(task_table(self._tasks, self._shown)))
 
 
-def _print_facts(task: TaskStatus, shown: Output) -> None:
-    facts = {"task": task.name, "state": _state_in_words(task, shown)}
+def _print_facts(options: argparse.Namespace, task: TaskStatus, shown: Output) -> None:
+    facts = {"task": task.name, "state": _state_in_words(options, task, shown)}
     facts["schedule"] = schedule_of(task)
     facts["last run"] = _last_run_in_words(task, shown)
     facts["due"] = _due_in_words(task, shown)
@@ -208,13 +209,20 @@ def _print_facts(task: TaskStatus, shown: Output) -> None:
             shown.print(f"{name:<13}{text}", STATE_STYLES[task.state] if name == "state" else "")
 
 
-def _state_in_words(task: TaskStatus, shown: Output) -> str:
+def _state_in_words(options: argparse.Namespace, task: TaskStatus, shown: Output) -> str:
+    free = command_line(
+        "free",
+        "--token",
+        str(task.token),
+        task=task.name,
+        schema=options.schema,
+        table=options.table,
+    )
     explained = {
         TaskState.RUNNING: f"on {task.holder}, locked until {shown.moment(task.locked_until)}",
         TaskState.TOO_LONG: f"it runs on {task.holder} for {shown.seconds(task.took)}",
         TaskState.DEAD: f"its holder {task.holder} was last heard of before "
-        f"{shown.moment(task.locked_until)}; if nobody takes it over, free it with: "
-        f"apscheduler-tasklock free ... --token {task.token}",
+        f"{shown.moment(task.locked_until)}; if nobody takes it over, free it: {free}",
         TaskState.LATE: f"by {shown.seconds(task.late_by)}",
         TaskState.OVERDUE: f"by {shown.seconds(task.late_by)}",
         TaskState.NEW: "a replica has it, and it has never run",

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from apscheduler_tasklock._lock.commands import PROGRAM
 from apscheduler_tasklock.cli.exits import (
     FAILED,
     OK,
-    PROGRAM,
     RUN_FAILED,
     WAIT_OVER,
     message_of,

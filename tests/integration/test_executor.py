@@ -41,6 +41,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._scheduler.names import UnnamedTask
+from tests.support.commands import run_pasted
 from tests.support.faults import CLAIM
 from tests.support.internals import instances
 from tests.support.outages import UNAVAILABLE, refuse, restore, why_unavailable
@@ -260,7 +261,7 @@ class TestARun:
         self,
         make_replica: MakeReplica,
         caplog: pytest.LogCaptureFixture,
-        connection: psycopg.Connection[Any],
+        database_url: str,
         lease: float | None,
         patience: int,
         failover: bool,
@@ -282,7 +283,8 @@ class TestARun:
             assert len(warnings) == (number >= patience)
         assert f"because 'one\\n\\x1b[31m' still runs the task (token {token})" in warnings[0]
         assert warnings[0].isprintable()
-        connection.execute(warnings[0].partition("free the task: ")[2])
+        command = warnings[0].partition("free the task: ")[2]
+        assert "freed" in run_pasted(command, database_url)
         go_on.set()
         one.one(EVENT_TASK_LOCK_LOST)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.support.commands import (
     Command,
     OnTerminal,
     environment,
+    run_pasted,
     run_process,
 )
 from tests.support.polling import eventually
@@ -409,6 +411,14 @@ class TestFree:
         ).fetchone()
         assert opened
         assert command("runs", "--json").json[0]["outcome"] == "freed"
+
+    def test_show_prints_the_command_for_it(
+        self, command: Command, connection: Connection, database_url: str
+    ) -> None:
+        add_task(connection, "-it's dead\n", **DEAD)
+        shown = command("show", "--", "-it's dead\n").out
+        [line] = re.findall(r"free it: (.*)", shown)
+        assert run_pasted(line, database_url).endswith(": freed\n")
 
     def test_one_that_may_be_alive_only_by_force(
         self, command: Command, connection: Connection

@@ -284,5 +284,9 @@ def test_one_that_passed_a_locked_row_over_has_ended_nothing(
     locks = make_locks()
     lock = held(locks, **TIMES, lease=30.0)
     sent = locks.prepare_release(lock, RunEnd())
-    connection.execute(locks.statement_to_free(lock.name, lock.token))
+    connection.execute(
+        "UPDATE task_lock SET finished_at = now(), locked_until = now(), "
+        "claim_id = gen_random_uuid() WHERE token = %s",
+        [lock.token],
+    )
     assert locks.release(lock, RunEnd(), sent, Outcome(error=RowLockedError("locked"))) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -30,6 +31,20 @@ COMMAND = [
     "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
     " runpy.run_module('apscheduler_tasklock.cli', run_name='__main__', alter_sys=True)",
 ]
+
+
+def run_pasted(line: str, database_url: str) -> str:
+    """Run a command line that a log line has printed, in a shell, and return what it says."""
+    program = f'apscheduler-tasklock() {{ {shlex.join(COMMAND)} "$@"; }}'
+    return subprocess.run(
+        ["bash", "-c", f"{program}; {line}"],
+        env={**os.environ, "TASKLOCK_DATABASE_URL": database_url},
+        cwd=ROOT,
+        timeout=60,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
 
 
 @dataclass(frozen=True)
