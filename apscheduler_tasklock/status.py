@@ -45,6 +45,7 @@ class TaskStatus:
     :ivar scheduled_at: the run time of that
     :ivar started_at: when it began; ``None`` if the task has never run
     :ivar finished_at: when it ended; ``None`` while it runs, and if its holder died
+    :ivar window_until: when the window of that ends: an earlier run time is not run
     :ivar locked_until: until when the task is held if nothing changes
     :ivar run_until: when the maximum lock of the last run ends
     :ivar due_at: when the next run is due; ``None`` if none is, or nobody knows
@@ -72,6 +73,7 @@ class TaskStatus:
     scheduled_at: datetime | None
     started_at: datetime | None
     finished_at: datetime | None
+    window_until: datetime | None
     locked_until: datetime
     run_until: datetime
     due_at: datetime | None

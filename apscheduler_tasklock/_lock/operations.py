@@ -69,6 +69,7 @@ class Operations:
             SELECT lock.task_name AS name, {_STATE} AS state, lock.schedule, lock.kind, lock.token,
                    lock.locked_by AS holder, lock.window_start AS scheduled_at, lock.started_at,
                    lock.finished_at, lock.locked_until, lock.run_until, {_DUE} AS due_at,
+                   GREATEST(lock.window_until, lock.window_start) AS window_until,
                    CASE WHEN {_DUE} IS NOT NULL THEN lock.overdue_at END AS overdue_at,
                    extract(epoch FROM now() - {_DUE})::float8 AS late_by,
                    extract(epoch FROM COALESCE(lock.finished_at, LEAST(now(), lock.locked_until))
@@ -327,7 +328,8 @@ def _list(like: Sequence[str] | None) -> list[str] | None:
 def _task_status(row: dict[str, Any]) -> TaskStatus:
     is_new, state = row.pop("is_new"), TaskState(row["state"])
     is_due = state in (TaskState.LATE, TaskState.OVERDUE)
-    never_ran = {"scheduled_at": None, "started_at": None, "finished_at": None, "took": None}
+    of_a_run = ("scheduled_at", "started_at", "finished_at", "window_until", "took")
+    never_ran = dict.fromkeys(of_a_run)
     schedule = row["schedule"]
     return TaskStatus(
         **{

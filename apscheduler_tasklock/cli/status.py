@@ -27,6 +27,7 @@ from apscheduler_tasklock.cli.target import (
     patterns_of,
     task_locks,
 )
+from apscheduler_tasklock.cli.text import is_forever
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import TaskState, TaskStatus
@@ -198,6 +199,7 @@ def _print_facts(options: argparse.Namespace, task: TaskStatus, shown: Output) -
     facts = {"task": task.name, "state": _state_in_words(options, task, shown)}
     facts["schedule"] = schedule_of(task)
     facts["last run"] = _last_run_in_words(task, shown)
+    facts["lock times"] = _lock_times_in_words(task, shown)
     facts["due"] = _due_in_words(task, shown)
     facts["last success"] = shown.moment(task.succeeded_at)
     facts["last failure"] = shown.moment(task.failed_at)
@@ -240,6 +242,19 @@ def _last_run_in_words(task: TaskStatus, shown: Output) -> str:
         words += f", for {shown.moment(task.scheduled_at)}"
     taken = "took" if task.finished_at else "so far"
     return f"{words}, {taken} {shown.seconds(task.took)}, token {task.token}"
+
+
+def _lock_times_in_words(task: TaskStatus, shown: Output) -> str:
+    """Tell of the last run's options. Its minimum lock may have been cut short since."""
+    if task.started_at is None or task.scheduled_at is None or task.window_until is None:
+        return ""
+    minimum = (task.window_until - task.scheduled_at).total_seconds()
+    maximum = (task.run_until - task.started_at).total_seconds()
+    told = "forever" if is_forever(task.window_until) else shown.seconds(minimum)
+    return (
+        f"minimum {told}, for the window until {shown.moment(task.window_until)}; "
+        f"maximum {shown.seconds(maximum)}"
+    )
 
 
 def _due_in_words(task: TaskStatus, shown: Output) -> str:

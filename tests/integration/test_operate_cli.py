@@ -196,6 +196,24 @@ class TestShow:
         assert told["task"]["name"] == "sync"
         assert told["runs"][0]["took"] == 30.0
 
+    @pytest.mark.parametrize(
+        ("window_until", "told"),
+        [
+            ("window_start + interval '270 s'", "minimum 270s, for the window until 2"),
+            ("window_start - interval '1 us'", "minimum 0s, "),
+            ("'-infinity'", "minimum 0s, "),
+            ("'infinity'", "minimum forever, "),
+        ],
+    )
+    def test_the_last_runs_lock_times_are_told(
+        self, command: Command, connection: Connection, window_until: str, told: str
+    ) -> None:
+        add_task(connection, "sync")
+        connection.execute(f"UPDATE task_lock SET window_until = {window_until}")
+        [line] = re.findall("lock times .*", command("show", "sync").out)
+        assert told in line
+        assert line.endswith("maximum 1260s")
+
     def test_a_name_with_a_star_is_no_pattern(
         self, command: Command, connection: Connection
     ) -> None:
