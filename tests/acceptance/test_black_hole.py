@@ -25,6 +25,8 @@ from tests.support.proxy import Proxy, proxy_to
 # What is promised of ``scheduler.shutdown()``, and until when Docker waits for the process.
 SHUTDOWN = 5.0
 EXIT = 10.0
+# Seconds without a statement after which a look, with what follows from it, is over.
+QUIET = 1.5
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +48,8 @@ SETUPS = [
 class BlackHole:
     """Swallows all that goes through a proxy, from when it is opened.
 
-    :ivar looked: whether a look for dead runs was answered before; the next one is 4 s later
+    :ivar looked: whether a look at the tasks was answered before, and what follows from it, as
+        their registration, is over; the next look is 4 s later
     :ivar swallowed: the numbers of the connections on which a client sent something
     """
 
@@ -54,8 +57,13 @@ class BlackHole:
         self._proxy = proxy
         self._proxy.tap = self._pass_on
         self._looks: set[int] = set()
-        self.looked = False
+        self._has_looked = False
+        self._passed_at = 0.0
         self.swallowed: set[int] = set()
+
+    @property
+    def looked(self) -> bool:
+        return self._has_looked and time.monotonic() - self._passed_at > QUIET
 
     def open(self, *, cut: bool = False) -> None:
         """Swallow from now on.
@@ -68,8 +76,9 @@ class BlackHole:
             eventually(lambda: not self._proxy.connected)
 
     def _pass_on(self, number: int, to_server: bool, data: bytes) -> bytes:
+        self._passed_at = time.monotonic()
         if not to_server:
-            self.looked = self.looked or number in self._looks
+            self._has_looked = self._has_looked or number in self._looks
         elif READ in data:
             self._looks.add(number)
         return data
