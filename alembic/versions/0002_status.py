@@ -61,8 +61,9 @@ def upgrade(op: Operations, table: str, schema: str | None) -> None:
         schema=schema,
     )
     # Not an option of create_table: SQLAlchemy 2.0.0 has none for these.
+    runs = qualified(table + RUN_SUFFIX, schema).replace(":", r"\:")  # which begins a parameter
     op.execute(
-        f"ALTER TABLE {qualified(table + RUN_SUFFIX, schema)} SET (fillfactor = 80, "
+        f"ALTER TABLE {runs} SET (fillfactor = 80, "
         "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000)"
     )
     op.create_table(
