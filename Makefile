@@ -18,7 +18,7 @@ FIDELITY_ARGS ?=
 # For `make test-lowest`: the oldest Python there is.
 LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
 
-.PHONY: demo test test-faults test-slow chaos test-lowest test-pgbouncer test-postgres lint types bench bench-results fidelity clean
+.PHONY: demo test test-faults test-slow chaos test-lowest test-pgbouncer test-postgres lint types bench bench-results fidelity pictures clean
 
 demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 seconds
 	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
@@ -65,6 +65,9 @@ bench-results: .venv-bench/.demo .venv-apscheduler4/.done ## Measure all of it, 
 
 fidelity: $(VENV)/.bench ## Live through thousands of windows under each rule, and count what goes wrong
 	$(BIN)/python -m benchmarks.fidelity $(FIDELITY_ARGS)
+
+pictures: $(VENV)/.dev ## Draw the pictures of the documentation
+	$(BIN)/python -m docs.pictures
 
 clean: ## Remove the environment and what tools left
 	rm -rf $(VENV) .venv-lowest .venv-bench .venv-apscheduler4 .cache .pytest_cache .mypy_cache .ruff_cache dist

@@ -1,0 +1,99 @@
+"""Draw the pictures of the documentation: `make pictures`."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.interval import IntervalTrigger
+from psycopg import sql
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
+
+from apscheduler_tasklock import TaskLocks, upgrade
+from apscheduler_tasklock._scheduler.names import canonical_schedule
+from apscheduler_tasklock.cli.output import TerminalOutput
+from apscheduler_tasklock.cli.status import task_table
+from apscheduler_tasklock.demo.server import EmbeddedServer
+from tests.support.rows import FAILING, OVERDUE, PAUSED, RUNNING, add_task
+
+HERE = Path(__file__).parent
+WIDTH = 132
+
+TASKS = {
+    "clean-up": (CronTrigger(hour=3), {**PAUSED, "pause_reason": "'migration'"}),
+    "daily-report": (CronTrigger(hour=6, minute=30), OVERDUE),
+    "remind": (IntervalTrigger(minutes=15), RUNNING),
+    "sync-prices": (IntervalTrigger(minutes=5), FAILING),
+    "thumbnails": (IntervalTrigger(hours=1), {}),
+}
+
+# As rich draws a terminal, but with fonts that are there: its own would come from the network.
+_SVG = """\
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{
+  font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
+  font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width;
+}}
+{styles}
+</style>
+<defs><clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" /></clipPath>
+{lines}</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">{matrix}</g>
+</g>
+</svg>
+"""
+
+# Readable beside a light page and a dark one.
+_THEME = TerminalTheme(
+    (30, 33, 39),
+    (214, 219, 229),
+    [
+        (85, 90, 100),
+        (240, 113, 120),
+        (140, 204, 110),
+        (229, 192, 96),
+        (100, 170, 245),
+        (206, 147, 230),
+        (90, 200, 210),
+        (214, 219, 229),
+    ],
+)
+
+
+def main() -> None:
+    """Draw what ``status`` shows of a few tasks."""
+    os.environ.pop("NO_COLOR", None)
+    with EmbeddedServer() as server, psycopg.connect(server.url, autocommit=True) as connection:
+        upgrade(server.url)
+        for name, (trigger, row) in TASKS.items():
+            schedule = sql.Literal(canonical_schedule(trigger)).as_string(None)
+            add_task(
+                connection, name, **{**row, "schedule": schedule, "locked_by": "'web-1:68:4f'"}
+            )
+        with closing(TaskLocks(server.url)) as locks, open(os.devnull, "w") as nowhere:
+            console = Console(
+                file=nowhere,
+                record=True,
+                width=WIDTH,
+                force_terminal=True,
+                color_system="truecolor",
+            )
+            shown = TerminalOutput(console)
+            shown.print_table(task_table(locks.tasks(), shown))
+    title = "apscheduler-tasklock status"
+    console.save_svg(
+        str(HERE / "status.svg"), title=title, theme=_THEME, code_format=_SVG, unique_id="status"
+    )
+
+
+if __name__ == "__main__":
+    main()
