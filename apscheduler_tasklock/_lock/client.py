@@ -472,6 +472,14 @@ class LockClient:
         """
         self.ask(partial(self._protocol.remove_replicas, age=age))
 
+    def shorten_history(self, task_names: Sequence[str]) -> None:
+        """Delete what is left of these tasks' history from when it was longer than now.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that, as for a role that may not delete
+        """
+        self.ask(partial(self._protocol.shorten_history, task_names=task_names))
+
     def give_up(self, dead: RunState) -> bool:
         """Finish a dead run that is not to be run again; tell whether this replica did.
 

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import uuid4
 
+from psycopg.errors import InsufficientPrivilege, UndefinedTable
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
@@ -148,17 +149,18 @@ class Operations:
             RETURNING request_id, task_name AS task, token, requested_by, requested_at,
                       request_until AS until
         """)
+        freed = f"""
+            UPDATE {name} AS lock SET
+                finished_at = now(), claim_id = gen_random_uuid(), handed_over = false,
+                locked_until = now(), recorded = recorded + 1, deaths = 0, handovers = 0,
+                window_until = CASE WHEN %(run_again)s::boolean
+                                    THEN window_start - {JUST_BEFORE} ELSE window_until END
+            WHERE task_name = %(task)s AND token = %(token)s AND finished_at IS NULL
+                  AND (locked_until <= now() OR %(force)s::boolean)
+            RETURNING *"""
+        self._free_unrecorded = Statement(freed)
         self._free = Statement(f"""
-            WITH freed AS (
-                UPDATE {name} AS lock SET
-                    finished_at = now(), claim_id = gen_random_uuid(), handed_over = false,
-                    locked_until = now(), recorded = recorded + 1, deaths = 0, handovers = 0,
-                    window_until = CASE WHEN %(run_again)s::boolean
-                                        THEN window_start - {JUST_BEFORE} ELSE window_until END
-                WHERE task_name = %(task)s AND token = %(token)s AND finished_at IS NULL
-                      AND (locked_until <= now() OR %(force)s::boolean)
-                RETURNING *
-            ), entry AS (
+            WITH freed AS ({freed}), entry AS (
                 INSERT INTO {self._runs} (task_name, slot, token, scheduled_at, started_at,
                                           ended_at, replica, kind, outcome)
                 SELECT task_name, (recorded - 1) %% %(slots)s::int, token,
@@ -275,7 +277,11 @@ class Operations:
             "run_again": run_again,
             "slots": slots,
         }
-        if self._run(cursor, self._free, **wanted).fetchone() is None:
+        try:
+            freed = self._run(cursor, self._free, **wanted).fetchone()
+        except (UndefinedTable, InsufficientPrivilege):  # of the history, which is a convenience
+            freed = self._run(cursor, self._free_unrecorded, **wanted).fetchone()
+        if freed is None:
             self._check_there(cursor, [task])
             [now] = self._run(cursor, self._tasks, like=[escaped(task)], limit=1).fetchall()
             raise TaskLockStateError(_why_not_freed(_task_status(now), token))

@@ -610,6 +610,7 @@ class TaskLockProtocol:
         self._renew = Statement(statements.renew(name))
         self._read = Statement(statements.read(name))
         self._prune = RecordingStatement(statements.prune, name, runs)
+        self._shorten_history = Statement(statements.shorten_history(runs)) if runs else None
         self._claim_requested = RecordingStatement(statements.claim_requested, name, runs)
         self._register = Statement(statements.register(name))
         self._tell_overdue = Statement(statements.tell_overdue(name))
@@ -850,6 +851,11 @@ class TaskLockProtocol:
     def remove_replicas(self, cursor: Any, age: float) -> None:
         """Delete the replicas that were last seen so many seconds ago."""
         self._execute(cursor, self._remove_replicas, {"age": age})
+
+    def shorten_history(self, cursor: Any, task_names: Sequence[str]) -> None:
+        """Delete what is left of these tasks' history from when it was longer than now."""
+        if self._shorten_history is not None:
+            self._execute(cursor, self._shorten_history, {"names": list(task_names)})
 
     def prune(self, cursor: Any, age: float) -> int:
         """Delete rows of one-off jobs that were over so many seconds ago; return how many."""

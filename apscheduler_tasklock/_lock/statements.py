@@ -850,7 +850,8 @@ def register(table: str) -> str:
     ends at the next run time of the new one at the latest, so that its first run time is not taken
     for one of the old window; but not sooner after the window's start than two run times may be
     apart, so that replicas of two versions side by side run nothing twice. A row that says the same
-    is left alone, unless nobody knows when its next run is due. It returns the tasks of another
+    is left alone, unless nobody knows when its next run is due. A task that was told to be overdue
+    has not recovered by that, but when it runs. It returns the tasks of another
     schedule that were passed over, since somebody has their rows locked.
     """
     due = _due(_columns(_REGISTRATION_TYPES), "now()")
@@ -868,7 +869,6 @@ def register(table: str) -> str:
         ), rewritten AS (
             UPDATE {table} AS lock SET
                 schedule = asked.schedule, due_at = {due}, overdue_at = {overdue},
-                overdue_told_at = NULL,
                 window_until = CASE
                     WHEN lock.schedule <> asked.schedule AND asked.next_in IS NOT NULL
                     THEN LEAST(lock.window_until, {first_run}) ELSE lock.window_until END
@@ -913,6 +913,14 @@ def remove_replicas(replicas: str) -> str:
     """Return the statement that removes replicas that nobody has seen for long."""
     return f"""
         DELETE FROM {replicas} WHERE seen_at < now() - %(age)s::float8 * interval '1 second'
+    """
+
+
+def shorten_history(history: History) -> str:
+    """Return the statement that deletes what a longer history has left of these tasks."""
+    return f"""
+        DELETE FROM {history.table}
+        WHERE task_name = ANY (%(names)s::text[]) AND slot >= {history.slots}
     """
 
 

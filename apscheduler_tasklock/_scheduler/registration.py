@@ -138,7 +138,7 @@ class Registrar:
         # Not before it has succeeded: after an outage nobody waits for the next one.
         self._report_at = time.monotonic() + REPORT_INTERVAL
         if is_first:
-            self._remove_old_replicas()
+            self._clean_up()
 
     def _report_tasks(self, names: Sequence[str]) -> None:
         try:
@@ -149,14 +149,19 @@ class Registrar:
             # The database's encoding may lack characters of one of them.
             self._locks.report_replica(_version(), [name for name in names if name.isascii()])
 
-    def _remove_old_replicas(self) -> None:
-        """Remove replicas that nobody has seen for long, if this role may."""
+    def _clean_up(self) -> None:
+        """Remove replicas that nobody has seen for long, and old history, if this role may."""
         try:
             self._locks.remove_replicas(REPLICA_RETENTION)
+            self._locks.shorten_history(self._poll.task_names())
         except TaskLockDatabaseError:
             raise
         except TaskLockError as error:
-            logger.info("Replicas that are gone stay in their table: %s", error)
+            logger.info(
+                "Replicas that are gone, and runs from when the history was longer, stay in their "
+                "tables: %s",
+                error,
+            )
 
 
 def _version() -> str:

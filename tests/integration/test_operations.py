@@ -29,6 +29,7 @@ from apscheduler_tasklock import (
 )
 from tests.integration.conftest import Job
 from tests.support.polling import eventually
+from tests.support.rows import add_run
 from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
@@ -275,6 +276,41 @@ class TestFree:
         assert operator.runs("job")[0].outcome == "freed"
         job.go_on.set()
         eventually(lambda: operator.runs("job")[0].outcome == "overtaken")
+
+    def test_it_needs_no_history(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection, job: Job
+    ) -> None:
+        """Which is a convenience, as when an operator may not write to it."""
+        replica = make_replica(**FAST)
+        replica.run_once(job.run)
+        eventually(job.begun.is_set)
+        connection.execute("DROP TABLE task_lock_run")
+        operator.free("job", task(operator).token, force=True)
+        job.go_on.set()
+        replica.one(EVENT_TASK_LOCK_LOST)
+
+
+@pytest.mark.parametrize(("history", "left"), [(5, [0, 4]), (6, [0, 4, 5]), (0, [0, 4, 5, 99])])
+def test_a_history_that_is_made_shorter_loses_its_older_entries(
+    make_replica: MakeReplica, connection: Connection, history: int, left: list[int]
+) -> None:
+    """Where it is switched off, the runs from before stay."""
+    for slot in (0, 4, 5, 99):
+        for name in ("job", "another replica's"):
+            add_run(connection, name, slot)
+    replica = make_replica(history=history, start=False, **FAST)
+    replica.scheduler.add_job(print, "cron", hour=3, id="job")
+    replica.scheduler.start()
+
+    def slots(name: str) -> list[int]:
+        query = "SELECT slot FROM task_lock_run WHERE task_name = %s ORDER BY slot"
+        return [slot for (slot,) in connection.execute(query, [name])]
+
+    eventually(lambda: connection.execute("SELECT FROM task_lock_replica").rowcount)
+    eventually(lambda: slots("job") == left)
+    replica.shutdown()
+    assert slots("job") == left
+    assert slots("another replica's") == [0, 4, 5, 99]
 
 
 class TestOverdue:
