@@ -335,7 +335,7 @@ def sentry() -> Iterator[Collected]:
     )
     yield collected
     sentry_sdk.get_client().close(timeout=0)
-    sentry_sdk.get_global_scope().set_client(None)
+    sentry_sdk.Scope.get_global_scope().set_client(None)
 
 
 def test_sentry_gets_the_status_and_the_schedule_of_each_granted_run(

@@ -173,17 +173,20 @@ def proxy_to(database_url: str) -> Iterator[Proxy]:
         yield proxy
 
 
-# The end of what is sent with one statement, which may come in several pieces.
+# The end of what is sent with one statement.
 SYNC = b"S\x00\x00\x00\x04"
 
 
 def counted(proxy: Proxy) -> list[bytes]:
-    """Return the ends of the statements that are sent to the server from now on."""
+    """Return the statements that are sent to the server from now on, one at a time."""
     sent: list[bytes] = []
+    pieces: list[bytes] = []  # of a statement, which may come in several
 
     def count(data: bytes) -> bytes:
+        pieces.append(data)
         if data.endswith(SYNC):
-            sent.append(data)
+            sent.append(b"".join(pieces))
+            pieces.clear()
         return data
 
     proxy.to_server = count
