@@ -35,6 +35,7 @@ from apscheduler_tasklock._scheduler.adapter import (
     call_as_scheduler,
     cancels_coroutines,
     check_gevent,
+    check_importable,
     dispatcher,
     is_wrapped_by_another,
     jobstore_of,
@@ -238,7 +239,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
         :raises TaskLockSchemaError: the task lock table is missing, old or not permitted
         :raises TaskLockOptionError: options of a job that was added already are impossible, or
-            another scheduler runs with this executor
+            another scheduler runs with this executor, or its ``redact`` cannot go to the worker
+            processes that it has
         """
         self._check_scheduler(scheduler)
         super().start(scheduler, alias)
@@ -255,6 +257,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 f"{type(self).__name__}: the executor to wrap is wrapped by another one already, "
                 "which would no longer hear of its own jobs; give each an executor of its own"
             )
+        check_importable(self.locks.settings.redact, inner)
         self._inner = inner
         if self.locks.closed:
             self._begin(LockClient(self.locks.settings))

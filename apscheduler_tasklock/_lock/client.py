@@ -92,7 +92,8 @@ class LockSettings:
     :ivar schema: schema of the task lock table; ``None`` leaves it to the ``search_path``
     :ivar table: name of the task lock table
     :ivar history: which runs the run history keeps
-    :ivar redact: returns what the run history keeps of an exception
+    :ivar redact: returns what the run history keeps of an exception. Not compared: a worker
+        process gets a copy with each run, and has one connection for all that are alike.
     """
 
     database: str | URL | Engine = field(repr=False)
@@ -101,7 +102,7 @@ class LockSettings:
     schema: str | None = None
     table: str = DEFAULT_TABLE
     history: HistorySettings = HISTORY
-    redact: Callable[[BaseException], str | None] = str
+    redact: Callable[[BaseException], str | None] = field(default=str, compare=False)
     timings: Timings = field(default_factory=Timings)
 
     def for_process(self) -> LockSettings:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from inspect import iscoroutine
@@ -133,6 +135,22 @@ def jobstore_of(job: Any) -> str:
 def worker_processes(inner: Any) -> Mapping[int, Any]:
     """Return the worker processes of a wrapped executor's pool, by their ids; empty without any."""
     return getattr(getattr(inner, "_pool", None), "_processes", None) or {}
+
+
+def check_importable(redact: Callable[..., Any], inner: Any) -> None:
+    """Make sure that worker processes can have ``redact``, if a wrapped executor has any.
+
+    :raises TaskLockOptionError: it cannot be pickled; each job would fail when it is submitted
+    """
+    if not isinstance(getattr(inner, "_pool", None), ProcessPoolExecutor):
+        return
+    try:
+        pickle.dumps(redact)
+    except Exception as error:  # pickle lets whatever the object raises through
+        raise TaskLockOptionError(
+            f"redact must be a function that worker processes can import, as one of a module: "
+            f"{redact!r} cannot be pickled ({error})"
+        ) from error
 
 
 def cancels_coroutines(inner: Any) -> bool:

@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     TaskLockExecutor,
+    TaskLockOptionError,
+    TaskLocks,
 )
-from tests.support import pool_jobs
+from tests.support import claims, pool_jobs
 from tests.support.claims import row
 from tests.support.internals import instances
 from tests.support.polling import eventually
@@ -214,6 +218,32 @@ def test_what_waits_for_a_worker_is_not_claimed_after_the_shutdown(
     ).fetchall()
     assert {("job 0",)} <= set(claimed) <= {("job 0",), ("job 1",), ("job 2",)}
     assert not instances(replica.executor)
+
+
+def test_a_worker_keeps_and_redacts_history_as_it_is_told_on_one_connection(
+    make_pooled: MakeReplica, connection: psycopg.Connection[Any], database_url: str
+) -> None:
+    replica = make_pooled(history_of="errors", redact=partial(pool_jobs.redacted, "redacted"))
+    pids = set()
+    for number in range(3):
+        replica.run_once(pool_jobs.fail, job_id=f"job {number}")
+        replica.one(EVENT_JOB_ERROR, f"job {number}")
+        pids |= claims.pids(connection)
+    replica.run_once(pool_jobs.lock_and_process, job_id="well")
+    replica.one(EVENT_JOB_EXECUTED, "well")
+    with closing(TaskLocks(database_url)) as operator:
+        assert [run.error for run in operator.runs()] == ["redacted ValueError"] * 3
+    assert len(pids) == 2  # the scheduler's own, and the worker's
+
+
+@pytest.mark.parametrize(
+    "redact", [lambda error: "no", partial(pool_jobs.redacted, threading.Lock())]
+)
+def test_what_a_worker_cannot_have_is_refused_at_the_start(
+    make_pooled: MakeReplica, redact: Any
+) -> None:
+    with pytest.raises(TaskLockOptionError, match="redact must be a function that worker"):
+        make_pooled(redact=redact)
 
 
 def test_a_coroutine_says_that_a_process_pool_does_not_await_it(

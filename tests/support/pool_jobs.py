@@ -27,6 +27,10 @@ def fail() -> None:
     raise ValueError("in the pool")
 
 
+def redacted(text: str, error: BaseException) -> str:
+    return f"{text} {type(error).__name__}"
+
+
 def leave() -> None:
     sys.exit(3)
 
