@@ -822,14 +822,18 @@ def read(table: str) -> str:
 
     A row without a task has the server's own state, also where there is no other row.
     """
-    is_due = f"finished_at IS NOT NULL AND due_at < now() AND NOT {_IS_PAUSED}"
+    not_paused = f"due_at < now() AND NOT {_IS_PAUSED}"
+    is_due = f"finished_at IS NOT NULL AND {not_paused}"
+    # A run that died and is not run again stands against no later one.
+    died = "(locked_until <= now() AND NOT failover AND NOT handed_over)"
+    is_over = f"(finished_at IS NOT NULL OR {died})"
     return f"""
         SELECT task_name, claim_id, token, finished_at IS NOT NULL AS finished,
                finished_at IS NULL AND locked_until <= now() AS dead,
                run_until <= now() AS expired, failover, deaths, handovers, handed_over, runs,
                window_start, locked_by AS holder, now() AS database_time, read_only,
                CASE WHEN request_until > now() THEN request_id END AS request_id, schedule,
-               CASE WHEN {is_due} THEN due_at END AS due_at,
+               CASE WHEN {is_over} AND {not_paused} THEN due_at END AS due_at,
                COALESCE({is_due} AND window_start < due_at AND overdue_at < now()
                         AND NOT due_at < COALESCE(paused_until, '-infinity'), false) AS overdue,
                overdue_told_at IS NOT NULL AS told_overdue,

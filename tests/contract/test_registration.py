@@ -140,3 +140,25 @@ def test_a_row_that_somebody_has_locked_is_passed_over_and_told_again(
 
 def versions(connection: Connection) -> list[Any]:
     return connection.execute("SELECT xmin::text, ctid::text FROM task_lock").fetchall()
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_due"),
+    [({}, True), ({"failover": True}, False)],
+    ids=["its window is lost", "its window is run again first"],
+)
+def test_a_run_whose_holder_died_stands_against_no_later_run_time(
+    one: Replica, travel: Travel, request_: dict[str, Any], is_due: bool
+) -> None:
+    """So that a replica which fires later in the period runs it in the dead one's place."""
+    one.claim(schedule="hourly", next_in=HOUR, max_lock=5 * HOUR, lease=60, **request_)
+    travel(HOUR - 1)
+    assert one.read("task")["task"].due_at is None
+    travel(2)
+    assert (one.read("task")["task"].due_at is not None) is is_due
+
+
+def test_a_run_that_goes_on_is_not_due_again(one: Replica, travel: Travel) -> None:
+    one.claim(schedule="hourly", next_in=HOUR, max_lock=5 * HOUR, lease=2 * HOUR)
+    travel(HOUR + 1)
+    assert one.read("task", always=("task",))["task"].due_at is None
