@@ -487,6 +487,7 @@ class Registration:
     :ivar moved: whether the job has changed while its scheduler ran, so that it is due anew
     :ivar least_gap: seconds that two of its run times have to be apart, whatever the windows
     :ivar runs: what it runs, as of :class:`ClaimRequest`
+    :ivar period: seconds from its next run time to the one after it; ``None`` if nobody knows
     """
 
     task_name: str
@@ -496,6 +497,7 @@ class Registration:
     least_gap: float
     runs: str
     moved: bool = False
+    period: float | None = None
 
 
 class Statement:

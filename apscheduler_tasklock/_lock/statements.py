@@ -52,6 +52,7 @@ _REGISTRATION_TYPES = {
     "is_last": "boolean",
     "grace": "float8",
     "least_gap": "float8",
+    "period": "float8",
     "runs": "text",
     "moved": "boolean",
 }
@@ -859,10 +860,17 @@ def register(table: str) -> str:
     schedule that were passed over, since somebody has their rows locked.
     """
     due = _due(_columns(_REGISTRATION_TYPES), "now()")
-    overdue = f"{due} + asked.grace * interval '1 second'"
     # A second sooner: the statement has been on its way, and the run time is not any later for it.
     first_run = """GREATEST(now() + (asked.next_in - 1) * interval '1 second',
                              lock.window_start + asked.least_gap * interval '1 second')"""
+    window_until = f"""CASE WHEN lock.schedule <> asked.schedule AND asked.next_in IS NOT NULL
+                            THEN LEAST(lock.window_until, {first_run})
+                            ELSE lock.window_until END"""
+    # A run time inside the window is refused: the one after it is due.
+    next_due = f"""CASE WHEN {due} < {window_until}
+                        THEN GREATEST({due} + asked.period * interval '1 second', {window_until})
+                        ELSE {due} END"""
+    grace = "asked.grace * interval '1 second'"
     return f"""
         WITH asked AS (SELECT * FROM {_rows(_REGISTRATION_TYPES)}), changed AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
@@ -872,17 +880,15 @@ def register(table: str) -> str:
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), rewritten AS (
             UPDATE {table} AS lock SET
-                schedule = asked.schedule, due_at = {due}, overdue_at = {overdue},
-                window_until = CASE
-                    WHEN lock.schedule <> asked.schedule AND asked.next_in IS NOT NULL
-                    THEN LEAST(lock.window_until, {first_run}) ELSE lock.window_until END
+                schedule = asked.schedule, due_at = {next_due}, overdue_at = {next_due} + {grace},
+                window_until = {window_until}
             FROM asked JOIN changed USING (task_name)
             WHERE lock.task_name = changed.task_name
         ), inserted AS (
         INSERT INTO {table} AS lock ({_ROW}, finished_at)
         SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
                (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false, false, asked.runs, false,
-               NULL, asked.schedule, {due}, {overdue}, NULL, {NEVER}
+               NULL, asked.schedule, {due}, {due} + {grace}, NULL, {NEVER}
         FROM asked WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = asked.task_name)
         ORDER BY asked.task_name ON CONFLICT DO NOTHING
         )

@@ -34,6 +34,7 @@ class ExecutorJobs:
     :param run_unlocked: whether they run all the same if the database stays unavailable
     :param logger_name: returns the name of the executor's logger
     :param submit: submits what runs again
+    :param clock: the wall clock, in seconds since 1970
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class ExecutorJobs:
         run_unlocked: bool,
         logger_name: Callable[[], str],
         submit: Callable[[Submission, Callable[[], None]], None],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._scheduler = scheduler
         self._tasks = tasks
         self._run_unlocked = run_unlocked
         self._logger_name = logger_name
         self._submit = submit
+        self._clock = clock
         self._schedules: dict[JobKey, tuple[Any, str]] = {}
 
     def resolve(self, job: Any, jobstore: str) -> ResolvedTask:
@@ -101,8 +104,11 @@ class ExecutorJobs:
         return submission.options.lease_within(max_lock)
 
     def _next(self, job: Any, jobstore: str, task: ResolvedTask) -> Submission:
-        run_time = job.next_run_time or datetime.now(timezone.utc)  # none while it is paused
+        run_time = job.next_run_time or self._now()  # none while it is paused
         return self.submission(job, jobstore, task, [run_time])
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock(), timezone.utc)
 
     def list_tasks(self) -> list[tuple[str, JobKey, float | None]]:
         """Return all jobs: their tasks, keys and leases. Asks the job stores."""
@@ -132,7 +138,7 @@ class ExecutorJobs:
         task = None if job is None else self._resolved(job, key[1])
         if job is None or task is None or task.name != task_name:
             return None
-        now = datetime.now(self._scheduler.timezone)
+        now = self._now().astimezone(self._scheduler.timezone)
         submission = self.submission(job, key[1], task, [now])
         return replace(submission, request_id=request_id, exempt_from_misfire=True)
 
@@ -153,7 +159,7 @@ class ExecutorJobs:
         trigger = job.trigger
         run_time = due_at.astimezone(self._scheduler.timezone)
         submission = self.submission(job, key[1], task, [run_time])
-        now = datetime.now(timezone.utc)
+        now = self._now()
         longest = trigger.interval_length + (trigger.jitter or 0)
         if (
             job.next_run_time.timestamp() - now.timestamp() > longest  # put off, or not begun
@@ -184,7 +190,7 @@ class ExecutorJobs:
         min_lock, _ = submission.lock_times(period)
         next_in = None
         if job.next_run_time is not None:
-            next_in = job.next_run_time.timestamp() - time.time()
+            next_in = job.next_run_time.timestamp() - self._clock()
         return Registration(
             task.name,
             submission.schedule or "",
@@ -192,6 +198,7 @@ class ExecutorJobs:
             submission.grace(period),
             least_gap(period or 0.0, min_lock),
             submission.runs,
+            period=period,
         )
 
     def _resolved(self, job: Any, jobstore: str) -> ResolvedTask | None:

@@ -109,6 +109,20 @@ def test_two_versions_side_by_side_run_nothing_twice(
     assert other.granted(schedule="new", min_lock=0.9 * HOUR, max_lock=5 * HOUR, runs="new")
 
 
+@pytest.mark.parametrize("period", [24 * HOUR, None], ids=["known", "unknown"])
+def test_a_run_time_too_close_to_the_last_run_is_not_the_one_that_is_due(
+    one: Replica, connection: Connection, travel: Travel, period: float | None
+) -> None:
+    """A daily job is moved from 10:00 to 11:00 at 10:30: it has run today, and is not overdue."""
+    run(one, "at 10", 24 * HOUR)
+    ran_at = database_now(connection)
+    travel(0.5 * HOUR)
+    register(one, "at 11", 0.5 * HOUR, least_gap=2.4 * HOUR, period=period)
+    due_at = ran_at + timedelta(hours=25 if period else 2.4)
+    found = row(connection)
+    assert (found["due_at"], found["overdue_at"]) == (due_at, due_at + timedelta(seconds=60))
+
+
 def test_what_nobody_has_told_before_is_no_change(one: Replica, connection: Connection) -> None:
     """As in a row of a replica of the version before."""
     claim_id, _ = one.claim(min_lock=HOUR)
