@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from apscheduler_tasklock._lock.client import LockClient
@@ -19,8 +19,25 @@ logger = logging.getLogger(__name__)
 
 # Seconds from one sign of life to the next; three of them make a replica count as alive.
 REPORT_INTERVAL = 30.0
+# Seconds for which a replica that has just registered a task makes sure that its schedule stays in
+# the row: replicas of an older version may still run beside it, as in a rolling deployment.
+DEPLOYMENT = 3600.0
 # Seconds after which a replica that nobody has seen is removed.
 REPLICA_RETENTION = 3600.0
+
+
+@dataclass
+class _Fresh:
+    """A task that was registered a short while ago, and has not run since.
+
+    :ivar schedule: that was registered
+    :ivar until: when it is looked at no longer, on the monotonic clock
+    :ivar token: of its last run, as of the last look
+    """
+
+    schedule: str
+    until: float
+    token: int | None = None
 
 
 class Registrar:
@@ -47,6 +64,7 @@ class Registrar:
         self._may_register = True
         self._may_report = True
         self._report_at = 0.0  # on the monotonic clock
+        self._fresh: dict[str, _Fresh] = {}  # by task
         poll.add(self)
 
     def note(self, key: JobKey) -> None:
@@ -55,11 +73,12 @@ class Registrar:
             self._changed.add(key)
 
     def waiting(self) -> Collection[str]:
-        """Return no tasks: nothing is wanted of their rows."""
-        return ()
+        """Return the tasks that were registered a short while ago, and have not run since."""
+        return list(self._fresh)
 
     def look(self, states: Sequence[RunState], _waiting: Collection[str]) -> None:
         """Register what has changed, or is due and nobody knows when next."""
+        self._look_at_fresh(states)
         with self._lock:
             keys, self._changed = self._changed, set()
         if self._is_first:
@@ -77,6 +96,30 @@ class Registrar:
             with self._lock:
                 self._changed |= keys
             raise
+
+    def _look_at_fresh(self, states: Sequence[RunState]) -> None:
+        """Register tasks again that a replica of an older version has run since.
+
+        That claim's window, which is by the old schedule, may cover the first run time of ours.
+        """
+        for state in states:
+            fresh = self._fresh.get(state.task_name)
+            if fresh is not None and not self._is_fresh(state, fresh):
+                del self._fresh[state.task_name]
+
+    def _is_fresh(self, state: RunState, fresh: _Fresh) -> bool:
+        """Tell whether a task is to be looked at again, and register it again if need be."""
+        if state.schedule == fresh.schedule:
+            is_over = fresh.token not in (None, state.token)  # it has run under it
+            fresh.token = state.token
+        elif fresh.token == state.token:
+            is_over = True  # no run came between: a newer version has registered it
+        else:
+            fresh.token = state.token
+            is_over = False
+            for key in self._poll.keys_of(state.task_name):
+                self.note(key)
+        return not is_over and time.monotonic() < fresh.until
 
     def differs(self, state: RunState) -> bool:
         """Tell whether a row has another schedule than our job; then ours is registered again.
@@ -115,11 +158,21 @@ class Registrar:
             for task_name in self._locks.register(list(tasks.values())):
                 for key in self._poll.keys_of(task_name):
                     self.note(key)
+            self._keep_fresh(tasks.values())
         except TaskLockDatabaseError:
             raise
         except TaskLockError as error:
             self._may_register = False
+            self._fresh.clear()
             logger.info("Tasks that have not run are not registered from now on: %s", error)
+
+    def _keep_fresh(self, tasks: Collection[Registration]) -> None:
+        """Look at the rows of tasks for a while, for what :meth:`_look_at_fresh` does."""
+        until = time.monotonic() + DEPLOYMENT
+        for task in tasks:
+            fresh = self._fresh.get(task.task_name)
+            if fresh is None or fresh.schedule != task.schedule:
+                self._fresh[task.task_name] = _Fresh(task.schedule, until)
 
     def _report(self) -> None:
         is_first = self._report_at == 0

@@ -123,6 +123,21 @@ class TestRegistration:
         eventually(lambda: task(operator).schedule["length"] == [0, 2, 0])
         eventually(lambda: len(runs) >= 2)
 
+    def test_an_old_version_that_runs_once_more_does_not_swallow_the_new_ones_first_run(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        """As in a rolling deployment, where the old replica is stopped after the new one began."""
+        old, new = make_replica(**FAST), make_replica(**FAST)
+        old.scheduler.add_job(print, "cron", hour=3, id="job")
+        registered(operator, "job")
+        new.scheduler.add_job(print, "interval", hours=12, id="job")
+        eventually(lambda: task(operator).schedule["type"] == "interval")
+        old.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
+        eventually(lambda: operator.runs("job"))
+        eventually(lambda: task(operator).schedule["type"] == "interval")
+        found = connection.execute("SELECT window_until <= due_at FROM task_lock").fetchone()
+        assert found == (True,)
+
     def test_the_replicas_are_seen_with_what_they_have_and_run(
         self, make_replica: MakeReplica, operator: TaskLocks, job: Job
     ) -> None:
