@@ -10,6 +10,13 @@ from benchmarks.fidelity.rules import (
     TaskLockRule,
     TaskLockWithFailover,
 )
+from benchmarks.fidelity.schedules import (
+    LONGEST_GAP,
+    MOVES,
+    TAKEN_BACK,
+    WANDERS,
+    ScheduleAccount,
+)
 from benchmarks.fidelity.short_gaps import GONE, SCHEDULES, STAYS, STEADY
 from benchmarks.fidelity.trace import (
     BETWEEN_ROLLOUTS,
@@ -22,6 +29,7 @@ from benchmarks.fidelity.trace import (
 
 # Accounts by trace and rule.
 Results = dict[str, dict[str, Account]]
+ScheduleResults = dict[str, dict[str, ScheduleAccount]]
 
 # What is counted, by its name in an account.
 COUNTS = {
@@ -74,7 +82,8 @@ Counted are, per 1,000 windows:
 
 What all of these but the doubled lack of 1,000 fell into the time between two replicas that
 fire at different moments of the period, or by clocks that differ: when a job moves from one to the
-other, up to 1.9 periods lie between two runs.
+other, up to 1.9 periods lie between two runs. What this library does about it is left out here: see
+the last two sections.
 
 The plain table and ShedLock's rule have this library's factors, a lock of at least 0.9 and at most
 5 periods. With a shorter maximum, a killed holder costs fewer windows, and a run that outlives it
@@ -98,12 +107,45 @@ others ask for that too late: as many run times are overtaken as the difference 
 covers."""
 
 
-def goal_reached(results: Results, short_gaps: Results) -> bool:
+MOVES_PREFACE = """\
+Here replicas have triggers of APScheduler, and this library's own modules decide what is
+registered, what is overdue and what runs in another replica's place. Deployments choose among
+some schedules. Half of them replace one replica after the other quickly; in the others, old and
+new ones live side by side for a while. {taken_back:.0%} are taken back half-way. Half of the
+replacements end a moment after a run time of the old schedule, which its old version may run then.
+
+Counted are, as they are:
+
+- **windows**: run times that were due while all replicas had one schedule; of an interval job, its
+  periods then;
+- **runs** that were begun, also those by versions side by side;
+- **doubled**: runs less than 0.8 periods after the one before; of two schedules, the first such in
+  a deployment is none, unless it is less than a tenth of a period after the one before;
+- **missed**: windows that nobody ran, unless the last run, by the schedule before, was less than a
+  tenth of a period ago; of an interval job, what more than {longest:g} periods and a poll without a
+  run had lost;
+- **alarms**: how often the job was told to be overdue. It never was: each is false.
+
+The longest gap is from the start of a run to that of the next, in periods of the longer one."""
+
+
+WANDERS_PREFACE = """\
+An interval job of every 5 minutes without a start date, which each replica counts from its own
+start, while replicas come and go. More than {longest:g} periods and a poll between the starts of
+two runs count as missed windows."""
+
+
+def goal_reached(results: Results, short_gaps: Results, schedules: ScheduleResults) -> bool:
     """Tell whether this library did what it promises.
 
     It ran no window twice, none at the same time as another, and missed none. By default, only
-    those are lost whose own holder was cut short; with failover, none.
+    those are lost whose own holder was cut short; with failover, none. It told no false alarm.
     """
+    for counts in schedules.values():
+        for kind in (TaskLockRule, TaskLockWithFailover):
+            count = counts[kind.name]
+            if count.doubled or count.missed or count.alarms:
+                return False
     for accounts in [*results.values(), *short_gaps.values()]:
         for rule in (TaskLockRule, TaskLockWithFailover):
             figures = accounts[rule.name]
@@ -114,7 +156,9 @@ def goal_reached(results: Results, short_gaps: Results) -> bool:
     return True
 
 
-def markdown(results: Results, short_gaps: Results, windows: int, seed: int) -> str:
+def markdown(
+    results: Results, short_gaps: Results, schedules: ScheduleResults, windows: int, seed: int
+) -> str:
     """Return all figures as one table per trace."""
     lines = ["# Fidelity", "", _preface(windows, seed)]
     for trace, accounts in results.items():
@@ -125,7 +169,33 @@ def markdown(results: Results, short_gaps: Results, windows: int, seed: int) -> 
     for schedule in SCHEDULES:
         lines += ["", f"### {schedule.name}", ""]
         lines += _table(short_gaps[schedule.name], SHORT_GAP_RULES, SHORT_GAP_COUNTS)
+    preface = MOVES_PREFACE.format(taken_back=TAKEN_BACK, longest=LONGEST_GAP)
+    lines += ["", "## Schedules moved by deployments", "", preface]
+    for move in MOVES:
+        lines += _schedule_section(move.name, schedules)
+    preface = WANDERS_PREFACE.format(longest=LONGEST_GAP)
+    lines += ["", "## Interval jobs that move between replicas", "", preface]
+    for wander in WANDERS:
+        lines += _schedule_section(wander.name, schedules)
     return "\n".join(lines) + "\n"
+
+
+def _schedule_section(name: str, schedules: ScheduleResults) -> list[str]:
+    lines = [
+        "",
+        f"### {name[0].upper()}{name[1:]}",
+        "",
+        "| rule | windows | runs | doubled | missed | alarms | longest gap |",
+        "| --- |" + " ---: |" * 6,
+    ]
+    for rule in RULES:
+        count = schedules[name][rule.name]
+        alarms = count.alarms if issubclass(rule, TaskLockRule) else "-"
+        lines.append(
+            f"| {rule.name} | {count.windows} | {count.runs} | {count.doubled} | {count.missed} "
+            f"| {alarms} | {count.longest:.2f} |"
+        )
+    return lines
 
 
 def _table(

@@ -22,16 +22,20 @@ from apscheduler_tasklock._lock.protocol import (
     TakeoverRequest,
     TaskLockProtocol,
 )
+from apscheduler_tasklock._scheduler.due import STANDBY_AFTER
 from apscheduler_tasklock._scheduler.failover import MOST_HANDOVERS
 from apscheduler_tasklock.options import DEFAULTS
 from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
-from benchmarks.fidelity.trace import Fire
+from benchmarks.fidelity.executor import request_of
+from benchmarks.fidelity.trace import PERIODS, Fire
 
 TASK = "task"
 MIN_FACTOR, MAX_FACTOR = 0.9, 5.0
 # What the job runs, as the row has it.
 RUNS = "jobs:job"
+# Seconds for which a standby runs what is due, at most: the longest period of a trace.
+LONGEST_STANDBY = max(PERIODS)
 # The executor's own defaults.
 CLAIM_TIMEOUT = 10.0
 TIMINGS = Timings()
@@ -207,6 +211,30 @@ class _Holding:
     lease: float
 
 
+@dataclass(frozen=True)
+class Due:
+    """When the job is due, as its row has it.
+
+    :ivar version: changes with each registration of another schedule, and each claim
+    :ivar may_run: whether its last run may stand against the next one no longer
+    """
+
+    version: tuple[str, int]
+    may_run: bool
+    due_at: float
+    overdue_at: float
+    told_overdue: bool
+
+    def next_look(self, now: float, *, standby: bool) -> float | None:
+        """Return the earliest time at which a look may find what has to be done, if any.
+
+        :param standby: whether what is due is run in another replica's place
+        """
+        if self.may_run and standby and now < self.due_at + LONGEST_STANDBY:
+            return self.due_at + STANDBY_AFTER
+        return None if self.told_overdue else self.overdue_at
+
+
 class TaskLockRule(Rule):
     """This library with its defaults: its own statements, and what its executor does with them.
 
@@ -229,9 +257,19 @@ class TaskLockRule(Rule):
         self._replicas: dict[str, TaskLockProtocol] = {}
 
     def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
-        min_lock, max_lock = self.options.lock_times(fire.period)
         lease = self._lease(fire.period)
-        request = ClaimRequest(
+        request = self._request(fire, lease) if fire.submission is None else request_of(fire)
+        # By the replica's own clock, so that its being off cancels out.
+        times = ReadTimes(lag=max(0.0, self.database.now - fire.time), stable=stable)
+        answer = self.protocol_of(replica).claim(self._cursor(), request, times)
+        if answer.granted:
+            return Granted(fire.run_time, fire.period, _Holding(answer.claim_id, lease))
+        blocked = answer.unfinished and answer.new_window and (answer.running or answer.waits)
+        return Refused(answer.token if blocked else None, answer.waits)
+
+    def _request(self, fire: Fire, lease: float) -> ClaimRequest:
+        min_lock, max_lock = self.options.lock_times(fire.period)
+        return ClaimRequest(
             TASK,
             min_lock,
             max_lock,
@@ -241,13 +279,18 @@ class TaskLockRule(Rule):
             failover=self.failover,
             runs=RUNS,
         )
-        # By the replica's own clock, so that its being off cancels out.
-        times = ReadTimes(lag=max(0.0, self.database.now - fire.time), stable=stable)
-        answer = self._protocol_of(replica).claim(self._cursor(), request, times)
-        if answer.granted:
-            return Granted(fire.run_time, fire.period, _Holding(answer.claim_id, lease))
-        blocked = answer.unfinished and answer.new_window and (answer.running or answer.waits)
-        return Refused(answer.token if blocked else None, answer.waits)
+
+    def due(self) -> Due | None:
+        """Return when the job is due, if it has a row."""
+        cursor = self._cursor()
+        cursor.execute(
+            """SELECT schedule, token, finished_at IS NOT NULL OR NOT failover AND NOT handed_over,
+                      due_at, overdue_at, overdue_told_at IS NOT NULL FROM task_lock"""
+        )
+        row = cursor.fetchone()
+        return (
+            None if row is None else Due(row[:2], row[2], seconds(row[3]), seconds(row[4]), row[5])
+        )
 
     def release(self, granted: Granted) -> None:
         self._release(granted, Ending.KEEP)
@@ -295,7 +338,7 @@ class TaskLockRule(Rule):
         """Run the window of a dead holder again, unless somebody else does."""
         lease = self._lease(period)
         request = TakeoverRequest(TASK, dead.claim_id, dead.holder, lease, self.failover)
-        answer = self._protocol_of(replica).take_over(self._cursor(), request)
+        answer = self.protocol_of(replica).take_over(self._cursor(), request)
         if answer is None or not answer.granted:
             return None
         run_time = seconds(answer.window_start)
@@ -310,7 +353,8 @@ class TaskLockRule(Rule):
         _, max_lock = self.options.lock_times(period)
         return self.options.lease_within(max_lock) or max_lock
 
-    def _protocol_of(self, replica: str) -> TaskLockProtocol:
+    def protocol_of(self, replica: str) -> TaskLockProtocol:
+        """Return what sends a replica's statements."""
         if replica not in self._replicas:
             self._replicas[replica] = TaskLockProtocol(task_lock_table(), replica)
         return self._replicas[replica]

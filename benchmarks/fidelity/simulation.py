@@ -13,13 +13,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from itertools import count
 from typing import Literal
 
 from apscheduler_tasklock._lock.protocol import RunState
-from benchmarks.fidelity.clock import TravellingDatabase
-from benchmarks.fidelity.rules import Granted, Rule, TaskLockRule
+from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock._scheduler.triggers import has_shared_times
+from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
+from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient
+from benchmarks.fidelity.rules import TASK, Granted, Rule, TaskLockRule
 from benchmarks.fidelity.trace import Fire, Life, Trace
 
 Outcome = Literal["ended", "killed", "stopped"]
@@ -53,10 +57,12 @@ class History:
 
     :ivar runs: all of them, as they started
     :ivar asked: the run times that a worker asked for, and when it did
+    :ivar alarms: when a replica told that the job was overdue
     """
 
     runs: list[Run] = field(default_factory=list)
     asked: list[tuple[float, float]] = field(default_factory=list)
+    alarms: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -89,7 +95,9 @@ class Replica:
     :ivar busy: whether an instance of the job is running, or waits for a worker
     :ivar current: what it runs
     :ivar blocked: the last run time that waits for an unfinished run, which may be dead
-    :ivar polls: whether its next poll is planned
+    :ivar polls: the polls that are planned, counted from its start
+    :ivar next_fire: the next run time of its scheduler
+    :ivar executor: what looks at the rows, where it is the library's own
     """
 
     life: Life
@@ -99,7 +107,9 @@ class Replica:
     busy: bool = False
     current: Current | None = None
     blocked: Blocked | None = None
-    polls: bool = False
+    polls: set[int] = field(default_factory=set)
+    next_fire: Fire | None = None
+    executor: ReplicaExecutor | None = None
 
 
 class Simulation:
@@ -141,13 +151,16 @@ class Simulation:
         heapq.heappush(self._agenda, (time, next(self._order), action))
 
     def _join(self, life: Life) -> None:
-        replica = Replica(life, self._trace.fires(life))
+        replica = self._started(life)
         self._replicas = [other for other in self._replicas if other.alive]
         self._replicas.append(replica)
         self._plan(life.left, partial(self._leave, replica))
         self._plan_fire(replica)
-        if isinstance(self._rule, TaskLockRule) and (self._dead or self._every_poll):
+        if isinstance(self._rule, TaskLockRule) and (self._may_run_again or self._every_poll):
             self._poll(self._rule, replica)
+
+    def _started(self, life: Life) -> Replica:
+        return Replica(life, self._trace.fires(life))
 
     def _leave(self, replica: Replica) -> None:
         """Stop or kill a replica whose time is over.
@@ -180,7 +193,7 @@ class Simulation:
         return current.granted
 
     def _plan_fire(self, replica: Replica) -> None:
-        fire = next(replica.fires, None)
+        fire = replica.next_fire = next(replica.fires, None)
         if fire is not None:
             self._plan(fire.time, partial(self._fire, replica, fire))
 
@@ -260,6 +273,11 @@ class Simulation:
             return True
         return self._now >= replica.life.joined + self._rule.recovery_grace
 
+    @property
+    def _may_run_again(self) -> bool:
+        """Whether a run was cut short that another replica may run again."""
+        return self._dead and isinstance(self._rule, TaskLockRule) and self._rule.failover
+
     def _look_soon(self) -> None:
         """Plan the next polls, where the last run's state is another one.
 
@@ -267,25 +285,34 @@ class Simulation:
         """
         if isinstance(self._rule, TaskLockRule):
             for replica in self._replicas:
-                if self._dead or replica.blocked is not None:
+                if self._may_run_again or replica.blocked is not None:
                     self._plan_poll(self._rule, replica)
 
-    def _plan_poll(self, rule: TaskLockRule, replica: Replica) -> None:
-        if replica.alive and not replica.leaving and not replica.polls:
-            replica.polls = True
-            # The last one may have been planned for now, and come a rounding error later.
-            polls = math.floor((self._now - replica.life.joined) / rule.poll_interval + 0.001) + 1
+    def _plan_poll(
+        self, rule: TaskLockRule, replica: Replica, not_before: float = -math.inf
+    ) -> None:
+        """Plan a replica's next poll.
+
+        :param not_before: when there may be something for it to find
+        """
+        if not replica.alive or replica.leaving:
+            return
+        passed = max(self._now, not_before) - replica.life.joined
+        # The last one may have been planned for now, and come a rounding error later.
+        polls = math.floor(passed / rule.poll_interval + 0.001) + 1
+        if polls not in replica.polls:
+            replica.polls.add(polls)
             at = replica.life.joined + polls * rule.poll_interval
-            self._plan(at, partial(self._poll, rule, replica))
+            self._plan(at, partial(self._poll, rule, replica, polls))
 
     def _plan_look_now(self, replica: Replica) -> None:
         assert isinstance(self._rule, TaskLockRule)
         self._plan(self._now, partial(self._look, self._rule, replica))
 
-    def _poll(self, rule: TaskLockRule, replica: Replica) -> None:
-        replica.polls = False
+    def _poll(self, rule: TaskLockRule, replica: Replica, number: int = 0) -> None:
+        replica.polls.discard(number)
         self._look(rule, replica)
-        if self._every_poll or self._dead or replica.blocked is not None:
+        if self._every_poll or self._may_run_again or replica.blocked is not None:
             self._plan_poll(rule, replica)
 
     def _look(self, rule: TaskLockRule, replica: Replica) -> None:
@@ -329,3 +356,90 @@ class Simulation:
             self._run(replica, replace(granted, period=period), taken_over=True)
         elif replica.blocked is not None:
             self._plan_look_now(replica)
+
+
+class ScheduledSimulation(Simulation):
+    """One trace whose replicas have triggers of APScheduler.
+
+    For this library, what its executor registers, tells of and runs in another replica's place is
+    decided by its own modules. They look when its poll would, but for looks at which no row calls
+    for anything.
+    """
+
+    _version: tuple[str, int] | None = None  # of the row, as of the last time it was seen
+
+    def _started(self, life: Life) -> Replica:
+        replica, rule = super()._started(life), self._rule
+        if not isinstance(rule, TaskLockRule):
+            return replica
+        scheduler = OneJob(TASK, life.trigger, partial(_next_run_time, replica))
+        replica.executor = ReplicaExecutor(
+            rule.options,
+            scheduler,
+            TravellingClient(
+                self._database, rule.protocol_of(life.name), partial(self._stable, replica)
+            ),
+            partial(self._stand_by, replica),
+            lambda: self._history.alarms.append(self._now),
+            lambda: moment(self._now).timestamp(),
+        )
+        return replica
+
+    def _join(self, life: Life) -> None:
+        super()._join(life)
+        if isinstance(self._rule, TaskLockRule):
+            self._poll(self._rule, self._replicas[-1])
+            self._plan_poll(self._rule, self._replicas[-1])  # by which it knows the row
+
+    def _work(self, replica: Replica, fire: Fire) -> None:
+        if replica.executor is not None and fire.submission is None:
+            submission = replica.executor.submission(moment(fire.run_time))
+            fire = replace(fire, submission=submission)
+        super()._work(replica, fire)
+        self._look_when_due()
+
+    def _end(self, replica: Replica, current: Current) -> None:
+        super()._end(replica, current)
+        self._look_when_due()
+
+    def _poll(self, rule: TaskLockRule, replica: Replica, number: int = 0) -> None:
+        if replica.alive and not replica.leaving:
+            assert replica.executor is not None
+            replica.executor.look()
+        super()._poll(rule, replica, number)
+        self._look_when_due()
+
+    def _look_when_due(self) -> None:
+        """Plan the polls that may find the job due, or overdue."""
+        if not isinstance(self._rule, TaskLockRule):
+            return
+        due = self._rule.due()
+        if due is None:
+            return
+        standby = not all(has_shared_times(replica.life.trigger) for replica in self._replicas)
+        at = due.next_look(self._now, standby=standby)
+        has_changed, self._version = self._version != due.version, due.version
+        for replica in self._replicas:
+            if has_changed and replica.executor is not None and replica.executor.watches:
+                self._plan_poll(self._rule, replica)
+            if at is not None:
+                self._plan_poll(self._rule, replica, not_before=at)
+
+    def _stand_by(
+        self, replica: Replica, submission: Submission, not_now: Callable[[], None]
+    ) -> None:
+        """Let a worker run the job in another replica's place, unless one does here."""
+        if replica.busy:
+            not_now()
+            return
+        [run_time] = submission.run_times
+        period = submission.period(run_time)
+        assert period is not None
+        time = seconds(run_time)
+        fire = Fire(time, time, period, exact=False, submission=submission)
+        self._submit(replica, partial(self._work, replica, fire))
+
+
+def _next_run_time(replica: Replica) -> datetime:
+    assert replica.next_fire is not None
+    return moment(replica.next_fire.run_time)

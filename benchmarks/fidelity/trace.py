@@ -11,8 +11,11 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Any
+
+from apscheduler_tasklock._scheduler.submission import Submission
 
 PERIODS = (300.0, 120.0, 600.0)
 REPLICAS = 3
@@ -112,12 +115,14 @@ class Fire:
         them mean by it; else the same as ``time``
     :ivar period: seconds until the next one
     :ivar exact: whether all replicas compute the same run times
+    :ivar submission: what the executor makes of it, where it is the library's own
     """
 
     time: float
     run_time: float
     period: float
     exact: bool
+    submission: Submission | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,7 @@ class Life:
     :ivar phase: seconds from its start to the first run time, if it counts from there
     :ivar skew: seconds by which its clock is ahead
     :ivar killed: whether it is killed when its time is over, rather than stopped
+    :ivar trigger: the job's, where it is APScheduler's own
     """
 
     name: str
@@ -139,6 +145,7 @@ class Life:
     phase: float | None
     skew: float
     killed: bool = False
+    trigger: Any = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

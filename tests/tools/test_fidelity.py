@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from benchmarks.fidelity.account import Account, account, account_by_run_time
-from benchmarks.fidelity.clock import TravellingDatabase, travelling_database
+from benchmarks.fidelity.clock import (
+    TravellingDatabase,
+    moment,
+    seconds,
+    travelling_database,
+)
 from benchmarks.fidelity.report import goal_reached
 from benchmarks.fidelity.rules import (
     RULES,
@@ -18,8 +24,23 @@ from benchmarks.fidelity.rules import (
     TaskLockRule,
     TaskLockWithFailover,
 )
+from benchmarks.fidelity.schedules import (
+    MOVES,
+    WANDERS,
+    MovedSchedule,
+    ScheduleAccount,
+    WanderingInterval,
+    account_of_moves,
+    account_of_wandering,
+)
 from benchmarks.fidelity.short_gaps import SCHEDULES, Schedule, ShortGaps
-from benchmarks.fidelity.simulation import History, Outcome, Run, Simulation
+from benchmarks.fidelity.simulation import (
+    History,
+    Outcome,
+    Run,
+    ScheduledSimulation,
+    Simulation,
+)
 from benchmarks.fidelity.trace import TRACES, Conditions, Life, Trace
 
 PERIOD = 300.0
@@ -315,13 +336,93 @@ def test_the_goal_is_that_only_the_default_loses_windows_and_only_with_their_hol
     wrong = {**right, rule.name: replace(right[rule.name], **{what: 1})}
     traces, gaps = ({"a": right}, {"a": wrong}) if short_gaps else ({"a": wrong}, {"a": right})
 
-    assert goal_reached(traces, gaps) is reached
+    assert goal_reached(traces, gaps, {}) is reached
 
 
 def test_nothing_wrong_reaches_the_goal() -> None:
     right = {kind.name: replace(RIGHT, silence=1.0) for kind in RULES}
 
-    assert goal_reached({"a": right, "b": right}, {"a": right})
+    assert goal_reached({"a": right, "b": right}, {"a": right}, {})
+
+
+GOOD = ScheduleAccount(windows=9, runs=9, doubled=0, missed=0, alarms=0, longest=1.0)
+
+
+@pytest.mark.parametrize("what", ["doubled", "missed", "alarms"])
+@pytest.mark.parametrize("rule", [TaskLockRule, TaskLockWithFailover, ShedLock])
+def test_the_goal_is_that_a_changed_schedule_loses_nothing(rule: type[Rule], what: str) -> None:
+    good = {kind.name: GOOD for kind in RULES}
+    bad = {**good, rule.name: replace(GOOD, **{what: 1})}
+
+    assert goal_reached({}, {}, {"a": good})
+    assert goal_reached({}, {}, {"a": bad}) is (rule is ShedLock)
+
+
+DAILY = MovedSchedule(MOVES[0], 60, seed=1)
+
+
+def daily(*without: float, also: tuple[Run, ...] = ()) -> ScheduleAccount:
+    """Count a history in which each replica's schedule ran, but for some run times.
+
+    Where versions live side by side, none of theirs is in it.
+    """
+    due = [
+        seconds(run_time)
+        for begin, end, trigger in DAILY.stretches()
+        for run_time in run_times_between(trigger, begin, end)
+    ]
+    runs = [Run(at, 86400.0, at + 1, at + 60) for at in due if at not in without]
+    runs = sorted([*runs, *also], key=lambda run: run.run_time)
+    return account_of_moves(DAILY, History(runs))
+
+
+def run_times_between(trigger: Any, begin: float, end: float) -> Iterator[Any]:
+    run_time = trigger.get_next_fire_time(None, moment(begin))
+    while seconds(run_time) < end:
+        yield run_time
+        run_time = trigger.get_next_fire_time(run_time, run_time)
+
+
+def test_a_run_time_of_a_schedule_that_all_replicas_have_is_missed_or_doubled() -> None:
+    begin, end, trigger = next(DAILY.stretches())
+    first, second = (seconds(at) for at in list(run_times_between(trigger, begin, end))[:2])
+    again = Run(first, 86400.0, first + 100, first + 160)
+
+    assert (daily().missed, daily().doubled) == (0, 0)
+    assert daily(second).missed == 1
+    assert daily(also=(again,)).doubled == 1
+
+
+def wandering(*starts: float) -> ScheduleAccount:
+    trace = WanderingInterval(WANDERS[0], 4, seed=1)
+    return account_of_wandering(trace, History([Run(at, 300.0, at, at + 9) for at in starts]))
+
+
+def test_an_interval_jobs_gap_above_a_tenth_of_a_period_and_a_poll_is_missed() -> None:
+    assert wandering(290, 590, 925).missed == 0
+    assert wandering(290, 628, 925).missed == 1
+    assert wandering(290, 590, 800, 925).doubled == 2
+
+
+def test_every_replica_of_a_moved_schedule_has_its_versions_trigger() -> None:
+    lives = list(DAILY.lives())
+    hours = {str(life.trigger.fields[5]) for life in lives}
+
+    assert hours <= {"6", "10", "11", "16", "22"}
+    assert len(hours) > 2
+    for begin, end, trigger in DAILY.stretches():
+        present = [life for life in lives if life.joined < end and life.left > begin]
+        assert {str(life.trigger) for life in present} == {str(trigger)}
+
+
+@pytest.mark.parametrize("kind", [TaskLockRule, TaskLockWithFailover], ids=lambda kind: kind.name)
+def test_a_daily_job_that_deployments_move_loses_no_run_time(
+    kind: type[Rule], database: TravellingDatabase
+) -> None:
+    figures = account_of_moves(DAILY, ScheduledSimulation(DAILY, kind(database), database).live())
+
+    assert figures.windows > 30
+    assert (figures.doubled, figures.missed, figures.alarms) == (0, 0, 0)
 
 
 def test_a_seed_repeats_its_trace() -> None:

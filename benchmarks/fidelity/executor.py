@@ -1,0 +1,181 @@
+"""A replica's executor, as far as it looks at rows: the library's own parts, in travelled time.
+
+Which tasks a replica registers and when, what is overdue, and what runs in another replica's
+place: this is decided by the modules that ship. What stands in for others is their surroundings:
+the client, which sends the statements that ship on the travelling connection, and the scheduler,
+which has the one job of a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from typing import Any, cast
+from uuid import uuid4
+
+from apscheduler.job import Job as SchedulerJob
+from apscheduler.jobstores.memory import MemoryJobStore
+from apscheduler.schedulers.base import STATE_RUNNING
+
+from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._lock.protocol import (
+    ClaimRequest,
+    Overdue,
+    Registration,
+    RunState,
+    TaskLockProtocol,
+)
+from apscheduler_tasklock._scheduler.attempt import RunAttempt
+from apscheduler_tasklock._scheduler.due import OverdueTasks, Standby
+from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
+from apscheduler_tasklock._scheduler.poll import Poll
+from apscheduler_tasklock._scheduler.registration import Registrar
+from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock._scheduler.tasks import Tasks
+from apscheduler_tasklock.options import LockOptions
+from benchmarks.fidelity.clock import TravellingDatabase
+from benchmarks.fidelity.trace import Fire
+
+Submit = Callable[[Submission, Callable[[], None]], None]
+
+
+def job() -> None:
+    """Stand for the job, which the simulation lets run."""
+
+
+class TravellingClient:
+    """Sends what the poll and its watchers ask for.
+
+    :param stable: tells whether the replica has been there long enough to believe the rows
+    """
+
+    def __init__(
+        self, database: TravellingDatabase, protocol: TaskLockProtocol, stable: Callable[[], bool]
+    ) -> None:
+        self._database = database
+        self._protocol = protocol
+        self._is_stable = stable
+
+    @property
+    def stable(self) -> bool:
+        """Whether a run that looks dead is believed to be."""
+        return self._is_stable()
+
+    def read_runs(self, names: Sequence[str], always: Sequence[str] = ()) -> list[RunState]:
+        """Return the rows that call for something."""
+        return self._protocol.read(self._cursor(), names, always)[0]
+
+    def register(self, tasks: Sequence[Registration]) -> list[str]:
+        """Tell of tasks."""
+        return self._protocol.register(self._cursor(), tasks)
+
+    def tell_overdue(self, task_name: str) -> Overdue | None:
+        """Take it on to tell that a task is overdue."""
+        return self._protocol.tell_overdue(self._cursor(), task_name)
+
+    def report_replica(self, version: str, tasks: Sequence[str]) -> None:
+        """Leave it: nothing here depends on who is alive."""
+
+    def remove_replicas(self, age: float) -> None:
+        """Leave it likewise."""
+
+    def _cursor(self) -> Any:
+        return raw_cursor(self._database.connection)
+
+
+class OneJob:
+    """A scheduler with one job, as an executor's adapter shows it.
+
+    :param next_run_time: returns the job's next run time
+    """
+
+    timezone = timezone.utc
+
+    def __init__(self, name: str, trigger: Any, next_run_time: Callable[[], datetime]) -> None:
+        self.jobstores = {"default": MemoryJobStore()}
+        self._next_run_time = next_run_time
+        self._job = SchedulerJob(
+            self,  # whose time zone it needs
+            id=name,
+            func=job,
+            args=(),
+            kwargs={},
+            name=name,
+            trigger=trigger,
+            executor="default",
+            misfire_grace_time=None,
+            coalesce=True,
+            max_instances=1,
+            next_run_time=None,
+        )
+        self._job._jobstore_alias = "default"
+
+    def job(self, _job_id: str, _jobstore: str) -> Any:
+        """Return the job."""
+        self._job._modify(next_run_time=self._next_run_time())
+        return self._job
+
+    def jobs(self) -> list[Any]:
+        """Return all jobs."""
+        return [self.job("", "")]
+
+
+class ReplicaExecutor:
+    """What looks at the rows on behalf of one replica.
+
+    :param options: of the job's lock
+    :param scheduler: has the job
+    :param client: sends the statements
+    :param submit: submits what runs in another replica's place
+    :param tell_overdue: told that the job is overdue
+    :param clock: the replica's own, in seconds since 1970
+    """
+
+    def __init__(
+        self,
+        options: LockOptions,
+        scheduler: OneJob,
+        client: Any,
+        submit: Submit,
+        tell_overdue: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        adapter: Any = scheduler
+        self._scheduler = scheduler
+        self.jobs = ExecutorJobs(
+            adapter,
+            Tasks(options, {}, "", "fidelity"),
+            run_unlocked=False,
+            logger_name=lambda: __name__,
+            submit=submit,
+            clock=clock,
+        )
+        self._poll = Poll(client, self.jobs.list_tasks, lambda: STATE_RUNNING, 5.0)
+        self._registrar = Registrar(client, self._poll, self.jobs.registration)
+        OverdueTasks(client, self._poll, self._registrar, lambda *_: tell_overdue())
+        Standby(client, self._poll, self.jobs)
+
+    @property
+    def watches(self) -> bool:
+        """Whether it wants to see the row whatever its state."""
+        return bool(self._registrar.waiting())
+
+    def look(self) -> None:
+        """Look at the rows, as the poll's thread does every few seconds."""
+        self._poll._look()
+
+    def submission(self, run_time: datetime) -> Submission:
+        """Return what is submitted for a run time of the scheduler's."""
+        [found] = self._scheduler.jobs()
+        task = self.jobs.resolve(found, "default")
+        return self.jobs.submission(found, "default", task, [run_time])
+
+
+def request_of(fire: Fire) -> ClaimRequest:
+    """Return what a worker claims for a submission."""
+    submission, nobody = fire.submission, cast(Any, None)
+    assert submission is not None
+    attempt = RunAttempt(submission, submission.run_times[0], uuid4(), nobody, nobody)
+    request = attempt._request()
+    assert isinstance(request, ClaimRequest)
+    return request
