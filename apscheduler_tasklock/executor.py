@@ -318,6 +318,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """
         self.locks.stop_claiming()
         self._poll.close()
+        self._registrar.close()
         if self._inner is not None:
             with shutting_down(self._inner):
                 self._inner.shutdown(wait)
@@ -571,7 +572,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if task.options is not None:
             lease = self._jobs.lease(job, event.jobstore, task)
             self._poll.know(task.name, (job.id, event.jobstore), lease)
-            self._registrar.note((job.id, event.jobstore))
+            moved = event.code == EVENT_JOB_MODIFIED
+            self._registrar.note((job.id, event.jobstore), moved=moved)
             if event.code == EVENT_JOB_ADDED:
                 self._jobs.tell_what_the_lock_limits(job, event.jobstore, task)
 

@@ -30,6 +30,7 @@ COLUMNS = {
     "failed_at": "timestamptz",
     "failures": "integer NOT NULL DEFAULT 0",
     "error_type": "text",
+    "paused_at": "timestamptz",
     "paused_until": "timestamptz",
     "paused_by": "text",
     "pause_reason": "text",
@@ -74,6 +75,7 @@ def upgrade(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("tasks", ARRAY(sa.Text), nullable=False),
+        sa.Column("stopped_at", sa.DateTime(timezone=True), nullable=True),
         schema=schema,
     )
     for suffix in (RUN_SUFFIX, REPLICA_SUFFIX):

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -456,14 +456,33 @@ class LockClient:
         """
         return self.ask(partial(self._protocol.tell_overdue, task_name=task_name))
 
-    def report_replica(self, version: str, tasks: Sequence[str]) -> None:
+    def report_replica(
+        self, version: str, tasks: Sequence[str], dropped: Collection[str] = ()
+    ) -> None:
         """Say that this replica is alive, and which tasks it has.
 
+        :param dropped: the tasks that it had, and that were removed here
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects that, as for a role without the right
         """
         host = socket.gethostname()
-        self.ask(partial(self._protocol.report_replica, host=host, version=version, tasks=tasks))
+        self.ask(
+            partial(
+                self._protocol.report_replica,
+                host=host,
+                version=version,
+                tasks=tasks,
+                dropped=dropped,
+            )
+        )
+
+    def stop_replica(self) -> None:
+        """Say that this replica stops, so that it does not count as alive.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that
+        """
+        self.ask(self._protocol.stop_replica)
 
     def remove_replicas(self, age: float) -> None:
         """Delete the replicas that were last seen so many seconds ago.

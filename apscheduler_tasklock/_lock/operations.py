@@ -16,22 +16,25 @@ from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
 from apscheduler_tasklock._lock.protocol import Statement, for_template
-from apscheduler_tasklock._lock.statements import JUST_BEFORE, NEVER
+from apscheduler_tasklock._lock.statements import DUE_IN_PAUSE, IS_ALIVE, JUST_BEFORE, NEVER
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
 from apscheduler_tasklock.schema.table import replica_table, run_table
 from apscheduler_tasklock.status import ReplicaStatus, Run, RunRequest, TaskState, TaskStatus
 
-# Seconds after its last sign that a replica counts as alive: three of its intervals.
-ALIVE_FOR = 90.0
-
 # As psycopg loads `infinity`; see ``raw_cursor``.
 _FOREVER = datetime.max.replace(tzinfo=timezone.utc)
 
-# A due time in a pause is void: nobody makes up for it.
-_DUE = """CASE WHEN lock.due_at = 'infinity' OR lock.due_at < lock.paused_until THEN NULL
-               ELSE lock.due_at END"""
-# Replicas live, and none of them has it: it was removed, and its row is left.
-_GONE = """(EXISTS (SELECT FROM alive) AND known.task_name IS NULL
+# A replica that lives tells after a pause when the task is due. If none does, it is due about a
+# period after the end of the pause.
+_DUE = f"""
+    CASE WHEN lock.due_at = 'infinity' THEN NULL
+         WHEN NOT {DUE_IN_PAUSE} THEN lock.due_at
+         WHEN lock.paused_until <= now() AND lock.started_at <> {NEVER}
+         THEN lock.paused_until + (lock.due_at - lock.window_start) END
+"""
+_OVERDUE = f"CASE WHEN {_DUE} IS NOT NULL THEN {_DUE} + (lock.overdue_at - lock.due_at) END"
+# It was removed, and its row is left: replicas live, none of them has it, and nobody waits for it.
+_GONE = """(lock.due_at IS NULL AND EXISTS (SELECT FROM alive) AND known.task_name IS NULL
             AND COALESCE(lock.kind, '') <> 'hold' AND NOT lock.one_off)"""
 _STATE = f"""
     CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now() AND NOT lock.handed_over
@@ -39,8 +42,8 @@ _STATE = f"""
                         THEN 'too long' ELSE 'running' END
          WHEN lock.paused_until > now() THEN 'paused'
          WHEN lock.finished_at IS NULL AND NOT lock.handed_over THEN 'dead'
-         WHEN NOT {_GONE} AND lock.window_start < {_DUE} AND lock.overdue_at < now() THEN 'overdue'
-         WHEN NOT {_GONE} AND lock.window_start < {_DUE} AND {_DUE} < now() THEN 'late'
+         WHEN lock.window_start < {_DUE} AND {_OVERDUE} < now() THEN 'overdue'
+         WHEN lock.window_start < {_DUE} AND {_DUE} < now() THEN 'late'
          WHEN lock.failures > 0 THEN 'failing'
          WHEN lock.started_at = {NEVER} THEN 'new'
          ELSE 'ok' END
@@ -61,17 +64,16 @@ class Operations:
         name = for_template(table)
         self._runs = for_template(run_table(table))
         self._replicas = for_template(replica_table(table))
-        alive = f"seen_at > now() - {ALIVE_FOR} * interval '1 second'"
         # Replicas of one deployment have the same tasks, and say so in the same order.
         self._tasks = Statement(f"""
-            WITH alive AS (SELECT tasks FROM {self._replicas} WHERE {alive}),
+            WITH alive AS (SELECT tasks FROM {self._replicas} WHERE {IS_ALIVE}),
                  known AS (SELECT DISTINCT unnest(tasks) AS task_name
                            FROM (SELECT DISTINCT tasks FROM alive) AS list)
             SELECT lock.task_name AS name, {_STATE} AS state, lock.schedule, lock.kind, lock.token,
                    lock.locked_by AS holder, lock.window_start AS scheduled_at, lock.started_at,
                    lock.finished_at, lock.locked_until, lock.run_until, {_DUE} AS due_at,
                    GREATEST(lock.window_until, lock.window_start) AS window_until,
-                   CASE WHEN {_DUE} IS NOT NULL THEN lock.overdue_at END AS overdue_at,
+                   {_OVERDUE} AS overdue_at,
                    extract(epoch FROM now() - {_DUE})::float8 AS late_by,
                    extract(epoch FROM COALESCE(lock.finished_at, LEAST(now(), lock.locked_until))
                                       - lock.started_at)::float8 AS took,
@@ -113,7 +115,8 @@ class Operations:
             ORDER BY run.token DESC LIMIT %(limit)s
         """)
         self._list_replicas = Statement(f"""
-            SELECT replica_id, host, version, replica.started_at, seen_at, {alive} AS alive, tasks,
+            SELECT replica_id, host, version, replica.started_at, seen_at, {IS_ALIVE} AS alive,
+                   tasks,
                    ARRAY(SELECT task_name FROM {name}
                          WHERE locked_by = replica_id AND finished_at IS NULL
                                AND locked_until > now() ORDER BY 1) AS running
@@ -127,7 +130,9 @@ class Operations:
             WHERE NOT EXISTS (SELECT FROM {name} WHERE task_name = wanted) ORDER BY 1
         """)
         self._pause = Statement(f"""
-            UPDATE {name} SET paused_by = %(by)s, pause_reason = %(reason)s, paused_until =
+            UPDATE {name} SET paused_by = %(by)s, pause_reason = %(reason)s,
+                paused_at = CASE WHEN paused_until > now() THEN paused_at ELSE now() END,
+                paused_until =
                 COALESCE(now() + %(seconds)s::float8 * interval '1 second', 'infinity')
             WHERE task_name = ANY (%(names)s::text[]) AND {all_there}
         """)
@@ -145,7 +150,7 @@ class Operations:
                 request_until = CASE WHEN {_IS_OPEN} THEN lock.request_until
                     ELSE now() + %(seconds)s::float8 * interval '1 second' END
             WHERE task_name = %(task)s AND runs <> '' AND EXISTS (
-                SELECT FROM {self._replicas} WHERE {alive} AND tasks @> ARRAY[%(task)s::text])
+                SELECT FROM {self._replicas} WHERE {IS_ALIVE} AND tasks @> ARRAY[%(task)s::text])
             RETURNING request_id, task_name AS task, token, requested_by, requested_at,
                       request_until AS until
         """)
@@ -181,7 +186,7 @@ class Operations:
                 DELETE FROM {name} WHERE task_name = %(task)s
                     AND (finished_at IS NOT NULL OR locked_until <= now())
                     AND NOT EXISTS (SELECT FROM {self._replicas}
-                                    WHERE {alive} AND tasks @> ARRAY[%(task)s::text])
+                                    WHERE {IS_ALIVE} AND tasks @> ARRAY[%(task)s::text])
                 RETURNING task_name
             ), runs AS (
                 DELETE FROM {self._runs} WHERE task_name IN (SELECT task_name FROM forgotten)

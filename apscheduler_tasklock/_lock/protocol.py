@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -618,6 +618,8 @@ class TaskLockProtocol:
         self._tell_overdue = Statement(statements.tell_overdue(name))
         replicas = for_template(replica_table(table))
         self._report_replica = Statement(statements.report_replica(replicas))
+        self._stop_replica = Statement(statements.stop_replica(replicas))
+        self._retire = Statement(statements.retire(name, replicas))
         self._remove_replicas = Statement(statements.remove_replicas(replicas))
 
     def claim(
@@ -845,10 +847,25 @@ class TaskLockProtocol:
         ).fetchone()
         return told
 
-    def report_replica(self, cursor: Any, host: str, version: str, tasks: Sequence[str]) -> None:
-        """Say that this replica is alive, and which tasks it has."""
+    def report_replica(
+        self,
+        cursor: Any,
+        host: str,
+        version: str,
+        tasks: Sequence[str],
+        dropped: Collection[str] = (),
+    ) -> None:
+        """Say that this replica is alive, and which tasks it has, and has no more.
+
+        Nobody waits any more for those that no replica has, if they were removed.
+        """
         parameters = {"host": host, "version": version, "tasks": list(tasks)}
         self._execute(cursor, self._report_replica, parameters)
+        self._execute(cursor, self._retire, {"tasks": list(tasks), "dropped": list(dropped)})
+
+    def stop_replica(self, cursor: Any) -> None:
+        """Say that this replica stops."""
+        self._execute(cursor, self._stop_replica, {})
 
     def remove_replicas(self, cursor: Any, age: float) -> None:
         """Delete the replicas that were last seen so many seconds ago."""

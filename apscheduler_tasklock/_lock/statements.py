@@ -98,6 +98,9 @@ _RETURNED = """lock.task_name, lock.window_start AS new_start, lock.token AS new
 # Nobody is granted a paused task; and no run time of a pause is made up for after it.
 _IS_PAUSED = "COALESCE(lock.paused_until > now(), false)"
 
+# A due time in a pause is void: nobody makes up for it. One from before it is not.
+DUE_IN_PAUSE = "COALESCE(lock.due_at >= lock.paused_at AND lock.due_at < lock.paused_until, false)"
+
 # The claim that is made here follows a run whose holder died.
 _FOLLOWS_DEATH = "lock.finished_at IS NULL AND NOT lock.handed_over"
 _NOTES_DEATH = f"""
@@ -175,6 +178,11 @@ class History:
 def _death(history: History | None, table: str) -> str:
     """Return the part of a WITH clause that writes the entry of a run whose holder died."""
     return f", death AS ({history.death(table)})" if history else ""
+
+
+# Seconds after its last sign that a replica counts as alive: three of its intervals.
+ALIVE_FOR = 90.0
+IS_ALIVE = f"(stopped_at IS NULL AND seen_at > now() - {ALIVE_FOR} * interval '1 second')"
 
 
 def _due(asked: Mapping[str, str], since: str) -> str:
@@ -836,10 +844,10 @@ def read(table: str) -> str:
                CASE WHEN request_until > now() THEN request_id END AS request_id, schedule,
                CASE WHEN {is_over} AND {not_paused} THEN due_at END AS due_at,
                COALESCE({is_due} AND window_start < due_at AND overdue_at < now()
-                        AND NOT due_at < COALESCE(paused_until, '-infinity'), false) AS overdue,
+                        AND NOT {DUE_IN_PAUSE}, false) AS overdue,
                overdue_told_at IS NOT NULL AS told_overdue,
                COALESCE({_IS_PAUSED}, false) AS paused,
-               COALESCE(due_at < paused_until, false) AS due_in_pause
+               {DUE_IN_PAUSE} AS due_in_pause
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
         LEFT JOIN {table} AS lock ON task_name = ANY(%(task_names)s::text[])
             AND ((finished_at IS NULL AND locked_until <= now())
@@ -876,7 +884,7 @@ def register(table: str) -> str:
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
             WHERE lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
                   OR (lock.due_at IS NULL AND asked.next_in IS NOT NULL)
-                  OR lock.due_at < lock.paused_until
+                  OR {DUE_IN_PAUSE}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), rewritten AS (
             UPDATE {table} AS lock SET
@@ -904,7 +912,7 @@ def tell_overdue(table: str) -> str:
         UPDATE {table} AS lock SET overdue_told_at = now()
         WHERE task_name = %(task_name)s AND overdue_told_at IS NULL AND overdue_at < now()
               AND finished_at IS NOT NULL AND window_start < due_at AND NOT {_IS_PAUSED}
-              AND NOT COALESCE(due_at < paused_until, false) AND {_SAFELY}
+              AND NOT {DUE_IN_PAUSE} AND {_SAFELY}
         RETURNING due_at, locked_by AS holder, token
     """
 
@@ -914,8 +922,33 @@ def report_replica(replicas: str) -> str:
     return f"""
         INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks)
         VALUES (%(replica_id)s, %(host)s, %(version)s, now(), now(), %(tasks)s::text[])
-        ON CONFLICT (replica_id) DO UPDATE SET seen_at = now(), tasks = CASE
+        ON CONFLICT (replica_id) DO UPDATE SET seen_at = now(), stopped_at = NULL, tasks = CASE
             WHEN replica.tasks = excluded.tasks THEN replica.tasks ELSE excluded.tasks END
+    """
+
+
+def stop_replica(replicas: str) -> str:
+    """Return the statement by which a replica says that it stops."""
+    return f"UPDATE {replicas} SET stopped_at = now() WHERE replica_id = %(replica_id)s"
+
+
+def retire(table: str, replicas: str) -> str:
+    """Return the statement after which nobody waits for tasks that were removed.
+
+    These are the ones that this replica has dropped, and, as after a deployment, the ones that a
+    replica had that has stopped and whose other tasks this one has. Not if its holder was killed,
+    or its application has no other replica: then somebody has to be told that they do not run.
+    """
+    return f"""
+        UPDATE {table} AS lock SET due_at = NULL, overdue_at = NULL
+        WHERE due_at IS NOT NULL AND finished_at IS NOT NULL AND NOT one_off
+              AND task_name IN (
+                  SELECT unnest(%(dropped)s::text[])
+                  UNION
+                  SELECT unnest(tasks) FROM {replicas}
+                  WHERE stopped_at IS NOT NULL AND tasks && %(tasks)s::text[]
+                  EXCEPT
+                  SELECT unnest(tasks) FROM {replicas} WHERE {IS_ALIVE})
     """
 
 

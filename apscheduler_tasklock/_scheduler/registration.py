@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
@@ -22,6 +22,9 @@ REPORT_INTERVAL = 30.0
 # Seconds for which a replica that has just registered a task makes sure that its schedule stays in
 # the row: replicas of an older version may still run beside it, as in a rolling deployment.
 DEPLOYMENT = 3600.0
+# Seconds for which a replica tells which tasks were removed from it, so that the last one that had
+# them knows.
+DROPPED_FOR = 600.0
 # Seconds after which a replica that nobody has seen is removed.
 REPLICA_RETENTION = 3600.0
 
@@ -59,18 +62,24 @@ class Registrar:
         self._poll = poll
         self._registration = registration
         self._lock = threading.Lock()
-        self._changed: set[JobKey] = set()
+        self._changed: dict[JobKey, bool] = {}  # with whether it is due anew
         self._is_first = True
         self._may_register = True
         self._may_report = True
         self._report_at = 0.0  # on the monotonic clock
+        self._reported: list[str] = []
+        # The tasks that this replica had, and until when it says so, on the monotonic clock.
+        self._dropped: dict[str, float] = {}
         self._fresh: dict[str, _Fresh] = {}  # by task
         poll.add(self)
 
-    def note(self, key: JobKey) -> None:
-        """Register a job's task at the next look: it was added, or has changed."""
+    def note(self, key: JobKey, *, moved: bool = False) -> None:
+        """Register a job's task at the next look: it was added, or has changed.
+
+        :param moved: whether the job has changed while its scheduler ran, so that it is due anew
+        """
         with self._lock:
-            self._changed.add(key)
+            self._changed[key] = moved or self._changed.get(key, False)
 
     def waiting(self) -> Collection[str]:
         """Return the tasks that were registered a short while ago, and have not run since."""
@@ -80,21 +89,22 @@ class Registrar:
         """Register what has changed, or is due and nobody knows when next."""
         self._look_at_fresh(states)
         with self._lock:
-            keys, self._changed = self._changed, set()
+            changed, self._changed = self._changed, {}
         if self._is_first:
-            keys |= set(self._poll.job_keys())
+            changed = dict.fromkeys(self._poll.job_keys(), False)
         for state in states:
             if state.due_in_pause and not state.paused:
-                keys |= set(self._poll.keys_of(state.task_name))
+                for key in self._poll.keys_of(state.task_name):
+                    changed.setdefault(key, False)
         try:
-            if keys and self._may_register:
-                self._register(keys)
+            if changed and self._may_register:
+                self._register(changed)
             self._is_first = False
-            if self._may_report and time.monotonic() >= self._report_at:
+            if self._may_report:
                 self._report()
         except TaskLockDatabaseError:
             with self._lock:
-                self._changed |= keys
+                self._changed = {**changed, **self._changed}
             raise
 
     def _look_at_fresh(self, states: Sequence[RunState]) -> None:
@@ -144,16 +154,16 @@ class Registrar:
         ours = [self._registration(key) for key in self._poll.keys_of(state.task_name)]
         return any(found is not None and found.next_in is not None for found in ours)
 
-    def _register(self, keys: Collection[JobKey]) -> None:
+    def _register(self, changed: Mapping[JobKey, bool]) -> None:
         tasks = {}  # of two jobs that are one task, one tells of it
-        for key in keys:
+        for key, moved in changed.items():
             try:
                 found = self._registration(key)
             except Exception:  # of one job, as of its job store; the others are seen to
                 logger.exception("Job %r: its task could not be registered", key[0])
                 continue
             if found is not None:
-                tasks[found.task_name] = replace(found, moved=not self._is_first)
+                tasks[found.task_name] = replace(found, moved=moved)
         try:
             for task_name in self._locks.register(list(tasks.values())):
                 for key in self._poll.keys_of(task_name):
@@ -175,9 +185,14 @@ class Registrar:
                 self._fresh[task.task_name] = _Fresh(task.schedule, until)
 
     def _report(self) -> None:
+        """Tell that this replica is alive, and at once if it has other tasks than before."""
         is_first = self._report_at == 0
+        names = sorted(set(self._poll.task_names()))
+        if time.monotonic() < self._report_at and names == self._reported:
+            return
+        self._note_dropped(names)
         try:
-            self._report_tasks(sorted(set(self._poll.task_names())))
+            self._report_tasks(names)
         except TaskLockDatabaseError:
             raise
         except TaskLockError as error:
@@ -190,17 +205,33 @@ class Registrar:
             return
         # Not before it has succeeded: after an outage nobody waits for the next one.
         self._report_at = time.monotonic() + REPORT_INTERVAL
+        self._reported = names
         if is_first:
             self._clean_up()
 
+    def _note_dropped(self, names: Sequence[str]) -> None:
+        now = time.monotonic()
+        dropped = {**self._dropped, **dict.fromkeys(self._reported, now + DROPPED_FOR)}
+        for name in names:
+            dropped.pop(name, None)
+        self._dropped = {name: until for name, until in dropped.items() if now < until}
+
     def _report_tasks(self, names: Sequence[str]) -> None:
         try:
-            self._locks.report_replica(_version(), names)
+            self._locks.report_replica(_version(), names, list(self._dropped))
         except TaskLockDatabaseError:
             raise
         except TaskLockError:
             # The database's encoding may lack characters of one of them.
             self._locks.report_replica(_version(), [name for name in names if name.isascii()])
+
+    def close(self) -> None:
+        """Tell that this replica stops, unless it cannot be told."""
+        if self._report_at and self._may_report and self._locks.outage.reason is None:
+            try:
+                self._locks.stop_replica()
+            except TaskLockError as error:
+                logger.debug("This replica counts as alive for a while: %s", error)
 
     def _clean_up(self) -> None:
         """Remove replicas that nobody has seen for long, and old history, if this role may."""

@@ -164,7 +164,8 @@ def read_versions(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, 
     cursor.row_factory = dict_row
     query = f"""
         SELECT version, count(*) AS replicas FROM {quoted_name(replica_table(task_lock))}
-        WHERE seen_at > now() - $1 * interval '1 second' GROUP BY version ORDER BY version
+        WHERE stopped_at IS NULL AND seen_at > now() - $1 * interval '1 second'
+        GROUP BY version ORDER BY version
     """
     rows = cursor.execute(query, [alive_for]).fetchall()
     return {row["version"]: row["replicas"] for row in rows}

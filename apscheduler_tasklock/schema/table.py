@@ -97,6 +97,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("started_at", moment(), nullable=False),
         Column("seen_at", moment(), nullable=False),
         Column("tasks", ARRAY(Text), nullable=False),
+        Column("stopped_at", moment(), nullable=True),
         schema=schema,
     )
     return Table(
@@ -130,6 +131,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("failed_at", moment(), nullable=True),
         Column("failures", Integer, nullable=False, server_default=text("0")),
         Column("error_type", Text, nullable=True),
+        Column("paused_at", moment(), nullable=True),
         Column("paused_until", moment(), nullable=True),
         Column("paused_by", Text, nullable=True),
         Column("pause_reason", Text, nullable=True),

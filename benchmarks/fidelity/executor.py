@@ -73,10 +73,15 @@ class TravellingClient:
         """Take it on to tell that a task is overdue."""
         return self._protocol.tell_overdue(self._cursor(), task_name)
 
-    def report_replica(self, version: str, tasks: Sequence[str]) -> None:
+    def report_replica(
+        self, version: str, tasks: Sequence[str], dropped: Sequence[str] = ()
+    ) -> None:
         """Leave it: nothing here depends on who is alive."""
 
     def remove_replicas(self, age: float) -> None:
+        """Leave it likewise."""
+
+    def shorten_history(self, task_names: Sequence[str]) -> None:
         """Leave it likewise."""
 
     def _cursor(self) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import uuid4
@@ -70,6 +70,11 @@ def operator(connection: Connection) -> Operator:
 
 def run(replica: Replica, task: str = "task", **end: Any) -> None:
     replica.end(replica.claim(task, **JOB)[0], task, **{"outcome": "ok", **end})
+
+
+def report(replica: Replica, *tasks: str, dropped: Sequence[str] = ()) -> None:
+    cursor = raw_cursor(replica.connection)
+    replica.protocol.report_replica(cursor, "host", "1.0", tasks, dropped)
 
 
 class TestStates:
@@ -141,18 +146,115 @@ class TestStates:
         travel(50)
         assert operator.state() is TaskState.PAUSED
         travel(11)
-        # What was due in the pause is not made up for.
-        assert (operator.state(), operator.task().due_at) == (TaskState.OK, None)
+        # What was due in the pause is not made up for; about a period later it is due again.
+        found = operator.task()
+        assert (found.state, found.late_by) == (TaskState.OK, None)
+        travel(10)
+        assert (operator.state(), operator.task().late_by) == (TaskState.LATE, 1.0)
+        travel(20)
+        assert operator.state() is TaskState.OVERDUE  # its replicas died in the pause
 
-    def test_of_one_that_no_live_replica_has(self, one: Replica, operator: Operator) -> None:
+    def test_of_one_that_was_overdue_before_a_pause(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
         run(one)
-        assert not operator.task().gone  # as far as anybody knows
-        operator.has_replica("another", replica="dead", seen=100)
+        travel(31)
+        operator.pause(["task"], None, "me", None)
+        assert operator.state() is TaskState.PAUSED
+        travel(100)
+        operator.resume(["task"])
+        assert (operator.state(), operator.task().late_by) == (TaskState.OVERDUE, 121.0)
+
+    def test_of_one_whose_pause_was_made_longer(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        operator.pause(["task"], 30.0, "me", None)
+        travel(20)
+        operator.pause(["task"], None, "me", "for longer")
+        travel(20)
+        operator.resume(["task"])
+        assert operator.state() is TaskState.OK  # it was due in the pause
+
+
+class TestGone:
+    """A task that was removed has no due time; one whose replicas died is overdue."""
+
+    def test_not_when_another_application_uses_the_table(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        operator.has_replica("task", replica="killed", seen=100)
+        report(one, "another")
+        travel(31)
+        assert (operator.task().gone, operator.state()) == (False, TaskState.OVERDUE)
+
+    def test_not_when_its_holder_was_killed(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        """As one of two services that have a task in common."""
+        run(one)
+        operator.has_replica("task", "common", replica="killed", seen=100)
+        report(one, "common")
+        travel(31)
+        assert (operator.task().gone, operator.state()) == (False, TaskState.OVERDUE)
+
+    def test_after_a_deployment_without_it(
+        self, one: Replica, other: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        run(one)
+        report(one, "task", "common")
+        report(other, "common")
         assert not operator.task().gone
-        operator.has_replica("another")
+        one.protocol.stop_replica(raw_cursor(one.connection))
+        report(other, "common")
+        travel(31)
+        found = operator.task()
+        assert (found.gone, found.state, found.due_at) == (True, TaskState.OK, None)
+        report(other, "common", "task")  # as after a roll-back
+        assert not operator.task().gone
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [(["task"], ["another"]), (["task"], []), (["task", "common"], ["common", "task"])],
+        ids=["another application", "nothing", "it is still there"],
+    )
+    def test_not_when_the_replicas_that_live_may_not_be_its_own(
+        self,
+        one: Replica,
+        other: Replica,
+        operator: Operator,
+        travel: Travel,
+        before: list[str],
+        after: list[str],
+    ) -> None:
+        run(one)
+        report(one, *before)
+        one.protocol.stop_replica(raw_cursor(one.connection))
+        report(other, *after)
+        travel(31)
+        assert (operator.task().gone, operator.state()) == (False, TaskState.OVERDUE)
+
+    def test_when_the_last_replica_has_dropped_it(
+        self, one: Replica, other: Replica, operator: Operator
+    ) -> None:
+        run(one)
+        report(one, "task")
+        report(other, "task")
+        report(one, dropped=["task"])
+        assert not operator.task().gone
+        report(other, dropped=["task"])
         assert operator.task().gone
-        operator.has_replica("another", "task", replica="two")
+
+    def test_a_task_that_runs_is_not(
+        self, one: Replica, other: Replica, operator: Operator
+    ) -> None:
+        claim_id, _ = one.claim(**JOB)
+        report(one, dropped=["task"])
         assert not operator.task().gone
+        one.end(claim_id, outcome="ok")
+        report(one, dropped=["task"])
+        assert operator.task().gone
 
 
 class TestPause:

@@ -362,17 +362,36 @@ class TestOverdue:
         eventually(lambda: is_near(task(operator).due_at, expected))
         assert not [e for e in replica.of() if e.code == EVENT_TASK_LOCK_OVERDUE]
 
-    def test_a_task_that_no_live_replica_has_is_gone_and_no_alarm(
-        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    @pytest.mark.parametrize("how", ["removed", "deployed"])
+    def test_a_task_that_was_removed_is_gone_and_no_alarm(
+        self, make_replica: MakeReplica, operator: TaskLocks, how: str
     ) -> None:
         replica = make_replica(**FAST)
         replica.scheduler.add_job(print, "cron", hour=3, id="job")
         replica.scheduler.add_job(print, "cron", hour=3, id="another")
         registered(operator, "job", "another")
-        connection.execute("UPDATE task_lock_replica SET tasks = ARRAY['another']")
-        due_at(connection, ago=100)
-        found = task(operator)
-        assert (found.gone, found.state) == (True, TaskState.NEW)
+        if how == "removed":
+            replica.scheduler.remove_job("job")
+        else:
+            replica.shutdown()
+            assert [seen.alive for seen in operator.replicas()] == [False]
+            new = make_replica(**FAST)
+            new.scheduler.add_job(print, "cron", hour=3, id="another")
+        found = eventually(lambda: [found for found in operator.tasks("job") if found.gone])[0]
+        assert (found.due_at, found.state) == (None, TaskState.NEW)
+
+    def test_a_job_that_is_added_again_and_again_is_due_as_before(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        """As by a process that is killed over and over: its job would never be missed."""
+        due = set()
+        for _ in range(3):
+            replica = make_replica(**FAST)
+            replica.scheduler.add_job(print, "interval", hours=1, id="job")
+            registered(operator, "job")
+            due.add(task(operator).due_at)
+            replica.shutdown()
+        assert len(due) == 1
 
     @pytest.mark.parametrize("how", ["paused", "put off", "removed", "all removed"])
     def test_a_job_that_is_not_to_run_is_not_overdue(
