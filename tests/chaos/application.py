@@ -30,7 +30,9 @@ _TABLES = """
         kept boolean := true;
         happened timestamptz := clock_timestamp();
     BEGIN
-        IF TG_OP = 'INSERT' OR (NEW.claim_id <> OLD.claim_id AND NEW.finished_at IS NULL) THEN
+        IF TG_OP = 'INSERT' AND NEW.finished_at IS NOT NULL THEN
+            RETURN NULL;  -- a replica tells that it has the task
+        ELSIF TG_OP = 'INSERT' OR (NEW.claim_id <> OLD.claim_id AND NEW.finished_at IS NULL) THEN
             kind := 'claimed';
             happened := NEW.started_at;
         ELSIF NEW.finished_at IS NOT NULL THEN
