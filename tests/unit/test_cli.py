@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
@@ -35,3 +37,15 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"apscheduler-tasklock {version('apscheduler-tasklock')}\n"
+
+
+@pytest.mark.parametrize("module", ["apscheduler_tasklock", "apscheduler_tasklock.cli"])
+def test_the_package_can_be_run_as_a_module(module: str) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", module, "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert answer.stdout.startswith("apscheduler-tasklock ")
