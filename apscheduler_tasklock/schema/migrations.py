@@ -96,14 +96,15 @@ def migrate(
         ``op.get_bind()`` has none
     :param schema: schema of the table; ``None`` leaves it to the ``search_path``
     :param table: name of the table
-    :param revision: an Alembic revision of this library; ``"base"`` drops the table
+    :param revision: an Alembic revision of this library, newer or older than the one that is there;
+        ``"base"`` drops the table
     :raises TaskLockError: there is no connection, and no migration is being run offline
     """
     scripts = ScriptDirectory(str(scripts_folder()))
 
     def steps(heads: Any, _context: MigrationContext) -> Any:
         # What Alembic's own commands call; it has no public name.
-        if revision == "base":
+        if revision == "base" or _is_older(scripts, revision, heads):
             return scripts._downgrade_revs(revision, heads)
         return scripts._upgrade_revs(revision, heads)
 
@@ -123,6 +124,15 @@ def migrate(
         opts=options,
     )
     run_migrations(context, schema, table)
+
+
+def _is_older(scripts: ScriptDirectory, revision: str, heads: Any) -> bool:
+    """Tell whether a revision comes before those that the database has."""
+    if revision.startswith(("+", "-")):  # relative, which Alembic resolves itself
+        return revision.startswith("-")
+    before = {script.revision for script in scripts.iterate_revisions(heads, "base")} - set(heads)
+    wanted = scripts.get_revision(revision)
+    return wanted is not None and wanted.revision in before
 
 
 def _offline_options(starts_at: str | None) -> dict[str, Any]:

@@ -251,6 +251,15 @@ class TestMigrate:
         engine.dispose()
         assert tables(empty_database_url) == {"public.task_lock_alembic_version"}
 
+    def test_an_older_revision_is_gone_back_to(self, empty_database_url: str) -> None:
+        engine = create_engine(engine_url(empty_database_url))
+        with engine.connect() as connection:
+            for revision in ("head", "0001", "0001", "0002", "-1"):
+                migrate(connection, revision=revision)
+                found = connection.scalar(text("SELECT version_num FROM task_lock_alembic_version"))
+                assert found == {"head": "0002", "-1": "0001"}.get(revision, revision)
+        engine.dispose()
+
     @pytest.mark.parametrize(
         "bind", [None, create_mock_engine("postgresql://", lambda *_: None)], ids=["none", "mock"]
     )
