@@ -164,6 +164,7 @@ class TaskLocks:
             redact=redact,
         )
         self._client = LockClient(settings)
+        self._operations = Operations(self._client.table)
         replace_in_each_child(self)
 
     def replace_in_child(self) -> None:
@@ -221,6 +222,8 @@ class TaskLocks:
 
     def tasks(self, *patterns: str, limit: int | None = None) -> list[TaskStatus]:
         """Return the tasks that have a row, in the order of their names.
+
+        Where the replicas' table cannot be read, one INFO line says so, and no task is ``gone``.
 
         :param patterns: names, in which ``*`` and ``?`` stand for characters; none: all tasks
         :param limit: how many, at most
@@ -351,8 +354,7 @@ class TaskLocks:
         self._operate(lambda operations, cursor: operations.forget(cursor, name))
 
     def _operate(self, operation: Callable[[Operations, Any], Result]) -> Result:
-        operations = Operations(self._client.table)
-        return self._client.ask(lambda cursor: operation(operations, cursor))
+        return self._client.ask(lambda cursor: operation(self._operations, cursor))
 
     def close(self) -> None:
         """Claim nothing more, send pending releases, and close the idle connection.

@@ -15,6 +15,7 @@ from math import inf
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
+from psycopg.errors import InsufficientPrivilege
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
@@ -68,7 +69,7 @@ from apscheduler_tasklock._lock.protocol import (
 from apscheduler_tasklock._lock.releases import PendingRelease, PendingReleases, Release
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
-from apscheduler_tasklock.schema.check import check_table, explain_rejection
+from apscheduler_tasklock.schema.check import check_table, explain_refusal, explain_rejection
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 
 logger = logging.getLogger(__name__)
@@ -588,7 +589,14 @@ class LockClient:
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects the statement; the message names the remedy
         """
-        return self._exchange.ask(Call(statement), Deadline(self._closing))
+
+        def run(cursor: Any) -> Answer:
+            try:
+                return statement(cursor)
+            except InsufficientPrivilege as error:
+                raise explain_refusal(cursor, error, self.table, self._url.username) from error
+
+        return self._exchange.ask(Call(run), Deadline(self._closing))
 
     def _explain(self, error: Any) -> TaskLockError:
         return explain_rejection(error, self.table, self._url.username, self.where)

@@ -6,6 +6,7 @@ These are for people and for what watches, and not on the way of a run time.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -15,11 +16,14 @@ from psycopg.errors import InsufficientPrivilege, UndefinedTable
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
+from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock._lock.protocol import Statement, for_template
 from apscheduler_tasklock._lock.statements import DUE_IN_PAUSE, IS_ALIVE, JUST_BEFORE, NEVER
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
 from apscheduler_tasklock.schema.table import replica_table, run_table
 from apscheduler_tasklock.status import ReplicaStatus, Run, RunRequest, TaskState, TaskStatus
+
+logger = logging.getLogger(__name__)
 
 # As psycopg loads `infinity`; see ``raw_cursor``.
 _FOREVER = datetime.max.replace(tzinfo=timezone.utc)
@@ -65,8 +69,9 @@ class Operations:
         self._runs = for_template(run_table(table))
         self._replicas = for_template(replica_table(table))
         # Replicas of one deployment have the same tasks, and say so in the same order.
-        self._tasks = Statement(f"""
-            WITH alive AS (SELECT tasks FROM {self._replicas} WHERE {IS_ALIVE}),
+        live = f"SELECT tasks FROM {self._replicas} WHERE {IS_ALIVE}"
+        tasks = f"""
+            WITH alive AS ({live}),
                  known AS (SELECT DISTINCT unnest(tasks) AS task_name
                            FROM (SELECT DISTINCT tasks FROM alive) AS list)
             SELECT lock.task_name AS name, {_STATE} AS state, lock.schedule, lock.kind, lock.token,
@@ -87,7 +92,12 @@ class Operations:
             FROM {name} AS lock LEFT JOIN known USING (task_name)
             WHERE %(like)s::text[] IS NULL OR lock.task_name LIKE ANY (%(like)s::text[])
             ORDER BY lock.task_name LIMIT %(limit)s
-        """)
+        """
+        self._tasks = Statement(tasks)
+        self._tasks_without_replicas = Statement(
+            tasks.replace(live, "SELECT NULL::text[] AS tasks WHERE false")
+        )
+        self._reads_replicas = True
         columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
                      run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error"""
         # It reads the whole history, which is limited for each task. An index by time would make
@@ -202,8 +212,24 @@ class Operations:
         :param like: patterns of names, as for SQL's ``LIKE``; ``None`` for all
         """
         cursor.row_factory = dict_row
-        rows = self._run(cursor, self._tasks, like=_list(like), limit=limit).fetchall()
-        return [_task_status(row) for row in rows]
+        wanted = {"like": _list(like), "limit": limit}
+        return [_task_status(row) for row in self._task_rows(cursor, wanted)]
+
+    def _task_rows(self, cursor: Any, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the rows of tasks, also where the replicas, a convenience, cannot be read."""
+        if self._reads_replicas:
+            try:
+                return self._all(cursor, self._tasks, **wanted)
+            except (UndefinedTable, InsufficientPrivilege) as error:
+                rows = self._all(cursor, self._tasks_without_replicas, **wanted)
+                self._reads_replicas = False
+                logger.info(
+                    "Which tasks no live replica has cannot be told, since the replicas cannot be "
+                    "read: %s",
+                    one_line(error),
+                )
+                return rows
+        return self._all(cursor, self._tasks_without_replicas, **wanted)
 
     def runs(
         self,
@@ -288,8 +314,8 @@ class Operations:
             freed = self._run(cursor, self._free_unrecorded, **wanted).fetchone()
         if freed is None:
             self._check_there(cursor, [task])
-            [now] = self._run(cursor, self._tasks, like=[escaped(task)], limit=1).fetchall()
-            raise TaskLockStateError(_why_not_freed(_task_status(now), token))
+            [now] = self.tasks(cursor, [escaped(task)], 1)
+            raise TaskLockStateError(_why_not_freed(now, token))
 
     def forget(self, cursor: Any, task: str) -> None:
         """Delete a task's row and its history.

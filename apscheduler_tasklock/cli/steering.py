@@ -22,7 +22,11 @@ from apscheduler_tasklock.cli.output import output, print_json
 from apscheduler_tasklock.cli.runs import runs_of
 from apscheduler_tasklock.cli.target import find_task, name_of, task_locks
 from apscheduler_tasklock.cli.text import printable
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockNotFoundError
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockNotFoundError,
+)
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import Run, RunRequest, TaskStatus
 
@@ -35,11 +39,24 @@ def pause(options: argparse.Namespace) -> int:
     names = _names(options)
     with task_locks(options) as locks:
         locks.pause(*names, duration=options.duration, reason=options.reason)
-        until = find_task(locks, names[0]).paused_until
+        until = _paused_until(locks, names[0])
     shown = output()
-    how_long = "until it is resumed" if options.duration is None else f"until {shown.moment(until)}"
+    how_long = "until it is resumed"
+    if options.duration is not None:
+        how_long = (
+            f"until {shown.moment(until)}" if until else f"for {shown.seconds(options.duration)}"
+        )
     _tell(options, {"paused": names, "until": until}, f"paused {how_long}")
     return OK
+
+
+def _paused_until(locks: TaskLocks, name: str) -> datetime | None:
+    """Return until when a task is paused, which it is by now, whether or not that can be read."""
+    try:
+        return find_task(locks, name).paused_until
+    except TaskLockError as error:
+        say(f"until when could not be read: {message_of(error)}")
+        return None
 
 
 def resume(options: argparse.Namespace) -> int:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from apscheduler_tasklock._lock import operations
+from apscheduler_tasklock.cli.exits import say
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import TaskStatus
@@ -41,10 +43,23 @@ def task_locks(options: argparse.Namespace) -> Iterator[TaskLocks]:
     locks = TaskLocks(
         database_of(options), claim_timeout=_TIMEOUT, schema=options.schema, table=options.table
     )
+    notes, notes_level = operations.logger, operations.logger.level
+    handler = _Notes(logging.INFO)
+    notes.addHandler(handler)
+    notes.setLevel(logging.INFO)
     try:
         yield locks
     finally:
+        notes.removeHandler(handler)
+        notes.setLevel(notes_level)
         locks.close()
+
+
+class _Notes(logging.Handler):
+    """Says what is not known for want of a table or a right."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
 
 
 def name_of(options: argparse.Namespace, task: str) -> str:

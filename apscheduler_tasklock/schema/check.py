@@ -44,6 +44,14 @@ _CHECK = f"""
     FROM (SELECT to_regclass($1) AS oid) AS found
 """
 
+_NEEDED_RIGHTS = ("SELECT", "INSERT", "UPDATE")
+
+_MISSING_RIGHTS = """
+    SELECT ARRAY(SELECT command
+                 FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS command
+                 WHERE NOT has_table_privilege(to_regclass($1), command)) AS missing
+"""
+
 
 def check_table(cursor: Any, table: Table, user: str | None) -> datetime:
     """Make sure that the table can be used as it is.
@@ -90,16 +98,42 @@ def explain_rejection(
     :param where: the database, shown in messages
     """
     if isinstance(error, psycopg.errors.UndefinedTable):
-        said = one_line(error)
-        beside = [t for t in (run_table(table), replica_table(table)) if t.name in said]
-        return missing_table(table, beside[0] if beside else None)
+        return missing_table(table, _named(table, one_line(error)))
     if isinstance(error, psycopg.errors.InvalidSchemaName):
         return missing_table(table)
     if isinstance(error, psycopg.errors.UndefinedColumn):
         return old_table(table)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return missing_grant(table, user, one_line(error))
+        said = one_line(error)
+        return missing_grant(_named(table, said), user, said)
     return TaskLockError(f"the task lock database ({where}) rejects this: {one_line(error)}")
+
+
+def explain_refusal(
+    cursor: Any, error: psycopg.errors.InsufficientPrivilege, table: Table, user: str | None
+) -> TaskLockSchemaError:
+    """Return the error for a statement that a role may not run, with the rights that it lacks.
+
+    :param cursor: of the connection that was refused, outside a transaction
+    :param table: the task lock table
+    :param user: the role that asked, for the message
+    """
+    said = one_line(error)
+    refused = _named(table, said)
+    try:
+        cursor.row_factory = dict_row
+        found = cursor.execute(_MISSING_RIGHTS, [quoted_name(refused)]).fetchone()["missing"]
+    except psycopg.Error:  # as without a right on the schema
+        found = []
+    # The right to delete is named where it alone is missing: most roles work without it.
+    rights = [right for right in found if right != "DELETE"] or found
+    return missing_grant(refused, user, said, rights)
+
+
+def _named(table: Table, said: str) -> Table:
+    """Return the table that PostgreSQL names: the task lock table, or one beside it."""
+    beside = (run_table(table), replica_table(table))
+    return next((each for each in beside if each.name in said), table)
 
 
 def missing_table(table: Table, beside: Table | None = None) -> TaskLockSchemaError:
@@ -123,17 +157,22 @@ def old_table(table: Table, missing: str = "") -> TaskLockSchemaError:
     )
 
 
-def missing_grant(table: Table, user: str | None, said: str = "") -> TaskLockSchemaError:
+def missing_grant(
+    table: Table, user: str | None, said: str = "", rights: Sequence[str] = ()
+) -> TaskLockSchemaError:
     """Return the error for a role that may not use the table.
 
+    :param table: the task lock table, or one beside it
     :param said: PostgreSQL's own words, as it may be a policy that stands against it
+    :param rights: that it lacks; by default all that a replica needs
     """
+    granted = ", ".join(rights or _NEEDED_RIGHTS)
     role = quoted(user) if user else "<the application's role>"
     schema = f"GRANT USAGE ON SCHEMA {quoted(table.schema)} TO {role}; " if table.schema else ""
     why = f" (PostgreSQL: {said})" if said else ""
     return TaskLockSchemaError(
         f"role {role} may not use the table {table.fullname}{why}; let its owner run: "
-        f"{schema}GRANT SELECT, INSERT, UPDATE ON {quoted_name(table)} TO {role}"
+        f"{schema}GRANT {granted} ON {quoted_name(table)} TO {role}"
     )
 
 

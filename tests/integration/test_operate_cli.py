@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from apscheduler_tasklock import TaskLocks
 from tests.support.commands import (
@@ -27,6 +28,7 @@ from tests.support.commands import (
 )
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
+from tests.support.roles import role
 from tests.support.rows import (
     DEAD,
     FAILING,
@@ -617,6 +619,88 @@ class TestErrors:
                 check=False,
             )
         assert (process.returncode, process.stderr) == (1, "")
+
+
+SIDE_TABLES = ["task_lock_replica", "task_lock_run"]
+
+
+@pytest.fixture(params=["without the right", "without the table"])
+def bare(
+    request: pytest.FixtureRequest,
+    database_url: str,
+    connection: Connection,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Command]:
+    """The command line of a role that has the task lock table alone."""
+    with role(database_url) as (name, url):
+        user = sql.Identifier(name)
+        connection.execute(sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}").format(user))
+        if request.param == "without the table":
+            connection.execute("DROP TABLE task_lock_replica, task_lock_run")
+        yield Command(url, capsys)
+
+
+@pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
+class TestSideTables:
+    """They are a convenience: what does not need them goes on without them."""
+
+    def test_reads_go_on_with_one_note_and_nobody_is_gone(
+        self, bare: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", **OVERDUE)
+        for arguments in (["status", "--json"], ["check", "--json"], ["metrics"]):
+            answer = bare(*arguments)
+            assert answer.err.count("\n") == 1
+            assert "replicas cannot be read" in answer.err
+            assert answer.status == (2 if arguments[0] == "check" else 0)
+        assert bare("status", "--json").json[0]["gone"] is False
+
+    def test_a_pause_and_a_resume_need_nothing_else(
+        self, bare: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        answer = bare("pause", "sync", "--for", "2h")
+        assert answer.status == 0
+        assert answer.out.startswith("sync: paused until 2")
+        assert bare("resume", "sync").status == 0
+
+    @pytest.mark.parametrize(
+        ("arguments", "table"),
+        [
+            (["run", "sync"], "task_lock_replica"),
+            (["replicas"], "task_lock_replica"),
+            (["runs"], "task_lock_run"),
+        ],
+    )
+    def test_what_needs_one_says_what_is_missing(
+        self, bare: Command, connection: Connection, arguments: list[str], table: str
+    ) -> None:
+        add_task(connection, "sync")
+        answer = bare(*arguments)
+        assert_one_line(answer, 1)
+        is_there = connection.execute("SELECT to_regclass(%s)", [table]).fetchone()[0]
+        remedy = f"GRANT SELECT, INSERT, UPDATE ON {table} TO"
+        assert (remedy if is_there else f"the table {table} does not exist") in answer.err
+
+    def test_forget_needs_the_right_to_delete_and_names_it(
+        self,
+        database_url: str,
+        connection: Connection,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        add_task(connection, "sync")
+        with role(database_url) as (name, url):
+            for table in ("task_lock", *SIDE_TABLES):
+                grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON {} TO {}")
+                connection.execute(grant.format(sql.Identifier(table), sql.Identifier(name)))
+            command = Command(url, capsys)
+            for table in ("task_lock", "task_lock_run"):
+                answer = command("forget", "sync")
+                assert_one_line(answer, 1)
+                remedy = answer.err.strip().partition("let its owner run: ")[2]
+                assert remedy == f'GRANT DELETE ON {table} TO "{name}"'
+                connection.execute(remedy)
+            assert command("forget", "sync").status == 0
 
 
 def assert_one_line(answer: Answer, status: int) -> None:

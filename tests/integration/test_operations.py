@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
@@ -29,6 +30,7 @@ from apscheduler_tasklock import (
 )
 from tests.integration.conftest import Job
 from tests.support.polling import eventually
+from tests.support.roles import role
 from tests.support.rows import add_run
 from tests.support.schedulers import Replica
 
@@ -165,6 +167,24 @@ class TestRegistration:
         told = [record.getMessage() for record in caplog.records]
         assert len([line for line in told if "not among the replicas" in line]) == 1
         assert len([line for line in told if "No run history is written" in line]) == 1
+
+    @pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
+    def test_without_the_right_to_delete_the_line_names_it(
+        self,
+        make_replica: MakeReplica,
+        database_url: str,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        tables = sql.SQL("task_lock, task_lock_run, task_lock_replica")
+        with role(database_url) as (name, url):
+            grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON {} TO {}")
+            connection.execute(grant.format(tables, sql.Identifier(name)))
+            with caplog.at_level(logging.INFO, logger="apscheduler_tasklock"):
+                replica = make_replica(url, **FAST)
+                eventually(lambda: "Replicas that are gone" in caplog.text)
+            replica.shutdown()
+        assert f'GRANT DELETE ON task_lock_replica TO "{name}"' in caplog.text
 
 
 class TestPause:
