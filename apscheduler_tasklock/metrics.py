@@ -99,15 +99,28 @@ def prometheus_text(locks: TaskLocks) -> str:
 
     :raises TaskLockError: the database is unavailable, or rejects the read
     """
-    tasks = _read(locks)
+    values = metric_values(locks)
     lines = []
     for gauge in GAUGES:
         name = gauge.prometheus_name
         lines += [f"# HELP {name} {gauge.description}", f"# TYPE {name} gauge"]
-        for task in tasks:
-            if (value := gauge.value(task)) is not None:
-                lines.append(f'{name}{{tasklock_task_name="{_escaped(task.name)}"}} {value!r}')
+        for task, value in values[name].items():
+            lines.append(f'{name}{{tasklock_task_name="{_escaped(task)}"}} {value!r}')
     return "\n".join(lines) + "\n"
+
+
+def metric_values(locks: TaskLocks) -> dict[str, dict[str, float]]:
+    """Return the metrics of all tasks: by the metric's name in Prometheus, then by task.
+
+    :raises TaskLockError: the database is unavailable, or rejects the read
+    """
+    tasks = _read(locks)
+    return {
+        gauge.prometheus_name: {
+            task.name: value for task in tasks if (value := gauge.value(task)) is not None
+        }
+        for gauge in GAUGES
+    }
 
 
 def _escaped(value: str) -> str:

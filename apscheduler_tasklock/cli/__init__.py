@@ -12,7 +12,7 @@ import psycopg
 from sqlalchemy.exc import DBAPIError
 
 from apscheduler_tasklock._database.errors import one_line
-from apscheduler_tasklock.cli.check import answer_monitor
+from apscheduler_tasklock.cli.check import UNKNOWN, answer_monitor
 from apscheduler_tasklock.cli.exits import FAILED, INTERRUPTED, message_of, say, status_of
 from apscheduler_tasklock.cli.parser import MonitorParser, build_parser
 from apscheduler_tasklock.errors import TaskLockError
@@ -24,16 +24,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name may be in any script
             stream.reconfigure(errors="backslashreplace")
-    if next((word for word in given if not word.startswith("-")), None) == "check":
-        return answer_monitor(lambda: _run_check(given), as_json="--json" in given)
-    options = build_parser().parse_args(given)
+    is_check = next((word for word in given if not word.startswith("-")), None) == "check"
     try:
-        return _run(options)
-    except BrokenPipeError:  # as in `apscheduler-tasklock upgrade --sql | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        try:
+            if is_check:
+                return answer_monitor(lambda: _run_check(given), as_json="--json" in given)
+            return _run(build_parser().parse_args(given))
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # now, when it can still be told that this fails
+    except OSError as error:
+        _give_up_output()
+        if not isinstance(error, BrokenPipeError):  # as in `apscheduler-tasklock runs | head`
+            say(f"cannot write: {error}")
+        return UNKNOWN if is_check else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _give_up_output() -> None:
+    """Let nobody have what is left to print; else Python would try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run_check(given: list[str]) -> int:
@@ -47,7 +58,7 @@ def _run(options: argparse.Namespace) -> int:
         status: int = options.run(options)
     except TaskLockError as error:
         say(message_of(error))
-        return status_of(error) if options.has_statuses else FAILED
+        return status_of(error)
     except (DBAPIError, psycopg.Error) as error:
         # SQLAlchemy's message repeats the statement; the driver's says what is wrong.
         cause = getattr(error, "orig", None) or error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from apscheduler_tasklock.cli.exits import message_of
+from apscheduler_tasklock.cli.exits import message_of, say
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import patterns_of, task_locks, unmatched
 from apscheduler_tasklock.cli.text import printable
@@ -185,8 +185,10 @@ def _tell(verdict: Verdict, *, as_json: bool) -> int:
             print_json(told)
         else:
             print(_line(verdict), flush=True)
-    except BrokenPipeError:  # nobody reads it
+    except OSError as error:
         sys.stdout = None  # or Python would try again at its end
+        if not isinstance(error, BrokenPipeError):
+            say(f"cannot write: {error}")
         return UNKNOWN
     return verdict.exit_status
 

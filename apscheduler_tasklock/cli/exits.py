@@ -49,3 +49,14 @@ def message_of(error: TaskLockError) -> str:
 def say(message: str) -> None:
     """Write a line to standard error, where all goes that is no data."""
     print(f"{PROGRAM}: {printable(message)}", file=sys.stderr, flush=True)
+
+
+def is_asked() -> bool:
+    """Tell whether somebody is there to be asked: on a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirms(question: str) -> bool:
+    """Ask on the terminal, and tell whether the answer is yes."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

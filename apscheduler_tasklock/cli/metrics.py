@@ -6,14 +6,20 @@ import argparse
 from contextlib import suppress
 
 from apscheduler_tasklock.cli.exits import OK, say
+from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import task_locks
-from apscheduler_tasklock.errors import TaskLockError
-from apscheduler_tasklock.metrics import MetricsServer, prometheus_text
+from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
+from apscheduler_tasklock.metrics import MetricsServer, metric_values, prometheus_text
 
 
 def metrics(options: argparse.Namespace) -> int:
     """Print the metrics once, or serve them until Ctrl-C."""
+    if options.json and options.listen is not None:
+        raise TaskLockOptionError("--listen serves Prometheus' text, and goes without --json")
     with task_locks(options) as locks:
+        if options.json:
+            print_json(metric_values(locks))
+            return OK
         if options.listen is None:
             print(prometheus_text(locks), end="")
             return OK

@@ -214,11 +214,14 @@ def _add_setup(commands: Any) -> None:
     upgrade = commands.add_parser("upgrade", help="create the table, or bring it up to date")
     _add_table_options(upgrade)
     upgrade.add_argument("--sql", action="store_true", help="print the statements, run nothing")
-    upgrade.set_defaults(run=setup.upgrade, has_statuses=False)
+    _add_json(upgrade)
+    upgrade.set_defaults(run=setup.upgrade)
 
     downgrade = commands.add_parser("downgrade", help="drop the table")
     _add_table_options(downgrade)
-    downgrade.set_defaults(run=setup.downgrade, has_statuses=False)
+    downgrade.add_argument("--yes", action="store_true", help="do not ask")
+    _add_json(downgrade)
+    downgrade.set_defaults(run=setup.downgrade)
 
     served = commands.add_parser(
         "metrics", help="print what the tasks' rows tell as Prometheus' text, or serve it"
@@ -230,7 +233,8 @@ def _add_setup(commands: Any) -> None:
         metavar="HOST:PORT",
         help="serve it at /metrics until Ctrl-C, as on 127.0.0.1:9464; by default print it once",
     )
-    served.set_defaults(run=metrics.metrics, has_statuses=True)
+    _add_json(served)
+    served.set_defaults(run=metrics.metrics)
 
     demo = commands.add_parser("demo", help="watch replicas share jobs, and one of them die")
     _add_database_option(demo, "by default an embedded PostgreSQL, which goes with the demo")
@@ -243,7 +247,7 @@ def _add_setup(commands: Any) -> None:
         default=30.0,
         help="how long (default: 30); from 12 on one of them is killed on the way",
     )
-    demo.set_defaults(run=setup.demo, has_statuses=False)
+    demo.set_defaults(run=setup.demo)
 
 
 def _add(
@@ -273,8 +277,8 @@ def _add(
         metavar="PREFIX",
         help="put before the names and patterns that are given; without any, all tasks with it",
     )
-    command.add_argument("--json", action="store_true", help="print one JSON document")
-    command.set_defaults(run=run, has_statuses=True)
+    _add_json(command)
+    command.set_defaults(run=run)
     return command
 
 
@@ -289,6 +293,10 @@ def _add_database_option(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--database", metavar="URL", help=f"postgresql://user:password@host:5432/name; {default}"
     )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def _add_table_options(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from apscheduler_tasklock.cli.target import database_of
+from apscheduler_tasklock.cli.exits import FAILED, OK, confirms, is_asked, say
+from apscheduler_tasklock.cli.output import print_json
+from apscheduler_tasklock.cli.target import database_of, task_locks
+from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 
 
 def upgrade(options: argparse.Namespace) -> int:
@@ -12,26 +15,56 @@ def upgrade(options: argparse.Namespace) -> int:
     from apscheduler_tasklock.schema import migrations as schema
 
     if options.sql:
+        if options.json:
+            raise TaskLockOptionError("--sql prints statements, and goes without --json")
         schema.print_upgrade_sql(schema=options.schema, table=options.table)
-        return 0
+        return OK
     migrated = schema.upgrade(database_of(options), schema=options.schema, table=options.table)
     name = _full_name(options)
-    print(f"{name} is migrated" if migrated else f"nothing to migrate: {name} is up to date")
-    return 0
+    if options.json:
+        print_json({"table": name, "migrated": migrated})
+    else:
+        print(f"{name} is migrated" if migrated else f"nothing to migrate: {name} is up to date")
+    return OK
 
 
 def downgrade(options: argparse.Namespace) -> int:
     """Drop the tables."""
     from apscheduler_tasklock.schema import migrations as schema
 
-    dropped = schema.downgrade(database_of(options), schema=options.schema, table=options.table)
-    name = _full_name(options)
-    print(
-        f"{name} is dropped"
-        if dropped
-        else f"nothing to downgrade: no migration of {name} is applied"
+    database, name = database_of(options), _full_name(options)
+    if not options.yes and is_asked() and not _is_confirmed(options, name):
+        say(f"{name} is not dropped")
+        return FAILED
+    dropped = schema.downgrade(database, schema=options.schema, table=options.table)
+    if options.json:
+        print_json({"table": name, "dropped": dropped})
+    elif dropped:
+        print(f"{name} is dropped")
+    else:
+        print(f"nothing to downgrade: no migration of {name} is applied")
+    return OK
+
+
+def _is_confirmed(options: argparse.Namespace, name: str) -> bool:
+    """Ask whether to drop the tables."""
+    say(
+        f"this drops {name} and the tables beside it, with all that they tell of tasks and runs; "
+        f"{_alive(options)}"
     )
-    return 0
+    return confirms("Drop them?")
+
+
+def _alive(options: argparse.Namespace) -> str:
+    """Tell of the replicas that would lose the tables."""
+    try:
+        with task_locks(options) as locks:
+            count = sum(replica.alive for replica in locks.replicas())
+    except TaskLockError:  # as where there are no tables
+        return "whether replicas use them is not known"
+    if not count:
+        return "no replica is known to be alive"
+    return f"{count} replica{'s are' if count > 1 else ' is'} alive, whose claims would fail"
 
 
 def demo(options: argparse.Namespace) -> int:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from apscheduler_tasklock._lock.commands import PROGRAM
 from apscheduler_tasklock.cli.exits import (
     FAILED,
     OK,
     RUN_FAILED,
     WAIT_OVER,
+    confirms,
+    is_asked,
     message_of,
     say,
 )
 from apscheduler_tasklock.cli.output import output, print_json
 from apscheduler_tasklock.cli.runs import runs_of
 from apscheduler_tasklock.cli.target import find_task, name_of, task_locks
-from apscheduler_tasklock.cli.text import printable
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -80,7 +79,7 @@ def free(options: argparse.Namespace) -> int:
     """End a claim in the place of its holder."""
     [name] = _names(options)
     with task_locks(options) as locks:
-        if not options.yes and _is_asked() and not _is_confirmed(find_task(locks, name), options):
+        if not options.yes and is_asked() and not _is_confirmed(find_task(locks, name), options):
             say(f"task {name!r} is not freed")
             return FAILED
         locks.free(name, options.token, force=options.force, run_again=options.run_again)
@@ -176,23 +175,14 @@ def _tell(options: argparse.Namespace, told: dict[str, Any], what: str) -> None:
         output().print(f"{name}: {what}")
 
 
-def _is_asked() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
-
-
 def _is_confirmed(task: TaskStatus, options: argparse.Namespace) -> bool:
     """Ask whether to free a task."""
     lease = _until(task.locked_until)
-    print(
-        printable(
-            f"{PROGRAM}: task {task.name!r} (token {options.token}) is held by {task.holder!r} "
-            f"{lease}. If that still runs, its run may overlap with the next one for a third of "
-            "its lease."
-        ),
-        file=sys.stderr,
+    say(
+        f"task {task.name!r} (token {options.token}) is held by {task.holder!r} {lease}. If that "
+        "still runs, its run may overlap with the next one for a third of its lease."
     )
-    print("Free it? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return confirms("Free it?")
 
 
 def _until(moment: datetime) -> str:

@@ -317,6 +317,46 @@ class TestMetrics:
         assert answer.status == 1
         assert "cannot listen on 127.0.0.1" in answer.err
 
+    def test_in_json_they_are_the_same_numbers(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, ODD, **FAILING)
+        told = command("metrics", "--json").json
+        assert told["tasklock_task_failures"] == {ODD: 3.0}
+        assert told["tasklock_task_last_success_seconds"][ODD] > 1.7e9
+        assert command("metrics", "--json", "--listen", "127.0.0.1:0").status == 2
+
+
+class TestSetUp:
+    def test_json_tells_what_was_done(self, command: Command, empty_database_url: str) -> None:
+        for done in (True, False):
+            answer = command("upgrade", "--json", database=empty_database_url)
+            assert answer.json == {"table": "task_lock", "migrated": done}
+        for done in (True, False):
+            answer = command("downgrade", "--json", database=empty_database_url)
+            assert answer.json == {"table": "task_lock", "dropped": done}
+        assert command("upgrade", "--sql", "--json").status == 2
+
+    @pytest.mark.parametrize("name", ["upgrade", "downgrade", "metrics"])
+    def test_a_wrong_url_is_wrong_usage(self, command: Command, name: str) -> None:
+        assert_one_line(command(name, database="mysql://app:hunter2@host/db"), 2)
+
+    @pytest.mark.parametrize(("typed", "status"), [("n\n", 1), ("\n", 1), ("y\n", 0)])
+    def test_on_a_terminal_a_downgrade_asks(
+        self, direct_url: str, connection: Connection, typed: str, status: int
+    ) -> None:
+        add_replica(connection, "one")
+        with OnTerminal(direct_url, "downgrade") as terminal:
+            assert "1 replica is alive" in terminal.wait_for("Drop them? [y/N]")
+            terminal.answer(typed)
+            assert terminal.status() == status
+        is_there = connection.execute("SELECT to_regclass('task_lock')").fetchone()[0] is not None
+        assert is_there == (status == 1)
+
+    def test_on_a_terminal_it_does_not_ask_who_said_yes(self, direct_url: str) -> None:
+        with OnTerminal(direct_url, "downgrade", "--yes") as terminal:
+            assert terminal.status() == 0
+
 
 class TestReplicas:
     def test_who_they_are_and_what_they_run(self, command: Command, connection: Connection) -> None:
@@ -619,6 +659,37 @@ class TestErrors:
                 check=False,
             )
         assert (process.returncode, process.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["check"], 3),
+        (["check", "--json"], 3),
+        (["check", "nothing"], 3),
+        (["status"], 1),
+        (["runs", "--json"], 1),
+        (["upgrade"], 1),
+        (["metrics"], 1),
+    ],
+)
+def test_an_output_that_is_full_is_one_line(
+    database_url: str, arguments: list[str], status: int
+) -> None:
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "apscheduler_tasklock.cli", *arguments],
+            env=environment(database_url),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert process.returncode == status, process.stderr
+    assert process.stderr.splitlines()[-1].startswith("apscheduler-tasklock: cannot write: ")
+    assert "Traceback" not in process.stderr
+    assert "Exception ignored" not in process.stderr
 
 
 SIDE_TABLES = ["task_lock_replica", "task_lock_run"]
