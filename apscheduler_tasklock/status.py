@@ -62,6 +62,7 @@ class TaskStatus:
     :ivar requested_by: who has asked for a run that has not begun yet
     :ivar requested_at: when that was
     :ivar gone: whether replicas live, and none of them has it
+    :ivar failover: whether its last run is run again if its holder dies
     """
 
     name: str
@@ -90,6 +91,7 @@ class TaskStatus:
     requested_by: str | None
     requested_at: datetime | None
     gone: bool
+    failover: bool
 
 
 @dataclass(frozen=True)

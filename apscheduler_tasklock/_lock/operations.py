@@ -87,7 +87,7 @@ class Operations:
                    lock.paused_by, lock.pause_reason,
                    CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
                    CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
-                   {_GONE} AS gone,
+                   {_GONE} AS gone, lock.failover,
                    lock.started_at = {NEVER} AS is_new
             FROM {name} AS lock LEFT JOIN known USING (task_name)
             WHERE %(like)s::text[] IS NULL OR lock.task_name LIKE ANY (%(like)s::text[])

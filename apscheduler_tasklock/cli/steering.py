@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -27,10 +28,13 @@ from apscheduler_tasklock.errors import (
     TaskLockNotFoundError,
 )
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import Run, RunRequest, TaskStatus
+from apscheduler_tasklock.status import Run, RunRequest, TaskState, TaskStatus
 
 # Seconds between two looks whether the run has ended.
 _INTERVAL = 1.0
+
+# After so many of them in a row a run counts as dead whose lease has ended.
+_LOOKS_DEAD = 3
 
 
 def pause(options: argparse.Namespace) -> int:
@@ -96,8 +100,9 @@ def run(options: argparse.Namespace) -> int:
         if not options.wait:
             _tell(options, {"request": request}, "a run is asked for")
             return OK
-        ended = _wait(locks, request, options.wait)
-    return _tell_of_run(options, request, ended)
+        awaited = _AwaitedRun(locks, request)
+        ended = awaited.wait(options.wait)
+    return _tell_of_run(options, request, awaited, ended)
 
 
 @dataclass(frozen=True)
@@ -108,55 +113,103 @@ class _End:
     run: Run | None
 
 
-def _wait(locks: TaskLocks, request: RunRequest, seconds: float) -> _End | None:
-    """Return how the run ended, or ``None`` if the wait ran out."""
-    over_at = time.monotonic() + seconds
-    is_unavailable = False
-    while True:
+class _AwaitedRun:
+    """A run that was asked for, as looks at its task's row and history find it.
+
+    With failover its takeover is awaited in its place.
+
+    :param request: asks for it
+    """
+
+    def __init__(self, locks: TaskLocks, request: RunRequest) -> None:
+        self._locks = locks
+        self._request = request
+        self._task: TaskStatus | None = None  # as of the last look
+        self._token: int | None = None  # of the run, or of its last takeover; None: not begun
+        self._looks_dead = 0  # how often in a row
+
+    def wait(self, seconds: float) -> _End | None:
+        """Return how the run ended, or ``None`` if the wait ran out."""
+        over_at = time.monotonic() + seconds
+        is_unavailable = False
+        while True:
+            try:
+                ended = self._look()
+                if ended is not None:
+                    return ended
+                is_unavailable = False
+            except TaskLockDatabaseError as error:
+                if not is_unavailable:
+                    say(f"{message_of(error)}; it is asked again")
+                is_unavailable = True
+                self._looks_dead = 0
+            left = over_at - time.monotonic()
+            if left <= 0:
+                return None
+            time.sleep(min(_INTERVAL, left))
+
+    def _look(self) -> _End | None:
+        # Before its runs, so that a run that has ended here has its entry there.
         try:
-            ended = _end_of(locks, request)
-            if ended is not None:
-                return ended
-            is_unavailable = False
-        except TaskLockDatabaseError as error:
-            if not is_unavailable:
-                say(f"{message_of(error)}; it is asked again")
-            is_unavailable = True
-        left = over_at - time.monotonic()
-        if left <= 0:
-            return None
-        time.sleep(min(_INTERVAL, left))
+            task = self._task = find_task(self._locks, self._request.task)
+        except TaskLockNotFoundError:  # forgotten meanwhile
+            return _End("forgotten", None)
+        runs = runs_of(self._locks, self._request.task, 20)
+        self._follow([*((run.token, run.kind) for run in runs), (task.token, task.kind)])
+        is_open = task.token == self._token and task.finished_at is None
+        if is_open and task.state is TaskState.DEAD and not task.failover:
+            self._looks_dead += 1
+            # Its holder may only have been without the database, and renew its lease yet.
+            return _End("died", None) if self._looks_dead >= _LOOKS_DEAD else None
+        self._looks_dead = 0
+        for run in runs:
+            # The entry of one that died comes with the next claim, which may be its takeover.
+            if run.token == self._token and not is_open:
+                return _End(run.outcome, run)
+        if task.token == self._token and not is_open:  # a task without a history
+            return _End("error" if task.failures else "ok", None)
+        return None
+
+    def _follow(self, claims: Iterable[tuple[int, str | None]]) -> None:
+        """Find the run, and its takeovers, among claims: their tokens and kinds."""
+        for token, kind in sorted(claims, key=lambda claim: claim[0]):
+            if self._token is None:
+                is_ours = kind == "manual" and token > self._request.token
+            else:
+                is_ours = kind == "takeover" and token == self._token + 1
+            if is_ours:
+                self._token = token
+
+    def when_it_ran_out(self) -> str:
+        """Return how it stands when the wait has run out."""
+        task = self._task
+        if task is None:
+            return "how the run stands is not known"
+        if self._token is None:
+            is_asked_for = task.requested_by is not None
+            return "the run may still begin" if is_asked_for else "the request has expired"
+        if task.token != self._token:
+            return "the run has ended, and the history does not tell how"
+        if task.state in (TaskState.RUNNING, TaskState.TOO_LONG):
+            return f"the run goes on, on {task.holder}"
+        return f"its holder {task.holder} died or was stopped, and its takeover has not begun"
 
 
-def _end_of(locks: TaskLocks, request: RunRequest) -> _End | None:
-    # Before its runs, so that a run that has ended here has its entry there.
-    try:
-        task = find_task(locks, request.task)
-    except TaskLockNotFoundError:  # forgotten meanwhile
-        return _End("forgotten", None)
-    for run in reversed(runs_of(locks, request.task, 20)):
-        if run.kind == "manual" and run.token > request.token:
-            return _End(run.outcome, run)
-    if _has_ended_by_hand(task, request):  # a task without a history
-        return _End("error" if task.failures else "ok", None)
-    return None
-
-
-def _has_ended_by_hand(task: TaskStatus, request: RunRequest) -> bool:
-    return task.kind == "manual" and task.token > request.token and task.finished_at is not None
-
-
-def _tell_of_run(options: argparse.Namespace, request: RunRequest, ended: _End | None) -> int:
+def _tell_of_run(
+    options: argparse.Namespace, request: RunRequest, awaited: _AwaitedRun, ended: _End | None
+) -> int:
     outcome = ended.outcome if ended else None
     run = ended.run if ended else None
     told = {"request": request, "outcome": outcome, "run": run}
     if outcome is None:
-        _tell(options, told, f"the wait of {options.wait:g} s ran out; the run may still begin")
+        over = f"the wait of {options.wait:g} s ran out; {awaited.when_it_ran_out()}"
+        _tell(options, told, over)
         return WAIT_OVER
     words = f"ended: {outcome}"
     if run is not None:
         error = ": ".join(part for part in (run.error_type, run.error) if part)
         words += f", took {output().seconds(run.took)} on {run.replica}"
+        words += ", as a takeover" if run.kind == "takeover" else ""
         words += f", {error}" if error else ""
     _tell(options, told, words)
     return OK if outcome == "ok" else RUN_FAILED

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from typing import Any
 
@@ -445,6 +446,71 @@ class TestRun:
         answer = command("run", "sync", "--wait", "0.1", "--json")
         assert (answer.status, answer.json["outcome"]) == (5, None)
 
+    def test_a_takeover_is_waited_for_in_the_place_of_a_run_that_died(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync", failover="true")
+        add_replica(connection, "one", ["sync"])
+        environ = environment(command.database_url)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(run_process, environ, "run", "sync", "--wait", "60")
+            self._begin_when_asked(connection, DEAD)
+            looks_again(connection)
+            # What the claim of a takeover writes.
+            with connection.transaction():
+                connection.execute(
+                    "UPDATE task_lock SET token = 9, kind = 'takeover', locked_by = 'two',"
+                    " locked_until = now() + interval '1 min'"
+                )
+                add_run(connection, "sync", 8, kind="'manual'", outcome="'died'")
+            looks_again(connection)
+            with connection.transaction():
+                connection.execute("UPDATE task_lock SET finished_at = now()")
+                add_run(connection, "sync", 9, kind="'takeover'", replica="'two'")
+            answer = waiting.result()
+        assert answer.status == 0
+        assert answer.out == "sync: ended: ok, took 2s on two, as a takeover\n"
+
+    def test_a_run_that_died_without_failover_is_6(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        add_replica(connection, "one", ["sync"])
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(self._begin_when_asked, connection, DEAD)
+            answer = command("run", "sync", "--wait", "60")
+        assert (answer.status, answer.out) == (6, "sync: ended: died\n")
+
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({}, "the run may still begin"),
+            (RUNNING, "the run goes on, on one"),
+            (
+                {**DEAD, "failover": "true"},
+                "its holder one died or was stopped, and its takeover has not begun",
+            ),
+        ],
+    )
+    def test_when_a_wait_runs_out_it_is_told_how_the_run_stands(
+        self, command: Command, connection: Connection, changes: dict[str, str], says: str
+    ) -> None:
+        add_task(connection, "sync")
+        add_replica(connection, "one", ["sync"])
+        with ThreadPoolExecutor(1) as pool:
+            if changes:
+                pool.submit(self._begin_when_asked, connection, changes)
+            answer = command("run", "sync", "--wait", "3")
+        assert answer.status == 5
+        assert answer.out.endswith(f" s ran out; {says}\n")
+
+    def _begin_when_asked(self, connection: Connection, changes: dict[str, str]) -> None:
+        """Claim the task as a replica does once a run is asked for."""
+        begun = {"token": "8", "kind": "'manual'", "request_id": "NULL", "request_until": "NULL"}
+        assignments = ", ".join(f"{n} = {v}" for n, v in {**begun, **changes}.items())
+        begin = f"UPDATE task_lock SET {assignments} WHERE request_id IS NOT NULL"
+        eventually(lambda: connection.execute(begin).rowcount, 60)
+
     def _run_it_when_asked(self, connection: Connection, end: str) -> threading.Thread:
         def run() -> None:
             asked = "SELECT FROM task_lock WHERE request_id IS NOT NULL"
@@ -457,6 +523,20 @@ class TestRun:
         thread = threading.Thread(target=run)
         thread.start()
         return thread
+
+
+def looks_again(connection: Connection) -> None:
+    """Wait until the command line has read the history twice more."""
+    scans = (
+        "SELECT seq_scan + coalesce(idx_scan, 0) FROM pg_stat_user_tables"
+        " WHERE relname = 'task_lock_run'"
+    )
+
+    def count() -> int:
+        return int(connection.execute(scans).fetchone()[0])
+
+    before = count()
+    eventually(lambda: count() >= before + 2, 60)
 
 
 class TestFree:
