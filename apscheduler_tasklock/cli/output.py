@@ -43,8 +43,21 @@ STATE_STYLES = {
 OUTCOME_STYLES = {"ok": "green", "cancelled": "yellow", "freed": "yellow"}
 FAILED_STYLE = "bold red"
 
-# In these a terminal may break the lines.
-_LONG_COLUMNS = ("task", "schedule", "holder", "notes", "error", "replica", "running", "how it is")
+# In these a terminal may break the lines: how many characters they have then, at least.
+_LONG_COLUMNS = {
+    "task": 16,
+    "schedule": 20,
+    "holder": 20,
+    "notes": 20,
+    "error": 20,
+    "replica": 20,
+    "running": 16,
+    "what": 12,
+    "how it is": 18,
+}
+
+# Between two columns of a terminal.
+_GAP = 2
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -68,13 +81,16 @@ class Table:
     :ivar columns: their names
     :ivar rows: their cells
     :ivar numbers: the columns that are aligned to the right
-    :ivar dispensable: the columns that a terminal does not show while they are empty
+    :ivar dispensable: the columns that a terminal does not show while they are empty, or all 0
+    :ivar dropped: the columns that a terminal leaves out where it is too narrow, the first of them
+        first. The first column, and others that are not among them, are always shown.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell | str]]
     numbers: frozenset[str] = field(default=frozenset())
     dispensable: frozenset[str] = field(default=frozenset())
+    dropped: Sequence[str] = ()
 
 
 class PlainOutput:
@@ -139,19 +155,18 @@ class TerminalOutput:
         from rich import box
         from rich.table import Table as RichTable
 
-        drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-        shown = [
-            index
-            for index, name in enumerate(table.columns)
-            if name not in table.dispensable or any(_cell(row[index]).text for row in table.rows)
-        ]
-        for index in shown:
-            name = table.columns[index]
+        drawn = RichTable(
+            box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True
+        )
+        widths = terminal_widths(table, self.console.width)
+        for name, columns in widths.items():
             drawn.add_column(
                 name,
                 justify="right" if name in table.numbers else "left",
-                no_wrap=name not in _LONG_COLUMNS,
+                width=columns,
+                overflow="fold",
             )
+        shown = [table.columns.index(name) for name in widths]
         for row in table.rows:
             drawn.add_row(*(_text(_cell(row[index])) for index in shown))
         return drawn
@@ -221,6 +236,32 @@ def column_widths(table: Table, widths: Sequence[int] = ()) -> list[int]:
     return [
         max(least, *(width(line[index]) for line in lines)) for index, least in enumerate(at_least)
     ]
+
+
+def terminal_widths(table: Table, terminal: int) -> dict[str, int]:
+    """Return the columns that a terminal shows, and how wide each of them is.
+
+    :param terminal: how many characters a line of it has
+    """
+    natural = {}
+    for index, name in enumerate(table.columns):
+        texts = [_cell(row[index]).text for row in table.rows]
+        if name not in table.dispensable or any(text not in ("", "0") for text in texts):
+            natural[name] = max(width(printable(text)) for text in [name, *texts])
+    least = {**_LONG_COLUMNS, "task": max(_LONG_COLUMNS["task"], terminal // 3)}
+    widths = {name: min(wanted, least.get(name, wanted)) for name, wanted in natural.items()}
+
+    def left() -> int:
+        return terminal - sum(widths.values()) - _GAP * (len(widths) - 1)
+
+    for name in table.dropped:
+        if left() < 0:
+            widths.pop(name, None)
+    for name in (name for name in _LONG_COLUMNS if name in widths):  # narrower, but not cut
+        widths[name] = max(1, widths[name] + min(0, left()))
+    for name, columns in list(widths.items()):
+        widths[name] = columns + max(0, min(natural[name] - columns, left()))
+    return widths
 
 
 def _plain(table: Table) -> list[list[str]]:

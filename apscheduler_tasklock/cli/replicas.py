@@ -11,6 +11,9 @@ from apscheduler_tasklock.status import ReplicaStatus
 
 _COLUMNS = ("replica", "host", "version", "started", "seen", "alive", "tasks", "running")
 
+# On a narrow terminal.
+_DROPPED = ("host", "version", "started", "tasks", "running", "seen")
+
 
 def replicas(options: argparse.Namespace) -> int:
     """Show the replicas."""
@@ -21,7 +24,7 @@ def replicas(options: argparse.Namespace) -> int:
         return OK
     shown = output()
     rows = [_row(replica, shown) for replica in found]
-    shown.print_table(Table(_COLUMNS, rows, numbers=frozenset({"tasks"})))
+    shown.print_table(Table(_COLUMNS, rows, numbers=frozenset({"tasks"}), dropped=_DROPPED))
     if not found:
         say("no replica has told of itself")
     return OK

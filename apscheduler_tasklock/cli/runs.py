@@ -69,6 +69,7 @@ def run_rows(runs: Sequence[Run], shown: Output) -> Table:
         [_row(run, shown) for run in runs],
         numbers=frozenset({"took", "token"}),
         dispensable=frozenset({"error"}),
+        dropped=("kind", "replica", "took", "error", "started"),
     )
 
 

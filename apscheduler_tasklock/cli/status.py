@@ -53,6 +53,9 @@ _COLUMNS = (
     "notes",
 )
 
+# On a narrow terminal. What is left is a task's name and state.
+_DROPPED = ("notes", "holder", "failures", "took", "last run", "due", "schedule", "late by")
+
 # A live view shows first what somebody has to look at.
 _SEVERITY = {state: place for place, state in enumerate(STATE_STYLES)}
 
@@ -105,7 +108,8 @@ def task_table(tasks: Sequence[TaskStatus], shown: Output) -> Table:
         _COLUMNS,
         [_row(task, shown) for task in tasks],
         numbers=frozenset({"took", "late by", "failures"}),
-        dispensable=frozenset({"late by", "notes"}),
+        dispensable=frozenset({"late by", "notes", "failures"}),
+        dropped=_DROPPED,
     )
 
 

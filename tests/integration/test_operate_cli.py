@@ -615,6 +615,46 @@ class TestTerminal:
         assert "1 min " in terminal.text
         assert "notes" not in terminal.text
 
+    @pytest.mark.parametrize("columns", [40, 80, 120])
+    def test_a_narrow_one_drops_columns_but_no_name_and_no_token(
+        self, database_url: str, connection: Connection, columns: int
+    ) -> None:
+        name, token = "shop:sync-prices-of-all-suppliers", 1795402930123456
+        schedule = """'{"type": "cron", "fields": {"day_of_week": "mon-fri", "hour": "3"}}'"""
+        holder = "'web-7d9f8-abcde:1:1a2b3c4d'"
+        add_task(connection, name, **PAUSED, schedule=schedule, locked_by=holder)
+        add_task(connection, "report", **{**OVERDUE, "locked_by": holder})
+        add_run(connection, name, token, slot="1", outcome="'error'", error="'it went wrong'")
+        add_replica(connection, "web-7d9f8-abcde:1:1a2b3c4d", [name, "report"])
+
+        def table(*arguments: str) -> list[str]:
+            """Return the lines of a table, from the names of its columns on."""
+            env = {"COLUMNS": str(columns), "NO_COLOR": "1"}
+            with OnTerminal(database_url, *arguments, **env) as terminal:
+                terminal.status()
+                lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.text).splitlines()
+            assert max(map(len, lines)) <= columns
+            return lines
+
+        def first_column(lines: list[str]) -> str:
+            end = re.match(r"\S+ +", lines[0]).end()
+            return "".join(line[:end].strip() for line in lines[2:])
+
+        tasks = table("status")
+        assert first_column(tasks) == "report" + name
+        assert "overdue" in tasks[2]
+        assert "1 min" in tasks[2]
+        assert ("schedule" in tasks[0]) == (columns > 40)
+        assert len(tasks) <= 2 + 2 + 3, tasks
+        runs = table("runs")
+        assert first_column(runs) == name
+        assert str(token) in runs[2]
+        assert "error" in runs[2]
+        replicas = table("replicas")
+        assert first_column(replicas) == "web-7d9f8-abcde:1:1a2b3c4d"
+        assert "yes" in replicas[2]
+        assert table("doctor")[0].split() == ["what", "how", "it", "is"]
+
     def test_no_color_is_respected(self, database_url: str, connection: Connection) -> None:
         add_task(connection, "sync", **OVERDUE)
         with OnTerminal(database_url, "status", NO_COLOR="1") as terminal:
