@@ -138,6 +138,8 @@ class LockClient:
     def __init__(self, settings: LockSettings) -> None:
         self.settings = settings
         self.replica_id = settings.replica_id
+        self._started_at: datetime | None = None  # as it was reported first
+        self._shares_id = False
         self.table = task_lock_table(settings.table, settings.schema)
         self._url = as_url(settings.database)
         self.where = describe(self._url)
@@ -466,16 +468,25 @@ class LockClient:
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects that, as for a role without the right
         """
-        host = socket.gethostname()
-        self.ask(
+        started_at = self.ask(
             partial(
                 self._protocol.report_replica,
-                host=host,
+                host=socket.gethostname(),
                 version=version,
                 tasks=tasks,
                 dropped=dropped,
+                started_at=self._started_at,
             )
         )
+        if self._started_at is None:
+            self._started_at = started_at
+        elif started_at != self._started_at and not self._shares_id:
+            self._shares_id = True
+            logger.warning(
+                "Another scheduler or executor has the replica_id %r, too: operators see the tasks "
+                "of one of them only. Give each its own",
+                self.replica_id,
+            )
 
     def stop_replica(self) -> None:
         """Say that this replica stops, so that it does not count as alive.

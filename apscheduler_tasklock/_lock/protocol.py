@@ -853,15 +853,27 @@ class TaskLockProtocol:
         host: str,
         version: str,
         tasks: Sequence[str],
+        started_at: datetime | None = None,
         dropped: Collection[str] = (),
-    ) -> None:
-        """Say that this replica is alive, and which tasks it has, and has no more.
+    ) -> datetime:
+        """Say that this replica is alive, and which tasks it has; return when its id started.
 
-        Nobody waits any more for those that no replica has, if they were removed.
+        Nobody waits any more for tasks that no replica has, if they were removed.
+
+        :param started_at: what this returned the first time; ``None`` then
+        :param dropped: the tasks that it had, and that were removed here
         """
-        parameters = {"host": host, "version": version, "tasks": list(tasks)}
-        self._execute(cursor, self._report_replica, parameters)
+        parameters = {
+            "host": host,
+            "version": version,
+            "tasks": list(tasks),
+            "started_at": started_at,
+        }
+        cursor.row_factory = dict_row
+        row = self._execute(cursor, self._report_replica, parameters).fetchone()
+        started: datetime = row["started_at"]
         self._execute(cursor, self._retire, {"tasks": list(tasks), "dropped": list(dropped)})
+        return started
 
     def stop_replica(self, cursor: Any) -> None:
         """Say that this replica stops."""

@@ -918,12 +918,22 @@ def tell_overdue(table: str) -> str:
 
 
 def report_replica(replicas: str) -> str:
-    """Return the statement by which a replica says that it is alive, and which tasks it has."""
+    """Return the statement by which a replica says that it is alive, and which tasks it has.
+
+    The first time it does, ``started_at`` is null, and all of the row becomes its own: the id may
+    be that of a process before it. It returns the ``started_at`` that stands.
+    """
     return f"""
         INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks)
-        VALUES (%(replica_id)s, %(host)s, %(version)s, now(), now(), %(tasks)s::text[])
-        ON CONFLICT (replica_id) DO UPDATE SET seen_at = now(), stopped_at = NULL, tasks = CASE
-            WHEN replica.tasks = excluded.tasks THEN replica.tasks ELSE excluded.tasks END
+        VALUES (%(replica_id)s, %(host)s, %(version)s,
+                COALESCE(%(started_at)s::timestamptz, now()), now(), %(tasks)s::text[])
+        ON CONFLICT (replica_id) DO UPDATE SET
+            host = excluded.host, version = excluded.version, seen_at = now(), stopped_at = NULL,
+            started_at = CASE WHEN %(started_at)s::timestamptz IS NULL THEN now()
+                              ELSE replica.started_at END,
+            tasks = CASE WHEN replica.tasks = excluded.tasks THEN replica.tasks
+                         ELSE excluded.tasks END
+        RETURNING started_at
     """
 
 

@@ -74,7 +74,7 @@ def run(replica: Replica, task: str = "task", **end: Any) -> None:
 
 def report(replica: Replica, *tasks: str, dropped: Sequence[str] = ()) -> None:
     cursor = raw_cursor(replica.connection)
-    replica.protocol.report_replica(cursor, "host", "1.0", tasks, dropped)
+    replica.protocol.report_replica(cursor, "host", "1.0", tasks, dropped=dropped)
 
 
 class TestStates:

@@ -152,6 +152,39 @@ class TestRegistration:
         assert (seen.tasks, seen.running) == (("job",), ("job",))
         assert seen.version
 
+    def test_a_new_process_with_the_id_of_one_before_writes_its_own_row(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        connection.execute(
+            "INSERT INTO task_lock_replica VALUES"
+            " ('one', 'old host', '0.0', '2026-01-01', '2026-01-01', '{}')"
+        )
+        before = datetime.now(timezone.utc) - timedelta(minutes=5)
+        make_replica(replica_id="one", **FAST).scheduler.add_job(print, "cron", hour=3, id="job")
+        registered(operator, "job")
+        [seen] = operator.replicas()
+        assert seen.started_at > before
+        assert seen.host != "old host"
+        assert seen.version != "0.0"
+
+    def test_two_that_report_one_id_are_warned_once(
+        self, make_replica: MakeReplica, operator: TaskLocks, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        first, second = (make_replica(replica_id="one", start=False).executor for _ in range(2))
+        for _ in range(2):
+            first.locks.report_replica("1.0", ["a"])
+        [started] = {seen.started_at for seen in operator.replicas()}
+        first.locks.report_replica("1.0", ["a"])
+        assert not caplog.records
+        second.locks.report_replica("1.0", ["b"])
+        assert operator.replicas()[0].started_at > started
+        for _ in range(2):
+            first.locks.report_replica("1.0", ["a"])
+        [told] = caplog.records
+        assert "has the replica_id 'one', too" in told.getMessage()
+        for executor in (first, second):
+            executor.locks.close()
+
     def test_without_the_grants_the_lock_works_and_one_line_each_says_what_is_off(
         self,
         make_replica: MakeReplica,
