@@ -45,7 +45,8 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
     :ivar task_name: the task's name, the same on every replica; empty if the job's options are
         impossible
     :ivar scheduled_run_time: the run time that the claim was for; of a window that is given up, its
-        start in database time; of ``OVERDUE``, when the task was due, in database time
+        start in database time; of a run by hand, when it was begun or given up; of ``OVERDUE``,
+        when the task was due, in database time
     :ivar holder: who made the last claim of the task, if known; a worker process has an id of its
         own
     :ivar locked_until: database time until which the task is held, or of a release, until which its

@@ -405,7 +405,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 raise
             # That run is not the schedule's own, and must not cost it one. A standby's has the
             # window of this run time.
-            if running.request_id is not None:
+            if running.is_manual:
                 self._failover.add(Blocked(submission, 0, is_new=True, waits=False, follows=True))
         except RuntimeError:
             if not self.locks.closed:
@@ -417,7 +417,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """Return what runs a job here that was asked for by hand, or in a replica's place."""
         for active in list(self._active.values()):
             submission = active.submission
-            is_extra = submission.request_id is not None or submission.is_standby
+            is_extra = submission.is_manual or submission.is_standby
             if submission.job.id == job_id and is_extra:
                 return submission
         return None
@@ -507,8 +507,11 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _given_up(self, dead: RunState, key: JobKey, reason: str) -> None:
         """Tell of a dead run that is not run again any more."""
         job_id, jobstore = key
+        what, run_time = f"the window of {dead.window_start}", dead.window_start
+        if dead.manual:
+            what, run_time = "the run that was asked for by hand", dead.database_time
         error = TaskLockError(
-            f"task {dead.task_name!r}: the window of {dead.window_start} is given up: {reason}. "
+            f"task {dead.task_name!r}: {what} is given up: {reason}. "
             f"Its last holder was {dead.holder!r} (token {dead.token})"
         )
         logger.error("%s", error)
@@ -518,7 +521,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 job_id,
                 jobstore,
                 dead.task_name,
-                dead.window_start,
+                run_time,
                 holder=dead.holder,
                 token=dead.token,
                 reason="given up",

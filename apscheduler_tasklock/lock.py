@@ -25,7 +25,8 @@ class HeldLock:
     :ivar token: fencing token: larger with every granted claim of the task. A resource that
         remembers the highest token it has seen can refuse a write with an older one.
     :ivar run_time: the run time that the claim is for, as scheduled; ``None`` outside a scheduler.
-        Of a window that was taken over, that of the run that died.
+        Of a window that was taken over, that of the run that died; of a run that was asked for by
+        hand, when it was begun.
     :ivar is_takeover: whether this runs the window of a holder that died, or handed it over
     :ivar dead_holder: that holder, or ``None``
     :ivar was_overdue: whether it had been told that the task is overdue

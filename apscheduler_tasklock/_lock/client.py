@@ -296,7 +296,8 @@ class LockClient:
             return None if answer is None else Refusal.of(answer)
         run_time, dead_holder = None, None
         if isinstance(request, TakeoverRequest):
-            run_time = datetime.now(timezone.utc) - (answer.database_time - answer.window_start)
+            if not answer.manual:  # which has none but the time at which it begins
+                run_time = datetime.now(timezone.utc) - (answer.database_time - answer.window_start)
             dead_holder = request.dead_holder
         elif isinstance(request, ClaimRequest):
             run_time = request.run_time

@@ -264,7 +264,7 @@ class ClaimAnswer:
     :ivar run_until: database time at which its maximum lock ends
     :ivar database_time: when this was decided
     :ivar claim_id: what a release of the last claim has to match on
-    :ivar manual: whether the run that goes on was asked for by hand
+    :ivar manual: whether the last run was asked for by hand, or runs one again that was
     :ivar was_overdue: whether somebody had told before that the task is overdue
     """
 
@@ -406,6 +406,7 @@ class RunState:
     :ivar window_start: start of its window
     :ivar holder: who runs it, or ran it
     :ivar database_time: when this was read
+    :ivar manual: whether it was asked for by hand, so that its window is another run's
     :ivar request_id: of a run that was asked for by hand, and has not begun
     :ivar schedule: its trigger in canonical form, if somebody has told it
     :ivar due_at: when it was due, if that has passed and it neither runs nor is paused
@@ -429,6 +430,7 @@ class RunState:
     window_start: datetime
     holder: str
     database_time: datetime
+    manual: bool = False
     request_id: UUID | None = None
     schedule: str | None = None
     due_at: datetime | None = None

@@ -557,6 +557,8 @@ def look(table: str) -> str:
 class _Takeover:
     """The parts of a takeover's statement. Its window and maximum lock stay what they were.
 
+    What runs a manual run again is one itself: it has no window, and no run time of the schedule's.
+
     :param asked: what is asked for, by name
     """
 
@@ -572,7 +574,7 @@ class _Takeover:
             locked_by = %(replica_id)s,
             claim_id = {asked["claim_id"]},
             token = lock.token + 1,
-            kind = 'takeover',
+            kind = CASE WHEN lock.kind = 'manual' THEN 'manual' ELSE 'takeover' END,
             overrun_at = LEAST(now() + (lock.overrun_at - lock.started_at), lock.run_until),
             {_NOTES_DEATH},
             handovers = lock.handovers + CASE WHEN lock.handed_over THEN 1 ELSE 0 END,
@@ -589,9 +591,9 @@ class _Takeover:
             **_ROW_FOUND,
             "was_overdue": "false",  # that a run of the schedule says
         }
-        self.made_or_found = _made_or_found(
-            {**_DECIDED_GRANTED, **_made(asked["claim_id"]), "was_overdue": "false"}, self.found
-        )
+        made = {**_DECIDED_GRANTED, **_made(asked["claim_id"]), "was_overdue": "false"}
+        made["manual"] = _ROW_FOUND["manual"]  # if the run that died was
+        self.made_or_found = _made_or_found(made, self.found)
 
 
 _TAKE_OVER = _Takeover(_parameters(_TAKEOVER_TYPES))
@@ -841,6 +843,7 @@ def read(table: str) -> str:
                finished_at IS NULL AND locked_until <= now() AS dead,
                run_until <= now() AS expired, failover, deaths, handovers, handed_over, runs,
                window_start, locked_by AS holder, now() AS database_time, read_only,
+               COALESCE(kind = 'manual', false) AS manual,
                CASE WHEN request_until > now() THEN request_id END AS request_id, schedule,
                CASE WHEN {is_over} AND {not_paused} THEN due_at END AS due_at,
                COALESCE({is_due} AND window_start < due_at AND overdue_at < now()

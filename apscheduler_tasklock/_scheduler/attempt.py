@@ -318,9 +318,9 @@ class RunAttempt:
             return
         if self._submission.dead_run is not None:
             logger.debug(
-                "Task %r: the window of %s is not run again here: %r has it",
+                "Task %r: %s is not run again here: %r has it",
                 self._submission.task_name,
-                self.run_time,
+                self._reports.what,
                 refusal.holder,
             )
             return
@@ -390,10 +390,9 @@ class RunAttempt:
         )
 
     def _note_run_time(self, held: HeldLock) -> None:
-        if not held.is_takeover:
+        if not held.is_takeover or held.run_time is None:
             held.run_time = self.run_time
             return
-        assert held.run_time is not None
         if self._submission.run_time_is_shared(held.window_start):
             held.run_time = held.window_start
         held.run_time = held.run_time.astimezone(self.run_time.tzinfo)
@@ -415,7 +414,7 @@ class RunAttempt:
             raised
             and options is not None
             and options.on_failure == "release"
-            and self._submission.request_id is None  # whose window is another run's
+            and not self._submission.is_manual  # whose window is another run's
         )
         exception = raised[0] if raised else None
         if exception is not None and self._locks.settings.redact is str:
@@ -427,7 +426,7 @@ class RunAttempt:
 
     def _with_next_run(self, end: RunEnd) -> RunEnd:
         """Add when the next run time is due, if that of the claim has passed meanwhile."""
-        if self._submission.request_id is not None:
+        if self._submission.is_manual:
             return end
         if self._next_at is not None and time.time() < self._next_at:
             return end

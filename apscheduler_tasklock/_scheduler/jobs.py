@@ -129,7 +129,9 @@ class ExecutorJobs:
         if found is None:
             return None
         job, task = found
-        run_time = dead.window_start.astimezone(self._scheduler.timezone)
+        # The window of the row is not that of a run that was asked for by hand.
+        run_time = self._now() if dead.manual else dead.window_start
+        run_time = run_time.astimezone(self._scheduler.timezone)
         return self.submission(job, key[1], task, [run_time]).for_dead_run(dead)
 
     def requested(self, key: JobKey, task_name: str, request_id: UUID) -> Submission | None:

@@ -85,6 +85,13 @@ class Reports:
         self._told_lost = False
         self._telling = threading.Lock()
 
+    @property
+    def what(self) -> str:
+        """What is run, in words."""
+        if self._submission.is_manual:
+            return "the run that was asked for by hand"
+        return f"the window of {self.run_time}"
+
     def granted(self, held: HeldLock) -> None:
         """Tell of a claim that was granted, and if so, whose run it takes over."""
         dead_run = self._submission.dead_run
@@ -95,10 +102,9 @@ class Reports:
                 else "neither renewed nor released its lock"
             )
             logger.info(
-                "Task %r: runs the window of %s again (token %s), since its holder %r (token %s) "
-                "%s",
+                "Task %r: runs %s again (token %s), since its holder %r (token %s) %s",
                 held.name,
-                self.run_time,
+                self.what,
                 held.token,
                 held.dead_holder,
                 dead_run.token,
@@ -218,10 +224,9 @@ class Reports:
         assert dead_run is not None
         if self._notifier.blocked.is_first(f"takeover of {dead_run.token}", dead_run.task_name):
             logger.warning(
-                "Task %r: the window of %s, whose holder died, could not be run again; trying "
-                "again: %s",
+                "Task %r: %s, whose holder died, could not be run again; trying again: %s",
                 self._submission.task_name,
-                self.run_time,
+                self.what,
                 error,
             )
         self._tell(EVENT_TASK_LOCK_ERROR, exception=error)
@@ -231,9 +236,9 @@ class Reports:
         handed_over = ending is Ending.HAND_OVER
         if handed_over:
             logger.info(
-                "Task %r: the window of %s is handed over to another replica (token %s)",
+                "Task %r: %s is handed over to another replica (token %s)",
                 held.name,
-                self.run_time,
+                self.what,
                 held.token,
             )
         reason = "handed over" if handed_over else None

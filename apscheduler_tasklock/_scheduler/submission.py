@@ -85,6 +85,11 @@ class Submission:
         return self.options is not None and bool(self.options.failover)
 
     @property
+    def is_manual(self) -> bool:
+        """Whether it was asked for by hand, or runs one again that was and that died."""
+        return self.request_id is not None or (self.dead_run is not None and self.dead_run.manual)
+
+    @property
     def key(self) -> JobKey:
         """The job's id, and the alias of its store."""
         return self.job.id, self.jobstore

@@ -17,6 +17,7 @@ from apscheduler_tasklock._lock.protocol import (
     ClaimRequest,
     Ending,
     LockTimes,
+    ManualRequest,
     ReadTimes,
     ReleaseAnswer,
     ReleaseRequest,
@@ -94,6 +95,20 @@ class Replica:
     def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
         _, answer = self.take_over(dead_claim_id, task, **request)
         return answer is not None and answer.granted
+
+    def run_by_hand(
+        self,
+        request_id: UUID,
+        task: str = "task",
+        *,
+        stable: bool = True,
+        max_lock: float = 300.0,
+        **request: Any,
+    ) -> tuple[UUID, ClaimAnswer | None]:
+        """Claim a run that was asked for by hand."""
+        asked = ManualRequest(task, request_id, max_lock, **{"runs": "jobs:job", **request})
+        cursor = raw_cursor(self.connection)
+        return asked.claim_id, self.protocol.claim_requested(cursor, asked, stable=stable)
 
     def release(
         self, claim_id: UUID, task: str = "task", *, keep_window: bool = True

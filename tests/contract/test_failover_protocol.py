@@ -670,6 +670,7 @@ class TestReading:
             "window_start": answer.window_start,
             "holder": "one",
             "database_time": database_now(connection),
+            "manual": False,
             "request_id": None,
             "schedule": None,
             "due_at": None,

@@ -1,0 +1,113 @@
+"""Runs that were asked for by hand, beside the schedule's own, in travelled time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._lock.operations import Operations
+from apscheduler_tasklock._lock.protocol import Ending, TakeoverRequest
+from apscheduler_tasklock.schema.table import task_lock_table
+from apscheduler_tasklock.status import Run
+from tests.contract.conftest import Replica, row
+
+Travel = Callable[[float], None]
+Connection = psycopg.Connection[Any]
+
+# A job every 10 s, whose lease is 30 s and whose grace time is 20 s.
+JOB: dict[str, Any] = {
+    "schedule": '{"type":"interval","length":[0,10,0]}',
+    "next_in": 10,
+    "grace": 20,
+    "max_lock": 300,
+    "lease": 30,
+}
+# Of the schedule's own run, which a manual one leaves alone.
+WINDOW = ("window_start", "window_until")
+
+
+@pytest.fixture
+def ask(connection: Connection) -> Callable[[], UUID]:
+    """Ask for a run of the task, on a replica that has it."""
+    operations = Operations(task_lock_table())
+
+    def ask() -> UUID:
+        connection.execute(
+            "INSERT INTO task_lock_replica VALUES ('one', 'host', '1.0', now(), now(), %s)"
+            " ON CONFLICT (replica_id) DO UPDATE SET seen_at = now()",
+            [["task"]],
+        )
+        cursor = raw_cursor(connection, guest=True)
+        return operations.request_run(cursor, "task", "me", 3600.0).request_id
+
+    return ask
+
+
+def runs(connection: Connection) -> list[Run]:
+    """Return the history of the task, the oldest first."""
+    cursor = raw_cursor(connection, guest=True)
+    return Operations(task_lock_table()).runs(cursor, "task")[::-1]
+
+
+def ran(replica: Replica, **job: Any) -> None:
+    """Let the schedule's own run of the task have ended."""
+    replica.end(replica.claim(**{**JOB, **job})[0], outcome="ok")
+
+
+class TestTakeover:
+    @pytest.mark.parametrize("how", ["killed", "handed over"])
+    @pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
+    def test_of_a_manual_run_is_a_manual_run_however_often_it_is_taken_over(
+        self,
+        one: Replica,
+        other: Replica,
+        travel: Travel,
+        connection: Connection,
+        ask: Callable[[], UUID],
+        how: str,
+        together: bool,
+    ) -> None:
+        ran(one)
+        window = {name: row(connection)[name] for name in WINDOW}
+        claim_id, answer = one.run_by_hand(ask(), lease=30, failover=True)
+        assert answer is not None
+        assert answer.manual
+        for _ in range(2):
+            if how == "killed":
+                travel(31)
+            else:
+                one.end(claim_id, ending=Ending.HAND_OVER, outcome="cancelled")
+            assert other.read("task")["task"].manual
+            if together:
+                request = TakeoverRequest("task", claim_id, "dead", lease=30)
+                [answer] = other.take_over_many(request).values()
+                claim_id = request.claim_id
+            else:
+                claim_id, answer = other.take_over(claim_id, lease=30)
+            assert answer is not None
+            assert (answer.granted, answer.manual) == (True, True)
+        # A run time that is refused meanwhile follows it, as it follows any run by hand.
+        travel(11)
+        assert one.claim(**JOB)[1].manual
+        other.end(claim_id, outcome="error")
+        assert {name: row(connection)[name] for name in WINDOW} == window
+        ended = "died" if how == "killed" else "cancelled"
+        told = [(run.kind, run.scheduled_at, run.outcome) for run in runs(connection)[1:]]
+        assert told == [("manual", None, outcome) for outcome in (ended, ended, "error")]
+
+    def test_of_a_run_of_the_schedule_is_none(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        dead, _ = one.claim(failover=True, **JOB)
+        travel(31)
+        assert not other.read("task")["task"].manual
+        claim_id, answer = other.take_over(dead)
+        assert answer is not None
+        assert not answer.manual
+        other.end(claim_id, outcome="ok")
+        assert [run.kind for run in runs(connection)] == ["schedule", "takeover"]

@@ -1,0 +1,141 @@
+"""Runs that were asked for by hand, with real replicas."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_ERROR
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    HeldLock,
+    TaskLocks,
+    current_lock,
+)
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.protocol import ManualRequest
+from tests.support import claims
+from tests.support.claims import row
+from tests.support.polling import eventually
+from tests.support.rows import add_task
+from tests.support.schedulers import Replica
+
+MakeReplica = Callable[..., Replica]
+MakeLocks = Callable[..., LockClient]
+Connection = psycopg.Connection[Any]
+
+FAST: dict[str, Any] = {"poll_interval": 0.2}
+NEVER_RAN = {
+    **dict.fromkeys(
+        ("started_at", "finished_at", "locked_until", "run_until", "window_start", "window_until"),
+        "'epoch'",
+    ),
+    "token": "0",
+    "kind": "NULL",
+    "succeeded_at": "NULL",
+}
+
+locks_seen: list[HeldLock] = []
+
+
+def fail() -> None:
+    """Note the lock, and raise."""
+    lock = current_lock()
+    assert lock is not None
+    locks_seen.append(lock)
+    raise ValueError("no")
+
+
+def name_of(function: Callable[[], None]) -> str:
+    """Return what a job function is to a claim."""
+    return f"{__name__}:{function.__name__}"
+
+
+@pytest.fixture
+def operator(make_task_locks: Callable[..., TaskLocks]) -> TaskLocks:
+    return make_task_locks(replica_id="operator")
+
+
+@pytest.fixture
+def die_by_hand(connection: Connection, make_locks: MakeLocks) -> Callable[..., HeldLock]:
+    """Let a replica called "dead" begin a run by hand of a task, and be heard of no more."""
+
+    def die(function: Callable[[], None], max_lock: float = 18_000, **changes: str) -> HeldLock:
+        dying = make_locks(replica_id="dead")
+        columns = {**changes, "request_id": "gen_random_uuid()", "runs": f"'{name_of(function)}'"}
+        add_task(connection, "job", request_until="now() + interval '1 hour'", **columns)
+        request_id: UUID = row(connection)["request_id"]
+        asked = {"lease": 1, "failover": True, "runs": name_of(function)}
+        held = dying.claim(ManualRequest("job", request_id, max_lock, **asked))
+        assert isinstance(held, HeldLock)
+        claims.die(dying, held)
+        return held
+
+    return die
+
+
+def make_heir(make_replica: MakeReplica, **options: Any) -> Replica:
+    """Make a replica with failover that believes the rows from the start."""
+    replica = make_replica(start=False, **{"failover": True, "lease": 1, **FAST, **options})
+    replica.executor.locks.believe()
+    return replica
+
+
+def is_near(moment: datetime | None) -> bool:
+    """Tell whether a moment was a short while ago."""
+    assert moment is not None
+    return abs(datetime.now(timezone.utc) - moment) < timedelta(minutes=1)
+
+
+class TestFailover:
+    @pytest.mark.parametrize("before", [{}, NEVER_RAN], ids=["ran before", "never ran"])
+    def test_of_a_run_by_hand_leaves_the_window_of_the_schedule_alone(
+        self,
+        make_replica: MakeReplica,
+        die_by_hand: Callable[..., HeldLock],
+        operator: TaskLocks,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+        before: dict[str, str],
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        locks_seen.clear()
+        died = die_by_hand(fail, **{"window_until": "now() - interval '10 s'", **before})
+        window = (row(connection)["window_start"], row(connection)["window_until"])
+        replica = make_heir(make_replica, jobs={"job": {"on_failure": "release"}})
+        replica.scheduler.add_job(fail, "interval", days=1, id="job")
+        replica.scheduler.start()
+        granted = replica.one(EVENT_TASK_LOCK_GRANTED)
+        replica.one(EVENT_JOB_ERROR)
+        replica.idle()
+        [lock] = locks_seen
+        assert (granted.reason, granted.token) == ("takeover", died.token + 1)
+        assert lock.is_takeover
+        assert is_near(lock.run_time)
+        assert is_near(granted.scheduled_run_time)
+        assert "runs the run that was asked for by hand again" in caplog.text
+        assert (row(connection)["window_start"], row(connection)["window_until"]) == window
+        told = [(run.kind, run.scheduled_at, run.outcome) for run in operator.runs("job")]
+        assert told == [("manual", None, "error"), ("manual", None, "died")]
+
+    def test_that_is_given_up_names_no_window(
+        self,
+        make_replica: MakeReplica,
+        die_by_hand: Callable[..., HeldLock],
+        connection: Connection,
+    ) -> None:
+        die_by_hand(fail, max_lock=1, **NEVER_RAN)
+        eventually(lambda: row(connection)["over"])
+        replica = make_heir(make_replica)
+        replica.scheduler.add_job(fail, "interval", days=1, id="job")
+        replica.scheduler.start()
+        given_up = replica.one(EVENT_TASK_LOCK_ERROR)
+        assert "the run that was asked for by hand is given up" in str(given_up.exception)
+        assert is_near(given_up.scheduled_run_time)
