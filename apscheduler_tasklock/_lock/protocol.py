@@ -973,7 +973,7 @@ def _message_of(
     try:
         text = redact(exception)
         return None if text is None else _fit(str(text))
-    except Exception:  # an application's own code; the release must not fail by it
+    except BaseException:  # an application's own code, which may exit; the release must not fail
         logger.exception("What %s says is not in the run history", _class_of(exception))
         return None
 

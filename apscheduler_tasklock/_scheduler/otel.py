@@ -257,11 +257,14 @@ _is_told = False
 
 @contextmanager
 def _contained() -> Iterator[None]:
-    """Let no error of the application's SDK out: it must not fail a job, or keep its lock."""
+    """Let no error of the application's SDK out: it must not fail a job, or keep its lock.
+
+    Nor that of what the SDK calls: of an exception that it notes, ``str`` may exit.
+    """
     global _is_told  # noqa: PLW0603  # one per process
     try:
         yield
-    except Exception:
+    except BaseException:
         level = logging.DEBUG if _is_told else logging.WARNING
         _is_told = True
         logger.log(level, "OpenTelemetry failed; jobs run all the same", exc_info=True)

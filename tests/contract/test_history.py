@@ -368,10 +368,13 @@ def test_what_an_exception_says_is_made_fit_first(
     assert (entry["error_type"], entry["error"]) == ("ValueError", kept)
 
 
-def test_what_cannot_say_anything_keeps_its_type(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("raised", [RuntimeError("mute"), SystemExit("mute")])
+def test_what_cannot_say_anything_keeps_its_type(
+    caplog: pytest.LogCaptureFixture, raised: BaseException
+) -> None:
     class MuteError(Exception):
         def __str__(self) -> str:
-            raise RuntimeError("mute")
+            raise raised
 
     end = RunEnd.of(MuteError())
     assert (end.outcome, end.error) == ("error", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from apscheduler.events import EVENT_JOB_ERROR
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
@@ -561,6 +563,24 @@ class TestHistoryOptions:
         replica.run_once(job)
         [run] = eventually(lambda: operator.runs("job"))
         assert (run.outcome, run.error_type, run.error) == ("error", "ValueError", "valueerror")
+
+    @pytest.mark.parametrize("where", ["redact", "str"])
+    def test_what_exits_in_place_of_redacting_an_error_keeps_no_task(
+        self, make_replica: MakeReplica, operator: TaskLocks, where: str
+    ) -> None:
+        class ExitingError(Exception):
+            def __str__(self) -> str:
+                raise SystemExit("str")
+
+        def job() -> None:
+            raise ExitingError if where == "str" else ValueError
+
+        replica = make_replica(redact=sys.exit if where == "redact" else None)
+        replica.run_once(job)
+        [run] = eventually(lambda: operator.runs("job"))
+        assert (run.outcome, run.error) == ("error", None)
+        replica.one(EVENT_JOB_ERROR)
+        assert task(operator).finished_at is not None
 
     def test_errors_only(self, make_replica: MakeReplica, operator: TaskLocks) -> None:
         def fail() -> None:
