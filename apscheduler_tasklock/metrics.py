@@ -54,13 +54,18 @@ class _Gauge:
 
 
 def _overdue(task: TaskStatus) -> float:
-    """Return 1 for an overdue task, also for one whose last holder died: its state is that."""
+    """Return 1 for an overdue task, also for one whose last run is dead: its state is that.
+
+    Or it is too long, if it was renewed until its maximum lock ended.
+    """
     if task.gone:  # which is a note and not an alarm
         return 0.0
-    if task.state is TaskState.DEAD and task.overdue_at is not None:
-        # The row's answer does not say how late it is. The grace time is far above what clocks
-        # differ by.
-        return float(task.overdue_at < datetime.now(timezone.utc))
+    # The row's answer does not say how late it is, nor whether a lease has ended. The grace time is
+    # far above what clocks differ by.
+    now = datetime.now(timezone.utc)
+    is_over = task.state is TaskState.TOO_LONG and task.locked_until < now
+    if (task.state is TaskState.DEAD or is_over) and task.overdue_at is not None:
+        return float(task.overdue_at < now)
     return float(task.state is TaskState.OVERDUE)
 
 

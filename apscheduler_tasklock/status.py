@@ -16,7 +16,10 @@ class TaskState(str, Enum):
     """
 
     TOO_LONG = "too long"
-    """It runs for longer than ``max_runtime``, by default its maximum lock."""
+    """It runs for longer than ``max_runtime``, by default its maximum lock.
+
+    After its maximum lock nobody can tell whether it still runs, or died in its last lease.
+    """
     RUNNING = "running"
     PAUSED = "paused"
     DEAD = "dead"

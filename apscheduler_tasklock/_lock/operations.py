@@ -40,10 +40,15 @@ _OVERDUE = f"CASE WHEN {_DUE} IS NOT NULL THEN {_DUE} + (lock.overdue_at - lock.
 # It was removed, and its row is left: replicas live, none of them has it, and nobody waits for it.
 _GONE = """(lock.due_at IS NULL AND EXISTS (SELECT FROM alive) AND known.task_name IS NULL
             AND COALESCE(lock.kind, '') <> 'hold' AND NOT lock.one_off)"""
+# It was renewed up to its maximum lock, after which nobody can: it goes on, for all that is known.
+# A holder that died before has stopped renewing sooner.
+_OUTLIVED = """(lock.finished_at IS NULL AND NOT lock.handed_over
+                AND lock.locked_until >= lock.run_until)"""
 _STATE = f"""
     CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now() AND NOT lock.handed_over
               THEN CASE WHEN lock.overrun_at BETWEEN lock.started_at AND now()
                         THEN 'too long' ELSE 'running' END
+         WHEN {_OUTLIVED} THEN 'too long'
          WHEN lock.paused_until > now() THEN 'paused'
          WHEN lock.finished_at IS NULL AND NOT lock.handed_over THEN 'dead'
          WHEN lock.window_start < {_DUE} AND {_OVERDUE} < now() THEN 'overdue'

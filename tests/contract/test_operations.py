@@ -120,6 +120,36 @@ class TestStates:
         assert operator.state() is TaskState.OK
         assert operator.task().due_at == database_now(operator.connection) + timedelta(seconds=9)
 
+    def test_of_one_that_outlives_its_maximum_lock(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        job = {**JOB, "max_lock": 50, "max_runtime": None}
+        claim_id, answer = one.claim(**job)
+        travel(20)
+        assert one.renewed(claim_id)
+        assert operator.state() is TaskState.RUNNING
+        travel(31)  # nobody can renew it any more, and it goes on
+        assert operator.state() is TaskState.TOO_LONG
+        one.claim(**job)
+        assert operator.runs("task")[0].outcome == "died"
+        one.end(claim_id, token=answer.token, outcome="ok")
+        assert operator.runs("task")[0].outcome == "overtaken"
+
+    def test_of_one_without_a_lease_after_its_maximum_lock(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        one.claim(**{**JOB, "lease": None, "max_runtime": None})
+        travel(301)  # whether its holder lives nobody knows
+        assert operator.state() is TaskState.TOO_LONG
+
+    def test_of_one_that_is_known_to_have_died_without_a_lease(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(**{**JOB, "lease": None})
+        one.end_lease(claim_id, holders=["one"])
+        travel(1)
+        assert operator.state() is TaskState.DEAD
+
     def test_of_one_whose_holder_died(
         self, one: Replica, operator: Operator, travel: Travel
     ) -> None:

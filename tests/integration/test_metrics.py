@@ -54,7 +54,12 @@ ROWS = {
     "new": ("", 0),
     "overdue": (DUE, 1),
     "late": (f"due_at = {PAST}, overdue_at = now() + interval '1 minute'", 0),
-    "dead": (f"{DUE}, finished_at = NULL", 1),
+    "dead": (f"{DUE}, finished_at = NULL, run_until = now() + interval '1 hour'", 1),
+    "past its maximum lock": (f"{DUE}, finished_at = NULL", 1),
+    "too long": (
+        f"{DUE}, finished_at = NULL, overrun_at = {PAST}, locked_until = now() + interval '1 hour'",
+        0,
+    ),
     "dead and not due": ("finished_at = NULL, due_at = 'infinity', overdue_at = 'infinity'", 0),
     "running": (f"{DUE}, finished_at = NULL, locked_until = now() + interval '1 hour'", 0),
     "paused": (f"{DUE}, paused_until = 'infinity'", 0),

@@ -51,6 +51,7 @@ BARELY_LATE = {"due_at": "now() - interval '10 s'", "overdue_at": "now() + inter
 OVERDUE = {"due_at": "now() - interval '95 s'", "overdue_at": "now() - interval '35 s'"}
 FAILING = {"failures": "3", "error_type": "'ValueError'", "failed_at": "now()"}
 TOO_LONG = {**RUNNING, "overrun_at": "now() - interval '1 s'"}
+OUTLIVED = {**DEAD, "run_until": _TASK["locked_until"]}
 PAUSED = {"paused_until": "'infinity'", "paused_by": "'me@here'", "pause_reason": "'closed'"}
 NEW = {"token": "0", "started_at": "'epoch'", "finished_at": "'epoch'", "succeeded_at": "NULL"}
 
