@@ -69,6 +69,9 @@ _RELEASE_TYPES = {
     "is_last": "boolean",
 }
 
+# For so long at least something is waited for that is found by the replicas' polls: two intervals.
+SHORTEST_WAIT = "interval '10 seconds'"
+
 # Point 1 of the decision: nobody is running the task. A run that never finished counts until its
 # lease has ended.
 NOT_RUNNING = "(lock.finished_at IS NOT NULL OR lock.locked_until <= now())"
@@ -410,6 +413,11 @@ class _Release:
         window_until = f"""CASE WHEN {asked["keep_window"]} OR lock.finished_at IS NOT NULL
                                 THEN lock.window_until
                                 ELSE lock.window_start - {JUST_BEFORE} END"""
+        # A run time that came while a run by hand went on follows it, and is due then. One that was
+        # overdue before, or came in a pause, stays what it is.
+        follows = """(lock.kind = 'manual' AND lock.finished_at IS NULL AND lock.due_at <= now()
+                      AND lock.overdue_at > lock.started_at
+                      AND lock.due_at >= COALESCE(lock.paused_until, '-infinity'))"""
         # A job that ran past its next run time has another one by now.
         is_past = f"lock.due_at <= now() AND ({asked['is_last']} OR {asked['next_in']} IS NOT NULL)"
         due = _due(asked, "now()")
@@ -433,9 +441,12 @@ class _Release:
                             ELSE lock.failures END,
             error_type = CASE WHEN {is_first} AND {outcome} IN ('ok', 'error')
                               THEN {asked["error_type"]} ELSE lock.error_type END,
-            overdue_at = CASE WHEN {is_past} THEN {due} + (lock.overdue_at - lock.due_at)
+            overdue_at = CASE WHEN {follows} THEN now()
+                                   + GREATEST(lock.overdue_at - lock.due_at, {SHORTEST_WAIT})
+                              WHEN {is_past} THEN {due} + (lock.overdue_at - lock.due_at)
                               ELSE lock.overdue_at END,
-            due_at = CASE WHEN {is_past} THEN {due} ELSE lock.due_at END
+            due_at = CASE WHEN {follows} THEN now() WHEN {is_past} THEN {due}
+                          ELSE lock.due_at END
         """
         # What its holder has handed over stays handed over, also if the holder is then found dead.
         self.hand_over = f"""

@@ -89,12 +89,14 @@ class Failover:
 
     def ended(self, submission: Submission) -> None:
         """Note that a submission is over, whatever became of it."""
-        if submission.dead_run is not None:
-            with self._changed:
+        if submission.dead_run is None and not submission.is_manual:
+            return
+        with self._changed:
+            if submission.dead_run is not None:
                 self._submitted.discard(submission.dead_run.claim_id)
-                is_waited_for = submission.task_name in self._blocked
-            if is_waited_for:  # what had to wait for it is due now
-                self._poll.wake()
+            is_waited_for = submission.task_name in self._blocked
+        if is_waited_for:  # what had to wait for it is due now
+            self._poll.wake()
 
     def waiting(self) -> set[str]:
         """Return the tasks whose rows are wanted whatever their state."""

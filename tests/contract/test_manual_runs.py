@@ -13,7 +13,7 @@ from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.protocol import Ending, TakeoverRequest
 from apscheduler_tasklock.schema.table import task_lock_table
-from apscheduler_tasklock.status import Run
+from apscheduler_tasklock.status import Run, TaskState
 from tests.contract.conftest import Replica, row
 
 Travel = Callable[[float], None]
@@ -57,6 +57,75 @@ def runs(connection: Connection) -> list[Run]:
 def ran(replica: Replica, **job: Any) -> None:
     """Let the schedule's own run of the task have ended."""
     replica.end(replica.claim(**{**JOB, **job})[0], outcome="ok")
+
+
+def told(connection: Connection) -> tuple[TaskState, float | None]:
+    """Return the task's state, and by how many seconds it is late."""
+    [task] = Operations(task_lock_table()).tasks(raw_cursor(connection, guest=True))
+    return task.state, task.late_by
+
+
+class TestDueTimes:
+    def test_one_that_came_meanwhile_is_due_when_the_run_by_hand_ends(
+        self, one: Replica, travel: Travel, connection: Connection, ask: Callable[[], UUID]
+    ) -> None:
+        ran(one, grace=12)
+        claim_id, _ = one.run_by_hand(ask())
+        travel(30)
+        assert told(connection) == (TaskState.RUNNING, None)
+        one.end(claim_id, outcome="ok")
+        # It follows, and if nobody runs it, it is overdue as any other.
+        travel(11)
+        assert told(connection) == (TaskState.LATE, 11.0)
+        travel(2)
+        assert told(connection) == (TaskState.OVERDUE, 13.0)
+        assert one.read("task")["task"].overdue
+        assert one.granted(lag=33, **JOB)
+
+    def test_the_grace_is_no_shorter_than_a_poll_takes(
+        self, one: Replica, travel: Travel, connection: Connection, ask: Callable[[], UUID]
+    ) -> None:
+        ran(one, grace=1)
+        claim_id, _ = one.run_by_hand(ask())
+        travel(30)
+        one.end(claim_id, outcome="ok")
+        travel(9)
+        assert told(connection)[0] is TaskState.LATE
+        travel(2)
+        assert told(connection)[0] is TaskState.OVERDUE
+
+    @pytest.mark.parametrize("when", ["overdue before", "not due yet", "in a pause"])
+    def test_any_other_stays_what_it_is(
+        self,
+        one: Replica,
+        travel: Travel,
+        connection: Connection,
+        ask: Callable[[], UUID],
+        when: str,
+    ) -> None:
+        ran(one)
+        if when == "overdue before":
+            travel(31)
+        elif when == "in a pause":
+            pause = "UPDATE task_lock SET paused_until = now() + interval '20 s'"
+            connection.execute(pause)
+        before = {name: row(connection)[name] for name in ("due_at", "overdue_at")}
+        claim_id, _ = one.run_by_hand(ask())
+        travel(9 if when == "not due yet" else 30)
+        one.end(claim_id, outcome="ok")
+        assert {name: row(connection)[name] for name in before} == before
+
+    def test_a_release_that_is_sent_twice_moves_it_once(
+        self, one: Replica, travel: Travel, connection: Connection, ask: Callable[[], UUID]
+    ) -> None:
+        ran(one)
+        claim_id, _ = one.run_by_hand(ask())
+        travel(30)
+        one.end(claim_id, outcome="ok")
+        before = row(connection)["due_at"]
+        travel(5)
+        one.end(claim_id, outcome="ok")
+        assert row(connection)["due_at"] == before
 
 
 class TestTakeover:

@@ -21,8 +21,10 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol import ManualRequest
+from tests.integration.conftest import Job
 from tests.support import claims
 from tests.support.claims import row
+from tests.support.internals import wake_poll
 from tests.support.polling import eventually
 from tests.support.rows import add_task
 from tests.support.schedulers import Replica
@@ -92,6 +94,27 @@ def is_near(moment: datetime | None) -> bool:
     """Tell whether a moment was a short while ago."""
     assert moment is not None
     return abs(datetime.now(timezone.utc) - moment) < timedelta(minutes=1)
+
+
+def soon() -> datetime:
+    return datetime.now(timezone.utc) + timedelta(hours=1)
+
+
+class TestRunTimesThatFollow:
+    def test_begin_without_a_wait_on_the_same_replica(
+        self, make_replica: MakeReplica, operator: TaskLocks, job: Job
+    ) -> None:
+        replica = make_replica(start=False, poll_interval=3600)
+        replica.scheduler.add_job(job.run, "interval", days=1, id="job")
+        replica.scheduler.start()
+        eventually(lambda: [seen for seen in operator.replicas() if "job" in seen.tasks])
+        operator.request_run("job")
+        wake_poll(replica.executor)
+        eventually(job.begun.is_set)
+        replica.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
+        eventually(lambda: replica.scheduler.get_job("job").next_run_time > soon())
+        job.go_on.set()
+        eventually(lambda: [run.kind for run in operator.runs("job")] == ["schedule", "manual"])
 
 
 class TestFailover:

@@ -55,3 +55,8 @@ def executor_of(scheduler: Any) -> Any:
 def replace_passes(scheduler: Any, function: Callable[[], object]) -> None:
     """Let a scheduler call this in place of each pass over its jobs."""
     scheduler._process_jobs = function
+
+
+def wake_poll(executor: Any) -> None:
+    """Let an executor look at its tasks' rows now."""
+    executor._poll.wake()
