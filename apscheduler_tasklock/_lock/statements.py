@@ -650,7 +650,12 @@ def claim_requested(table: str, history: History | None = None) -> str:
 
     It clears the request, so one claim is granted for it. The window stays what it is, and when the
     next run is due. It goes before a pause, and behind a run that goes on or is to be run again.
+    Where nobody runs that again, it takes its place: while the task is paused; and once the request
+    has stood, and the lease has been over, for longer than a takeover takes. Else a dead run that
+    no replica can run any more, as after a deployment, would keep an operator waiting.
     """
+    nobody_does = f"""({_IS_PAUSED} OR
+                       GREATEST(lock.requested_at, lock.locked_until) + {SHORTEST_WAIT} <= now())"""
     max_lock = "%(max_lock)s::float8 * interval '1 second'"
     own = "lock.claim_id = %(claim_id)s::uuid"
     found = {
@@ -681,7 +686,8 @@ def claim_requested(table: str, history: History | None = None) -> str:
             WHERE lock.task_name = %(task_name)s AND lock.request_id = %(request_id)s::uuid
                   AND lock.request_until > now() AND (lock.finished_at IS NOT NULL OR (
                       lock.locked_until <= now() AND %(stable)s::boolean
-                      AND (lock.run_until <= now() OR NOT (lock.failover OR lock.handed_over))))
+                      AND (lock.run_until <= now() OR NOT (lock.failover OR lock.handed_over)
+                           OR {nobody_does})))
                   AND {_SAFELY}
             RETURNING {_RETURNED}
         ){_death(history, table)}

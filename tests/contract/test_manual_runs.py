@@ -11,7 +11,7 @@ import pytest
 
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.protocol import Ending, TakeoverRequest
+from apscheduler_tasklock._lock.protocol import ClaimAnswer, Ending, TakeoverRequest
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Run, TaskState
 from tests.contract.conftest import Replica, row
@@ -126,6 +126,79 @@ class TestDueTimes:
         travel(5)
         one.end(claim_id, outcome="ok")
         assert row(connection)["due_at"] == before
+
+
+class TestOverADeadRun:
+    """One that is to be run again, by failover."""
+
+    @pytest.fixture
+    def dead(self, one: Replica) -> UUID:
+        claim_id, _ = one.claim(failover=True, **JOB)
+        return claim_id
+
+    def test_it_waits_for_longer_than_a_takeover_takes_and_takes_its_place(
+        self,
+        dead: UUID,
+        other: Replica,
+        travel: Travel,
+        connection: Connection,
+        ask: Callable[[], UUID],
+    ) -> None:
+        window = {name: row(connection)[name] for name in WINDOW}
+        request = ask()  # before the lease has ended
+        travel(39)
+        assert not granted(other.run_by_hand(request, runs="jobs:renamed"))
+        travel(1)
+        assert not granted(other.run_by_hand(request, runs="jobs:renamed", stable=False))
+        claim_id, answer = other.run_by_hand(request, runs="jobs:renamed")
+        assert granted((claim_id, answer))
+        assert not other.takes_over(dead)
+        other.end(claim_id, outcome="ok")
+        assert {name: row(connection)[name] for name in WINDOW} == window
+        assert [(run.kind, run.outcome) for run in runs(connection)] == [
+            ("schedule", "died"),
+            ("manual", "ok"),
+        ]
+
+    def test_that_stood_for_long_before_it_was_asked_for_comes_first(
+        self, dead: UUID, other: Replica, travel: Travel, ask: Callable[[], UUID]
+    ) -> None:
+        travel(200)  # as where the whole fleet was down
+        request = ask()
+        travel(9)
+        assert not granted(other.run_by_hand(request))
+        assert other.takes_over(dead)
+        travel(30)
+        assert not granted(other.run_by_hand(request))
+
+    def test_it_waits_for_nobody_while_the_task_is_paused(
+        self,
+        dead: UUID,
+        other: Replica,
+        travel: Travel,
+        connection: Connection,
+        ask: Callable[[], UUID],
+    ) -> None:
+        connection.execute("UPDATE task_lock SET paused_until = 'infinity'")
+        request = ask()
+        assert not granted(other.run_by_hand(request))  # its holder may be alive
+        travel(31)
+        assert not other.takes_over(dead)
+        assert granted(other.run_by_hand(request))
+
+    def test_that_was_handed_over_and_that_nobody_runs_it_takes_its_place_as_well(
+        self, dead: UUID, one: Replica, other: Replica, travel: Travel, ask: Callable[[], UUID]
+    ) -> None:
+        one.hand_over(dead)
+        request = ask()
+        travel(9)
+        assert not granted(other.run_by_hand(request))
+        travel(1)
+        assert granted(other.run_by_hand(request))
+
+
+def granted(claimed: tuple[UUID, ClaimAnswer | None]) -> bool:
+    return claimed[1] is not None and claimed[1].granted
 
 
 class TestTakeover:

@@ -100,6 +100,34 @@ def soon() -> datetime:
     return datetime.now(timezone.utc) + timedelta(hours=1)
 
 
+class TestOverADeadRun:
+    @pytest.mark.parametrize("why", ["paused", "renamed"])
+    def test_that_nobody_takes_over_it_is_begun(
+        self,
+        make_replica: MakeReplica,
+        make_locks: MakeLocks,
+        operator: TaskLocks,
+        connection: Connection,
+        why: str,
+    ) -> None:
+        dying = make_locks(replica_id="dead")
+        what = name_of(fail) if why == "paused" else "jobs:as_it_was_called_before"
+        hourly: dict[str, Any] = {"min_lock": 3240, "max_lock": 18_000}
+        claims.die(dying, claims.held(dying, "job", lease=1, failover=True, runs=what, **hourly))
+        eventually(lambda: row(connection)["over"])
+        if why == "paused":
+            operator.pause("job")
+        replica = make_heir(make_replica)
+        replica.scheduler.add_job(fail, "interval", days=1, id="job")
+        replica.scheduler.start()
+        eventually(lambda: [seen for seen in operator.replicas() if "job" in seen.tasks])
+        operator.request_run("job")
+        if why == "renamed":  # a while ago
+            ago = "locked_until = now() - interval '10 s', requested_at = now() - interval '10 s'"
+            connection.execute(f"UPDATE task_lock SET {ago}")
+        eventually(lambda: [run.kind for run in operator.runs("job")] == ["manual", "schedule"])
+
+
 class TestRunTimesThatFollow:
     def test_begin_without_a_wait_on_the_same_replica(
         self, make_replica: MakeReplica, operator: TaskLocks, job: Job
