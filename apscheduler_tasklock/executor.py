@@ -219,6 +219,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._passes = SchedulerPasses()
         self._coroutines: set[RunAttempt] = set()
         self._active: dict[UUID, _Active] = {}
+        self._set_by_hand: dict[JobKey, datetime] = {}  # run times that are yet to be submitted
         self._idle = threading.Condition()  # told when one of these is over
         self._lost_workers = LostWorkers(locks)
         self._poll = Poll(
@@ -396,6 +397,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 )
             raise
         submission = self._jobs.submission(job, jobstore, task, run_times)
+        submission = self._marked_if_set_by_hand(submission)
         self._know(job, jobstore, task)
         try:
             self._submit(submission, scheduler_pass)
@@ -412,6 +414,11 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 raise
             # Its pool is shut down. It came due in the very moment of the shutdown.
             self._tell_not_begun(submission)
+
+    def _marked_if_set_by_hand(self, submission: Submission) -> Submission:
+        if self._set_by_hand.pop(submission.key, None) not in submission.run_times:
+            return submission
+        return replace(submission, set_by_hand=True)
 
     def _extra_run(self, job_id: str) -> Submission | None:
         """Return what runs a job here that was asked for by hand, or in a replica's place."""
@@ -573,12 +580,22 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             logger.error("Job %r will not run: %s", job.id, error)
             return
         if task.options is not None:
+            if event.code == EVENT_JOB_MODIFIED:
+                self._note_modified(job, event.jobstore)
             lease = self._jobs.lease(job, event.jobstore, task)
             self._poll.know(task.name, (job.id, event.jobstore), lease)
             moved = event.code == EVENT_JOB_MODIFIED
             self._registrar.note((job.id, event.jobstore), moved=moved)
             if event.code == EVENT_JOB_ADDED:
                 self._jobs.tell_what_the_lock_limits(job, event.jobstore, task)
+
+    def _note_modified(self, job: Any, jobstore: str) -> None:
+        """Note whether somebody wants the job to run now: a change leaves other run times ahead."""
+        key, run_time = (job.id, jobstore), job.next_run_time
+        if run_time is not None and run_time.timestamp() <= time.time():
+            self._set_by_hand[key] = run_time
+        else:
+            self._set_by_hand.pop(key, None)
 
     def _tell_of_unknown_jobs(self, _event: Any) -> None:
         """Name the jobs that ``jobs`` has options for and that do not run here."""
@@ -601,6 +618,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _forget(self, key: JobKey) -> None:
         self._poll.forget(key)
         self._jobs.forget(key)
+        self._set_by_hand.pop(key, None)
 
 
 class _Active:

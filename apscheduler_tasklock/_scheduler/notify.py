@@ -54,6 +54,10 @@ LOCKED_ROW = (
 )
 
 
+# Seconds within which replicas set a run time to now together.
+TOGETHER = 5.0
+
+
 @dataclass(frozen=True)
 class Notifier:
     """Where the events of an executor's jobs go, and what its log lines have told already.
@@ -169,8 +173,7 @@ class Reports:
         assert request.run_time is not None
         if refusal.reason != "window" or refusal.window_start >= request.run_time:
             return
-        # Run times that each replica has of its own fall into each other's windows all the time.
-        if not request.exact:
+        if not request.exact and not self._is_set_by_hand(request.run_time, refusal):
             return
         if self._submission.one_off and refusal.holder != self._locks.replica_id:
             return  # another replica has added the same one, a moment before
@@ -186,6 +189,16 @@ class Reports:
                 refusal.locked_until,
                 self._locks.command_line("run", task=self._submission.task_name),
             )
+
+    def _is_set_by_hand(self, run_time: datetime, refusal: Refusal) -> bool:
+        """Tell whether somebody wanted the job to run now, and it has not run just before either.
+
+        Run times that each replica has of its own fall into each other's windows all the time. So
+        do those that several replicas set at once, as when they start.
+        """
+        is_own = refusal.holder == self._locks.replica_id
+        before = (run_time - refusal.window_start).total_seconds()
+        return self._submission.set_by_hand and (is_own or before > TOGETHER)
 
     def failed(self, error: TaskLockError, *, runs: bool) -> None:
         """Tell of a claim that was not decided.

@@ -55,6 +55,7 @@ class Submission:
     :ivar dead_run: the run that died, if its window is to be run again; there is one run time then
     :ivar request_id: of the run that was asked for by hand, if this is one; there is one run time
         then, which is now
+    :ivar set_by_hand: whether an application has set the run time to now, as ``modify_job`` can
     :ivar is_standby: whether it is run in another replica's place, as of its due time
     :ivar claim_ids: the claims' ids, one per run time
     :ivar scheduler_pass: the pass of the scheduler in which it was submitted; ``None`` if it was
@@ -75,6 +76,7 @@ class Submission:
     exempt_from_misfire: bool = False
     dead_run: RunState | None = None
     request_id: UUID | None = None
+    set_by_hand: bool = False
     is_standby: bool = False
     claim_ids: Sequence[UUID] = ()
     scheduler_pass: SchedulerPass | None = None
