@@ -13,8 +13,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 from apscheduler.events import EVENT_JOB_ERROR
+from psycopg import sql
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
