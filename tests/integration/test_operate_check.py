@@ -166,9 +166,6 @@ def test_a_missing_or_an_old_table_is_unknown(
     connection.execute("ALTER TABLE task_lock DROP COLUMN due_at")
     answer = command("check")
     assert (answer.status, "is older than this library" in answer.out) == (3, True)
-    connection.execute("DROP TABLE task_lock_replica")
-    answer = command("check")
-    assert (answer.status, "task_lock_replica does not exist" in answer.out) == (3, True)
 
 
 def test_an_unavailable_database_is_unknown(command: Command) -> None:
