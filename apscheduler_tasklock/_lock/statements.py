@@ -419,7 +419,11 @@ class _Release:
                       AND lock.overdue_at > lock.started_at
                       AND lock.due_at >= COALESCE(lock.paused_until, '-infinity'))"""
         # A job that ran past its next run time has another one by now.
-        is_past = f"lock.due_at <= now() AND ({asked['is_last']} OR {asked['next_in']} IS NOT NULL)"
+        # A run by hand moves one only if it makes up for it: it was overdue, and the run went well.
+        is_past = f"""(lock.due_at <= now()
+                       AND ({asked["is_last"]} OR {asked["next_in"]} IS NOT NULL)
+                       AND (lock.kind IS DISTINCT FROM 'manual'
+                            OR (lock.overdue_at <= lock.started_at AND {outcome} = 'ok')))"""
         due = _due(asked, "now()")
         is_first = "lock.finished_at IS NULL"
         has_entry = history.has_entry(outcome) if history else "false"

@@ -427,8 +427,9 @@ class RunAttempt:
     def _with_next_run(self, end: RunEnd) -> RunEnd:
         """Add when the next run time is due, if that of the claim has passed meanwhile."""
         if self._submission.is_manual:
-            return end
-        if self._next_at is not None and time.time() < self._next_at:
+            if end.outcome != "ok":
+                return end
+        elif self._next_at is not None and time.time() < self._next_at:
             return end
         next_in, is_last = self._submission.next_from(self.run_time, time.time())
         return replace(end, next_in=next_in, is_last=is_last)

@@ -115,6 +115,33 @@ class TestDueTimes:
         one.end(claim_id, outcome="ok")
         assert {name: row(connection)[name] for name in before} == before
 
+    @pytest.mark.parametrize(
+        ("waits", "outcome", "state"),
+        [
+            (31, "ok", TaskState.OK),
+            (31, "error", TaskState.OVERDUE),
+            (29, "ok", TaskState.OVERDUE),
+        ],
+        ids=["overdue", "overdue, and it failed", "not overdue yet"],
+    )
+    def test_one_that_makes_up_for_an_overdue_run_time_ends_the_alarm(
+        self,
+        one: Replica,
+        travel: Travel,
+        connection: Connection,
+        ask: Callable[[], UUID],
+        waits: float,
+        outcome: str,
+        state: TaskState,
+    ) -> None:
+        """As an operator does who comes upon a daily job that nobody ran in the night."""
+        ran(one)
+        travel(waits)
+        claim_id, _ = one.run_by_hand(ask())
+        one.end(claim_id, outcome=outcome, next_in=3600.0)
+        travel(60)
+        assert told(connection)[0] is state
+
     def test_a_release_that_is_sent_twice_moves_it_once(
         self, one: Replica, travel: Travel, connection: Connection, ask: Callable[[], UUID]
     ) -> None:

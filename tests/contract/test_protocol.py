@@ -29,6 +29,7 @@ NOTHING_ELSE = {
     "failed_at": None,
     "failures": 0,
     "error_type": None,
+    "paused_at": None,
     "paused_until": None,
     "paused_by": None,
     "pause_reason": None,

@@ -78,7 +78,7 @@ def test_a_task_is_overdue_if_it_is_due_and_nobody_runs_it(
     assert of_the_task["tasklock_task_overdue"] == overdue
 
 
-def test_a_task_that_no_living_replica_has_is_not_overdue(
+def test_a_task_that_no_living_replica_has_is_overdue_unless_it_was_removed(
     make_task_locks: MakeTaskLocks, known_task: KnownTask, connection: Connection
 ) -> None:
     known_task("gone")
@@ -87,6 +87,9 @@ def test_a_task_that_no_living_replica_has_is_not_overdue(
         "INSERT INTO task_lock_replica (replica_id, host, version, started_at, seen_at, tasks)"
         " VALUES ('alive', 'host', '1', now(), now(), '{}')"
     )
+    [of_the_task] = values(prometheus_text(make_task_locks())).values()
+    assert of_the_task["tasklock_task_overdue"] == 1
+    change(connection, "gone", "due_at = NULL, overdue_at = NULL")
     [of_the_task] = values(prometheus_text(make_task_locks())).values()
     assert of_the_task["tasklock_task_overdue"] == 0
 
