@@ -40,6 +40,7 @@ from apscheduler_tasklock.schema.inspection import (
     try_to_write,
 )
 from apscheduler_tasklock.schema.table import (
+    job_table,
     quoted,
     quoted_name,
     replica_table,
@@ -163,7 +164,8 @@ class _Examination:
         self._task_lock = task_lock
         self._prefix = prefix
         self._where = where
-        self._tables = (task_lock, run_table(task_lock), replica_table(task_lock))
+        beside = (run_table(task_lock), replica_table(task_lock), job_table(task_lock))
+        self._tables = (task_lock, *beside)
         self._states: dict[str, TableState] = {}
         self._server_state: ServerState | None = None
 
@@ -377,4 +379,6 @@ def _bloat(table: Table, state: TableState) -> Finding:
 def _not_deleted(table: Table, task_lock: Table) -> str:
     if table is task_lock:
         return "rows of one-off jobs stay, and `forget` is not possible"
+    if table is job_table(task_lock):
+        return "the job store does not start"
     return "rows that nobody needs any more stay"

@@ -14,6 +14,7 @@ from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.schema.table import (
     DEFAULT_TABLE,
+    job_table,
     quoted,
     quoted_name,
     replica_table,
@@ -39,6 +40,7 @@ _CHECK = f"""
                  WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped) AS columns,
            has_table_privilege(found.oid, 'SELECT') AND has_table_privilege(found.oid, 'INSERT')
            AND has_table_privilege(found.oid, 'UPDATE') AS permitted,
+           has_table_privilege(found.oid, 'DELETE') AS may_delete,
            current_setting('transaction_read_only') = 'on' AS read_only,
            {WITHOUT_POLICY} AS without_policy
     FROM (SELECT to_regclass($1) AS oid) AS found
@@ -82,6 +84,27 @@ def check_table(cursor: Any, table: Table, user: str | None) -> datetime:
             "it is read-only: a standby, or default_transaction_read_only is on"
         )
     return found["database_time"]  # type: ignore[no-any-return]  # the cursor's rows are untyped
+
+
+def check_job_table(cursor: Any, table: Table, user: str | None) -> None:
+    """Make sure that the jobs' table can be used as it is.
+
+    :param cursor: a psycopg cursor
+    :param table: the task lock table as this library declares it
+    :param user: the role that asks, for the message
+    :raises TaskLockSchemaError: the table is missing, old, or not permitted
+    """
+    jobs = job_table(table)
+    cursor.row_factory = dict_row
+    found = cursor.execute(_CHECK, [quoted_name(jobs)]).fetchone()
+    if not found["table_exists"]:
+        raise missing_table(table, jobs)
+    if any(column.name not in found["columns"] for column in jobs.columns):
+        raise old_table(table)
+    if not (found["permitted"] and found["may_delete"]):
+        raise missing_grant(jobs, user, rights=(*_NEEDED_RIGHTS, "DELETE"))
+    if found["without_policy"]:
+        raise missing_policy(jobs, user, found["without_policy"])
 
 
 UPGRADE_COMMAND = "apscheduler-tasklock upgrade"
@@ -132,7 +155,7 @@ def explain_refusal(
 
 def _named(table: Table, said: str) -> Table:
     """Return the table that PostgreSQL names: the task lock table, or one beside it."""
-    beside = (run_table(table), replica_table(table))
+    beside = (run_table(table), replica_table(table), job_table(table))
     return next((each for each in beside if each.name in said), table)
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import MetaData, Table
 
 from apscheduler_tasklock.schema.check import WITHOUT_POLICY
 from apscheduler_tasklock.schema.migrations import scripts_folder, version_table
-from apscheduler_tasklock.schema.table import quoted_name, replica_table, run_table
+from apscheduler_tasklock.schema.table import job_table, quoted_name, replica_table, run_table
 
 _SERVER = """
     SELECT clock_timestamp() AS database_time, pg_backend_pid() AS backend_pid,
@@ -54,6 +54,11 @@ _NEW_ROW = {
     "replica": """
         INSERT INTO {name} (replica_id, host, version, started_at, seen_at, tasks)
         VALUES ($1, '', '', now(), 'epoch', '{{}}')
+    """,
+    "job": """
+        INSERT INTO {name} (id, func, trigger, options, arguments, executor, version, added_id,
+            ended)
+        VALUES ($1, '', '{{}}', '{{}}', '{{}}', '', 1, gen_random_uuid(), true)
     """,
 }
 
@@ -182,6 +187,7 @@ def try_to_write(cursor: Any, table: Table, task_lock: Table, prefix: str) -> bo
     kind, key = {
         run_table(task_lock).name: ("run", "task_name"),
         replica_table(task_lock).name: ("replica", "replica_id"),
+        job_table(task_lock).name: ("job", "id"),
     }.get(table.name, ("task_lock", "task_name"))
     name, row = quoted_name(table), f"{prefix}doctor {uuid4()}"
     cursor.execute("SELECT set_config('lock_timeout', '3s', true)")

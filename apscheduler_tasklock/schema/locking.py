@@ -51,11 +51,15 @@ BEGIN
              AND privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE')
     LOOP
         EXECUTE 'GRANT ' || entry.privilege_type || ' ON ' || {beside_literal}
-                || ' TO ' || entry.grantee;
+                || ' TO ' || entry.grantee;{more}
     END LOOP;
 END
 $tasklock$
 """
+_GRANT_DELETE = """
+        IF entry.privilege_type = 'UPDATE' THEN
+            EXECUTE 'GRANT DELETE ON ' || {beside_literal} || ' TO ' || entry.grantee;
+        END IF;"""
 
 
 def qualified(table: str, schema: str | None) -> str:
@@ -74,13 +78,21 @@ def execute_when_unlocked(op: Operations, statement: str) -> None:
     )
 
 
-def grant_like(op: Operations, table: str, beside: str, schema: str | None) -> None:
-    """Grant on one table what roles may do with another."""
+def grant_like(
+    op: Operations, table: str, beside: str, schema: str | None, *, deletes: bool = False
+) -> None:
+    """Grant on one table what roles may do with another.
+
+    :param deletes: whether those that may update may delete as well
+    """
+    beside_literal = _literal(qualified(beside, schema))
+    more = _GRANT_DELETE.format(beside_literal=beside_literal) if deletes else ""
     _execute(
         op,
         _GRANT_LIKE.format(
             table_literal=_literal(qualified(table, schema)),
-            beside_literal=_literal(qualified(beside, schema)),
+            beside_literal=beside_literal,
+            more=more,
         ),
     )
 

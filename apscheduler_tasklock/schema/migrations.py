@@ -21,6 +21,7 @@ from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.schema.table import (
     DEFAULT_TABLE,
+    JOB_SUFFIX,
     REPLICA_SUFFIX,
     RUN_SUFFIX,
     task_lock_table,
@@ -169,7 +170,7 @@ def include_name(
 
     :return: ``False`` for the task lock table, those beside it and its version table, else ``True``
     """
-    beside = (table + RUN_SUFFIX, table + REPLICA_SUFFIX)
+    beside = (table + RUN_SUFFIX, table + REPLICA_SUFFIX, table + JOB_SUFFIX)
     ours = (table, *beside, version_table(schema, table)["version_table"])
     return not (type_ == "table" and name in ours and parent_names.get("schema_name") == schema)
 

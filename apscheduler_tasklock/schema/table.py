@@ -1,7 +1,8 @@
 """The tables as SQLAlchemy knows them. The migrations create them; a test compares both.
 
 The task lock table has all that a claim is decided on. Two tables beside it are for operators: the
-run history, and the replicas. The lock does not depend on them.
+run history, and the replicas. The lock does not depend on them. A third has the jobs of the job
+store.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     DateTime,
+    Index,
     Integer,
     MetaData,
     Table,
@@ -18,7 +20,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql.base import PGDialect, PGIdentifierPreparer
 
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -33,6 +35,7 @@ LONGEST_TABLE = LONGEST_IDENTIFIER - len("_alembic_version")
 # What the tables beside the task lock table are called: its own name, and this.
 RUN_SUFFIX = "_run"
 REPLICA_SUFFIX = "_replica"
+JOB_SUFFIX = "_job"
 
 # With a parameter style that leaves percent signs as they are.
 _DIALECT = PGDialect(paramstyle="named")  # type: ignore[no-untyped-call]  # SQLAlchemy's own
@@ -52,13 +55,26 @@ RUN_STORAGE_PARAMETERS = {
     "autovacuum_vacuum_scale_factor": 0.02,
     "autovacuum_vacuum_threshold": 1000,
 }
+# A job's row changes with each of its run times, and with it the index by which due jobs are found.
+JOB_STORAGE_PARAMETERS = {
+    "fillfactor": 70,
+    "autovacuum_vacuum_scale_factor": 0.02,
+    "autovacuum_vacuum_threshold": 1000,
+}
+# The indexes of the jobs: the end of the name, the columns, and of which rows. They find what is
+# due, what is handed out, and what has ended.
+JOB_INDEXES = (
+    ("due", ("executor", "next_run_time"), "next_run_time IS NOT NULL"),
+    ("handed", ("handed_id",), "handed_id IS NOT NULL"),
+    ("ended", ("id",), "ended"),
+)
 
 
 def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Table:
     """Return the task lock table's definition, in a ``MetaData`` of its own.
 
-    The tables beside it are in the same ``MetaData``; see :func:`run_table` and
-    :func:`replica_table`.
+    The tables beside it are in the same ``MetaData``; see :func:`run_table`,
+    :func:`replica_table` and :func:`job_table`.
 
     :param name: the table's name
     :param schema: its schema; ``None`` leaves it to the connection's ``search_path``
@@ -100,6 +116,33 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("stopped_at", moment(), nullable=True),
         schema=schema,
     )
+    jobs = Table(
+        name + JOB_SUFFIX,
+        metadata,
+        Column("id", Text, primary_key=True),
+        Column("func", Text, nullable=False),
+        Column("trigger", JSONB, nullable=False),
+        Column("options", JSONB, nullable=False),
+        Column("arguments", JSONB, nullable=False),
+        Column("executor", Text, nullable=False),
+        Column("signature", Text, nullable=True),
+        Column("version", BigInteger, nullable=False),
+        Column("added_id", Uuid, nullable=False),
+        Column("next_run_time", moment(), nullable=True),
+        Column("last_run_time", moment(), nullable=True),
+        Column("ended", Boolean, nullable=False),
+        Column("task_name", Text, nullable=True),
+        Column("handed_id", Uuid, nullable=True),
+        Column("handed_to", Text, nullable=True),
+        Column("handed_until", moment(), nullable=True),
+        schema=schema,
+    )
+    for suffix, columns, where in JOB_INDEXES:
+        Index(
+            f"{jobs.name}_{suffix}",
+            *(jobs.c[column] for column in columns),
+            postgresql_where=text(where),
+        )
     return Table(
         name,
         metadata,
@@ -151,6 +194,11 @@ def run_table(task_lock: Table) -> Table:
 def replica_table(task_lock: Table) -> Table:
     """Return the replicas' table, which lies beside a task lock table."""
     return _beside(task_lock, REPLICA_SUFFIX)
+
+
+def job_table(task_lock: Table) -> Table:
+    """Return the jobs' table, which lies beside a task lock table."""
+    return _beside(task_lock, JOB_SUFFIX)
 
 
 def _beside(task_lock: Table, suffix: str) -> Table:

@@ -199,5 +199,11 @@ def test_the_example_with_its_own_history_takes_ours_in(
     with psycopg.connect(empty_database_url) as connection:
         names = "SELECT tablename::text FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"
         tables = [name for (name,) in connection.execute(names)]
-    ours = ["task_lock", "task_lock_alembic_version", "task_lock_replica", "task_lock_run"]
+    ours = [
+        "task_lock",
+        "task_lock_alembic_version",
+        "task_lock_job",
+        "task_lock_replica",
+        "task_lock_run",
+    ]
     assert tables == ["alembic_version", "prices", *ours]

@@ -26,6 +26,7 @@ GRANTS = {
     "task_lock": "SELECT, INSERT, UPDATE, DELETE",
     "task_lock_run": "SELECT, INSERT, UPDATE, DELETE",
     "task_lock_replica": "SELECT, INSERT, UPDATE, DELETE",
+    "task_lock_job": "SELECT, INSERT, UPDATE, DELETE",
 }
 
 
@@ -130,7 +131,7 @@ def test_a_table_of_another_name(command: Command) -> None:
     assert found[0]["remedy"].endswith("upgrade --schema jobs --table locks")
 
 
-@pytest.mark.parametrize("table", ["task_lock_run", "task_lock_replica"])
+@pytest.mark.parametrize("table", ["task_lock_run", "task_lock_replica", "task_lock_job"])
 def test_a_table_beside_it_that_is_missing(
     command: Command, connection: Connection, table: str
 ) -> None:
@@ -141,7 +142,12 @@ def test_a_table_beside_it_that_is_missing(
 
 @pytest.mark.parametrize(
     ("table", "column"),
-    [("task_lock", "token"), ("task_lock_run", "outcome"), ("task_lock_replica", "tasks")],
+    [
+        ("task_lock", "token"),
+        ("task_lock_run", "outcome"),
+        ("task_lock_replica", "tasks"),
+        ("task_lock_job", "version"),
+    ],
 )
 def test_an_old_table(command: Command, connection: Connection, table: str, column: str) -> None:
     connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")

@@ -55,6 +55,7 @@ OURS = {
     "public.task_lock_alembic_version",
     "public.task_lock_run",
     "public.task_lock_replica",
+    "public.task_lock_job",
 }
 
 

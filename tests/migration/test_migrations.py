@@ -20,6 +20,7 @@ from sqlalchemy import create_engine, create_mock_engine, text
 from apscheduler_tasklock import TaskLockError, downgrade, include_name, migrate, upgrade
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.schema.table import (
+    JOB_STORAGE_PARAMETERS,
     RUN_STORAGE_PARAMETERS,
     STORAGE_PARAMETERS,
     task_lock_table,
@@ -27,7 +28,7 @@ from apscheduler_tasklock.schema.table import (
 from tests.migration.conftest import Run, described, tables
 from tests.support.polling import eventually
 
-BESIDE = {"public.task_lock_run", "public.task_lock_replica"}
+BESIDE = {"public.task_lock_run", "public.task_lock_replica", "public.task_lock_job"}
 OURS = {"public.task_lock", "public.task_lock_alembic_version", *BESIDE}
 CLI = "apscheduler_tasklock.cli"
 
@@ -48,11 +49,30 @@ def test_the_migrated_table_is_the_declared_one(database_url: str) -> None:
         difference = compare_metadata(context, task_lock_table().metadata)
     engine.dispose()
     assert difference == []
-    parameters = {"task_lock": STORAGE_PARAMETERS, "task_lock_run": RUN_STORAGE_PARAMETERS}
+    parameters = {
+        "task_lock": STORAGE_PARAMETERS,
+        "task_lock_run": RUN_STORAGE_PARAMETERS,
+        "task_lock_job": JOB_STORAGE_PARAMETERS,
+    }
     for table, declared in parameters.items():
         reloptions = {row[2] for row in described(database_url) if row[1] == table}
         expected = ",".join(f"{name}={value}" for name, value in declared.items())
         assert reloptions == {f"{{{expected}}}"}
+
+
+def test_the_jobs_are_found_by_indexes_of_those_that_are_due_handed_out_or_ended(
+    connection: psycopg.Connection[Any],
+) -> None:
+    """Alembic's comparison does not look at what an index is limited to."""
+    found = connection.execute(
+        "SELECT indexname::text, split_part(indexdef, 'USING ', 2) FROM pg_indexes"
+        " WHERE tablename = 'task_lock_job' AND indexname NOT LIKE '%_pkey'"
+    )
+    assert dict(found.fetchall()) == {
+        "task_lock_job_due": "btree (executor, next_run_time) WHERE (next_run_time IS NOT NULL)",
+        "task_lock_job_handed": "btree (handed_id) WHERE (handed_id IS NOT NULL)",
+        "task_lock_job_ended": "btree (id) WHERE ended",
+    }
 
 
 def test_alembic_in_a_checkout_upgrades_and_downgrades(empty_database_url: str, run: Run) -> None:
@@ -87,7 +107,7 @@ def test_another_schema_and_name_are_created_and_dropped(
     empty_database_url: str, name: str
 ) -> None:
     upgrade(empty_database_url, schema=name, table=f"{name}_lock")
-    suffixes = ("", "_alembic_version", "_run", "_replica")
+    suffixes = ("", "_alembic_version", "_run", "_replica", "_job")
     assert tables(empty_database_url) == {f"{name}.{name}_lock{suffix}" for suffix in suffixes}
     upgrade(empty_database_url, schema=name, table=f"{name}_lock")  # nothing to do
     downgrade(empty_database_url, schema=name, table=f"{name}_lock")
@@ -219,7 +239,14 @@ class TestCommandLine:
 
 class TestIncludeName:
     @pytest.mark.parametrize(
-        "name", ["task_lock", "task_lock_alembic_version", "task_lock_run", "task_lock_replica"]
+        "name",
+        [
+            "task_lock",
+            "task_lock_alembic_version",
+            "task_lock_run",
+            "task_lock_replica",
+            "task_lock_job",
+        ],
     )
     def test_hides_our_tables(self, name: str) -> None:
         assert not include_name(name, "table", {"schema_name": None})

@@ -117,6 +117,15 @@ def test_a_downgrade_of_one_revision_keeps_the_locks(old_table: str) -> None:
         assert row(connection, "running")["locked_by"] == "old"
 
 
+def test_a_downgrade_to_the_second_revision_drops_the_jobs_alone(old_table: str) -> None:
+    upgrade(old_table, revision="0002")
+    before = described(old_table)
+    upgrade(old_table)
+    assert "public.task_lock_job" in tables(old_table)
+    downgrade(old_table, revision="0002")
+    assert described(old_table) == before
+
+
 def test_who_may_use_the_lock_may_use_what_lies_beside_it(old_table: str) -> None:
     with psycopg.connect(old_table, autocommit=True) as connection:
         connection.execute('CREATE ROLE "The app"')
@@ -127,5 +136,7 @@ def test_who_may_use_the_lock_may_use_what_lies_beside_it(old_table: str) -> Non
             for table in ("task_lock_run", "task_lock_replica"):
                 for right, has in {"SELECT": True, "UPDATE": True, "DELETE": False}.items():
                     assert connection.execute(privilege, [table, right]).fetchone() == (has,)
+            for right in ("SELECT", "INSERT", "UPDATE", "DELETE"):  # jobs can be removed
+                assert connection.execute(privilege, ["task_lock_job", right]).fetchone() == (True,)
         finally:
             connection.execute('DROP OWNED BY "The app"; DROP ROLE "The app"')

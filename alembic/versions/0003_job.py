@@ -1,0 +1,65 @@
+"""The jobs of the job store.
+
+Revision ID: 0003
+Revises: 0002
+"""
+
+import sqlalchemy as sa
+from alembic.operations import Operations
+from sqlalchemy.dialects.postgresql import JSONB
+
+from apscheduler_tasklock.schema.locking import grant_like
+from apscheduler_tasklock.schema.table import JOB_SUFFIX
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+
+def upgrade(op: Operations, table: str, schema: str | None) -> None:
+    """Create the table. Whoever may use the task lock table may use it, and delete from it."""
+    jobs = table + JOB_SUFFIX
+    op.create_table(
+        jobs,
+        sa.Column("id", sa.Text, primary_key=True),
+        sa.Column("func", sa.Text, nullable=False),
+        sa.Column("trigger", JSONB, nullable=False),
+        sa.Column("options", JSONB, nullable=False),
+        sa.Column("arguments", JSONB, nullable=False),
+        sa.Column("executor", sa.Text, nullable=False),
+        sa.Column("signature", sa.Text, nullable=True),
+        sa.Column("version", sa.BigInteger, nullable=False),
+        sa.Column("added_id", sa.Uuid, nullable=False),
+        sa.Column("next_run_time", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("last_run_time", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("ended", sa.Boolean, nullable=False),
+        sa.Column("task_name", sa.Text, nullable=True),
+        sa.Column("handed_id", sa.Uuid, nullable=True),
+        sa.Column("handed_to", sa.Text, nullable=True),
+        sa.Column("handed_until", sa.DateTime(timezone=True), nullable=True),
+        schema=schema,
+        postgresql_with={
+            "fillfactor": 70,
+            "autovacuum_vacuum_scale_factor": 0.02,
+            "autovacuum_vacuum_threshold": 1000,
+        },
+    )
+    due = ["executor", "next_run_time"]
+    _create_index(op, jobs, schema, "due", due, "next_run_time IS NOT NULL")
+    _create_index(op, jobs, schema, "handed", ["handed_id"], "handed_id IS NOT NULL")
+    _create_index(op, jobs, schema, "ended", ["id"], "ended")
+    grant_like(op, table, jobs, schema, deletes=True)
+
+
+def downgrade(op: Operations, table: str, schema: str | None) -> None:
+    """Drop the table, and with it the jobs."""
+    op.drop_table(table + JOB_SUFFIX, schema=schema)
+
+
+def _create_index(
+    op: Operations, jobs: str, schema: str | None, suffix: str, columns: list[str], where: str
+) -> None:
+    op.create_index(
+        f"{jobs}_{suffix}", jobs, columns, schema=schema, postgresql_where=sa.text(where)
+    )
