@@ -1,0 +1,201 @@
+"""What a row says of a job: its function, trigger, options and arguments, and how it is read."""
+
+from __future__ import annotations
+
+import pickle
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.jobstore.triggers import (
+    declared_schedule,
+    decode_trigger,
+    encode_trigger,
+)
+from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
+from apscheduler_tasklock.jobstore.values import UnreadableError, UnstorableError, decode, encode
+
+_OPTIONS = ("name", "misfire_grace_time", "coalesce", "max_instances")
+_PICKLE = "pickle"
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A job as its row has it: JSON-like data, and texts.
+
+    :ivar func: the function's reference, as ``"myapp.jobs:send"``
+    :ivar trigger: the encoded trigger
+    :ivar options: ``name``, ``misfire_grace_time``, ``coalesce`` and ``max_instances``
+    :ivar arguments: the encoded ``args`` and ``kwargs``
+    :ivar executor: the alias of its executor
+    """
+
+    func: str
+    trigger: dict[str, Any]
+    options: dict[str, Any]
+    arguments: dict[str, Any]
+    executor: str
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What it is, by column."""
+        return asdict(self)
+
+    @property
+    def schedule(self) -> Any:
+        """What of the trigger was chosen; see :func:`declared_schedule`."""
+        return declared_schedule(self.trigger)
+
+    @property
+    def is_one_off(self) -> bool:
+        """Whether it has one run time only."""
+        return self.trigger.get("type") == "date"
+
+
+class MissingFunction:
+    """Stands for the function of a job that cannot be imported here, or may not be.
+
+    :param reference: the function's
+    """
+
+    def __init__(self, reference: str) -> None:
+        self._reference = reference
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Say that it is none.
+
+        :raises LookupError: always
+        """
+        raise LookupError(f"the function {self._reference!r} is not available in this process")
+
+
+class JobCodec:
+    """Writes jobs for the table, and reads them.
+
+    :param functions: which functions jobs may call
+    :param signer: signs the rows, if they are signed
+    :param pickles: whether triggers and arguments are pickled; they are signed then
+    """
+
+    def __init__(
+        self, functions: AllowedFunctions, signer: Signer | None = None, *, pickles: bool = False
+    ) -> None:
+        if pickles and signer is None:
+            raise TaskLockOptionError(
+                "serializer='pickle' needs secret=...: whoever could write an unsigned row could "
+                "run any code"
+            )
+        self._functions = functions
+        self._signer = signer
+        self._pickles = pickles
+
+    def encode(self, job: Any) -> Definition:
+        """Return what is stored of a job.
+
+        :raises UnstorableError: it cannot be stored, or would come back different
+        :raises TaskLockOptionError: its function is not allowed
+        """
+        where = f"job {job.id!r}"
+        if not job.func_ref:
+            raise UnstorableError(
+                f"{where}: its function {job.func!r} cannot be stored, as no module has it under a "
+                "name (a lambda, a partial or a nested function); pass one that a module has"
+            )
+        state = job.__getstate__()  # with the instance of a method before its arguments
+        if not isinstance(job.func, MissingFunction):
+            try:
+                self._functions.check(job.func, job.func_ref)
+            except UntrustedError as error:
+                raise TaskLockOptionError(f"{where}: {error}") from None
+        try:
+            return Definition(
+                func=encode(str(job.func_ref), "func"),
+                trigger=self._encode_trigger(state["trigger"]),
+                options={name: encode(state[name], name) for name in _OPTIONS},
+                arguments=self._encode_arguments(state["args"], state["kwargs"]),
+                executor=encode(str(job.executor), "executor"),
+            )
+        except UnstorableError as error:
+            raise UnstorableError(f"{where}: {error}") from error.__cause__
+
+    def decode(self, definition: Definition) -> dict[str, Any]:
+        """Return the attributes of a job, without its function.
+
+        :raises UnreadableError: its row cannot be read
+        """
+        trigger, arguments = self._checked(definition.trigger), self._checked(definition.arguments)
+        try:
+            if _PICKLE in arguments:
+                args, kwargs = _unpickled(arguments)
+            else:
+                args, kwargs = decode(arguments["args"]), decode(arguments["kwargs"])
+            options = {name: decode(definition.options[name]) for name in _OPTIONS}
+        except (KeyError, TypeError) as error:
+            raise UnreadableError(f"its row lacks {error}") from error
+        return {
+            "trigger": _unpickled(trigger) if _PICKLE in trigger else decode_trigger(trigger),
+            "executor": definition.executor,
+            "args": tuple(args),
+            "kwargs": kwargs,
+            **options,
+        }
+
+    def load_function(self, definition: Definition) -> Any:
+        """Return the function of a job.
+
+        :raises UntrustedError: it is not allowed
+        :raises Exception: it cannot be imported; whatever the import raises
+        """
+        return self._functions.load(definition.func)
+
+    def sign(self, job_id: str, definition: Definition) -> str | None:
+        """Return the signature of a row; ``None`` if rows are not signed."""
+        return None if self._signer is None else self._signer.sign(job_id, definition.columns)
+
+    def verify(self, job_id: str, definition: Definition, signature: str | None) -> None:
+        """Make sure that we have signed a row, if rows are signed.
+
+        :raises UntrustedError: we have not
+        """
+        if self._signer is not None:
+            self._signer.verify(job_id, definition.columns, signature)
+
+    def _checked(self, data: Any) -> Mapping[str, Any]:
+        if not isinstance(data, dict):
+            raise UnreadableError(f"its row has {type(data).__name__} where an object belongs")
+        if _PICKLE in data and not self._pickles:
+            raise UnreadableError("it is pickled, and this job store reads JSON")
+        return data
+
+    def _encode_trigger(self, trigger: Any) -> dict[str, Any]:
+        try:
+            return encode_trigger(trigger)
+        except UnstorableError:
+            if not self._pickles:
+                raise
+            return _pickled(trigger, "the trigger")
+
+    def _encode_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        if self._pickles:
+            return _pickled((tuple(args), dict(kwargs)), "the arguments")
+        return {
+            "args": [encode(value, f"args[{n}]") for n, value in enumerate(args)],
+            "kwargs": encode(dict(kwargs), "kwargs"),
+        }
+
+
+def _pickled(value: Any, what: str) -> dict[str, Any]:
+    try:
+        return {_PICKLE: b64encode(pickle.dumps(value)).decode()}
+    except Exception as error:  # whatever an object's own code raises
+        raise UnstorableError(f"{what} cannot be pickled: {error}") from error
+
+
+def _unpickled(data: Mapping[str, Any]) -> Any:
+    read: Callable[[bytes], Any] = pickle.loads  # of a row that we have signed
+    try:
+        return read(b64decode(data[_PICKLE]))
+    except Exception as error:
+        raise UnreadableError(f"it has a pickle that cannot be read: {error}") from error
