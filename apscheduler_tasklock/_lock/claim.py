@@ -291,6 +291,42 @@ class ManualAttempt(_Attempt[ManualRequest]):
         return Decision(answer, sent)
 
 
+class HandOutAttempt(_Attempt[ClaimRequest]):
+    """A claim of a run time that was handed out, asked for until it is answered."""
+
+    def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
+        super().__init__(request, context)
+        self.kind = HandOutAttempt
+
+    @property
+    def goes_alone(self) -> bool:
+        """Whether it does: its statement is for one job."""
+        return True
+
+    def send(self, cursor: Any) -> Decision:
+        """Ask; the answer is ``None`` if there is nothing to claim any more.
+
+        :raises TaskLockDatabaseError: answers take longer than the lease that they grant
+        """
+        context = self._context
+        context.pending.send_for(self.task_name, cursor)
+        sent = time.monotonic()
+        stable = context.outage.stable
+        answer = context.protocol.claim_handed_out(cursor, self.request, stable=stable)
+        if answer is not None:
+            context.clock.learn(
+                sent=sent,
+                answered=time.monotonic(),
+                database_time=answer.database_time,
+                bound=context.clock.latest(sent),
+            )
+            if answer.granted and is_over(answer, sent):
+                # The job has moved on, so this claim cannot be asked for anew. It is handed over.
+                self.in_doubt = True
+                raise TaskLockDatabaseError(TOO_LATE)
+        return Decision(answer, sent)
+
+
 def is_over(answer: ClaimAnswer, sent: float) -> bool:
     """Tell whether the lease that was granted has ended by now."""
     lasts = (answer.locked_until - answer.database_time).total_seconds()

@@ -39,12 +39,14 @@ from apscheduler_tasklock._lock.claim import (
     ClaimAttempt,
     ClaimContext,
     Decision,
+    HandOutAttempt,
     ManualAttempt,
     TakeoverAttempt,
 )
 from apscheduler_tasklock._lock.clock import DatabaseClock
 from apscheduler_tasklock._lock.commands import command_line
 from apscheduler_tasklock._lock.heartbeat import Heartbeat
+from apscheduler_tasklock._lock.jobs import JobRows
 from apscheduler_tasklock._lock.lifetime import InProgress, Lifetime, off_the_loop
 from apscheduler_tasklock._lock.offload import ThreadOffload
 from apscheduler_tasklock._lock.protocol import (
@@ -52,6 +54,7 @@ from apscheduler_tasklock._lock.protocol import (
     NOT_BEGUN,
     ClaimRequest,
     Ending,
+    HandOut,
     HistorySettings,
     LockTimes,
     ManualRequest,
@@ -75,7 +78,7 @@ from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
-AnyAttempt: TypeAlias = ClaimAttempt | TakeoverAttempt | ManualAttempt
+AnyAttempt: TypeAlias = ClaimAttempt | TakeoverAttempt | ManualAttempt | HandOutAttempt
 
 # The share of a lease in which a renewal must have been sent; else it gets a connection of its own.
 RENEWAL_TURN = 1 / 6
@@ -131,6 +134,7 @@ class LockClient:
     :ivar offload: does what coroutines want of the database
     :ivar clock: what is known of the database's clock
     :ivar outage: what is known of its outages
+    :ivar jobs: the statements of the job store, for :meth:`ask`
     :ivar claiming: counts the claims that are being made, and given back if nobody wants them
     :ivar in_use: counts who still needs the threads after :meth:`close`
     """
@@ -170,6 +174,7 @@ class LockClient:
         self._second = Exchange(self._second_pool, self.outage, self._explain, background)
         self._retrier = Retrier(self._exchange, self.outage, self._closing, self.where)
         self._protocol = TaskLockProtocol(self.table, settings.replica_id, history=settings.history)
+        self.jobs = JobRows(self.table, settings.replica_id)
         self.clock = DatabaseClock(self.outage.clock_stepped)
         self._pending = PendingReleases(
             self._exchange, self._protocol, self._closing, settings.timings
@@ -236,6 +241,8 @@ class LockClient:
             return TakeoverAttempt(request, self._context)
         if isinstance(request, ManualRequest):
             return ManualAttempt(request, self._context)
+        if request.hand_out is not None:
+            return HandOutAttempt(request, self._context)
         return ClaimAttempt(request, self._context)
 
     def claim(
@@ -512,6 +519,22 @@ class LockClient:
         :raises TaskLockError: it rejects that, as for a role that may not delete
         """
         self.ask(partial(self._protocol.shorten_history, task_names=task_names))
+
+    def settle(self, hand_out: HandOut) -> bool:
+        """Move a job on whose run time that was handed out is not run; tell whether it still was.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that
+        """
+        return self.ask(partial(self.jobs.settle, hand_out=hand_out))
+
+    def give_back(self, hand_out: HandOut) -> None:
+        """End a hand-out; its run time is handed out again.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that
+        """
+        self.ask(partial(self.jobs.give_back, handed_ids=[hand_out.handed_id]))
 
     def give_up(self, dead: RunState) -> bool:
         """Finish a dead run that is not to be run again; tell whether this replica did.

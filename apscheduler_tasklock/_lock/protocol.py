@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -20,7 +21,7 @@ from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock._lock import statements
 from apscheduler_tasklock._lock.statements import History
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.schema.table import quoted_name, replica_table, run_table
+from apscheduler_tasklock.schema.table import job_table, quoted_name, replica_table, run_table
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +126,35 @@ class ReleaseRequest:
 
 
 @dataclass(frozen=True)
+class HandOut:
+    """A run time of a job of the job store, handed out to this replica for a short time.
+
+    :ivar job_id: the job
+    :ivar handed_id: of this hand-out, which is the fence of all that is done with it
+    :ivar run_time: the run time, with a time zone
+    :ivar following: the run time after it; ``None`` if there is none
+    :ivar due_at: when it was due, on the monotonic clock, by the database's clock
+    :ivar is_late_by_nature: whether it was handed out in time before, to a replica that died
+    """
+
+    job_id: str
+    handed_id: UUID
+    run_time: datetime
+    following: datetime | None
+    due_at: float
+    is_late_by_nature: bool = False
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of a statement that moves its job on."""
+        return {
+            "job_id": self.job_id,
+            "handed_id": self.handed_id,
+            "following": self.following,
+        }
+
+
+@dataclass(frozen=True)
 class ClaimRequest:
     """What a job or ``hold`` asks for: one run time of one task.
 
@@ -147,6 +177,7 @@ class ClaimRequest:
     :ivar claim_id: made for this request; asking twice with it claims once
     :ivar keep_window_if_in_doubt: whether the window stays taken if the claim was sent and never
         answered, although the database may have granted it
+    :ivar hand_out: of a job of the job store, which the claim moves to its next run time
     """
 
     task_name: str
@@ -165,6 +196,7 @@ class ClaimRequest:
     max_runtime: float | None = None
     claim_id: UUID = field(default_factory=uuid4)
     keep_window_if_in_doubt: bool = False
+    hand_out: HandOut | None = None
 
     @property
     def ending_in_doubt(self) -> Ending:
@@ -266,6 +298,7 @@ class ClaimAnswer:
     :ivar claim_id: what a release of the last claim has to match on
     :ivar manual: whether the last run was asked for by hand, or runs one again that was
     :ivar was_overdue: whether somebody had told before that the task is overdue
+    :ivar withdrawn: of a run time that was handed out, whether it is so no more
     """
 
     granted: bool
@@ -283,6 +316,7 @@ class ClaimAnswer:
     claim_id: UUID
     manual: bool = False
     was_overdue: bool = False
+    withdrawn: bool = False
 
     @property
     def looks_free(self) -> bool:
@@ -292,7 +326,7 @@ class ClaimAnswer:
         this is the row as it was before.
         """
         stands_against = self.running or self.granted or self.waits or self.paused
-        return self.new_window and not stands_against
+        return self.new_window and not (stands_against or self.withdrawn)
 
     def looks_dead(self, claim_id: UUID) -> bool:
         """Tell whether this claim is still the last one, and could be taken over.
@@ -311,7 +345,8 @@ class Refusal:
     :ivar holder: replica of the last claim
     :ivar token: its fencing token
     :ivar locked_until: database time until which the task is held
-    :ivar reason: ``"paused"``, ``"running"`` or ``"window"``
+    :ivar reason: ``"paused"``, ``"running"``, ``"window"``, or ``"withdrawn"`` for a run time that
+        is handed out no more
     :ivar renewed: whether its holder renews the claim, and so was alive less than a lease ago
     :ivar blocked: whether a run that is still going on, or whose holder died, stands against a
         window that is new
@@ -338,6 +373,8 @@ class Refusal:
         """Return what an answer says that grants nothing."""
         standing = answer.running or answer.waits
         reason = "paused" if answer.paused else "running" if standing else "window"
+        if answer.withdrawn:
+            reason = "withdrawn"
         return cls(
             holder=answer.holder,
             token=answer.token,
@@ -618,6 +655,9 @@ class TaskLockProtocol:
         self._claim_requested = RecordingStatement(statements.claim_requested, name, runs)
         self._register = Statement(statements.register(name))
         self._tell_overdue = Statement(statements.tell_overdue(name))
+        self._claim_handed_out = RecordingStatement(
+            partial(statements.claim_handed_out, jobs=for_template(job_table(table))), name, runs
+        )
         replicas = for_template(replica_table(table))
         self._report_replica = Statement(statements.report_replica(replicas))
         self._stop_replica = Statement(statements.stop_replica(replicas))
@@ -650,6 +690,36 @@ class TaskLockProtocol:
                 # row.
                 answer = self._execute(cursor, self._look, parameters).fetchone()
             if answer is not None:
+                return answer
+        raise TaskLockError(
+            f"task {request.task_name!r}: its row can be neither read nor inserted, although "
+            "PostgreSQL reports no error; is there a policy or a trigger on the task lock table?"
+        )
+
+    def claim_handed_out(
+        self, cursor: Any, request: ClaimRequest, *, stable: bool
+    ) -> ClaimAnswer | None:
+        """Try to take the task of a job for the run time that was handed out, and move the job on.
+
+        :param stable: as of :class:`ReadTimes`
+        :return: ``None`` if it is handed out no more, and the task has no row
+        :raises TaskLockError: the task's row can be neither read nor inserted
+        """
+        assert request.hand_out is not None
+        parameters = {
+            **request.parameters(0.0),
+            **request.hand_out.parameters,
+            "run_time": request.hand_out.run_time,
+            "stable": stable,
+        }
+        for _ in range(MOST_LOOKS):
+            [row] = self._rows(cursor, self._claim_handed_out, parameters)
+            if row["granted"] is None:
+                if row["withdrawn"]:
+                    return None
+                continue  # another claim has inserted the task's row meanwhile
+            answer = ClaimAnswer(**row)
+            if not answer.looks_free:  # or else another claim won while this one waited for it
                 return answer
         raise TaskLockError(
             f"task {request.task_name!r}: its row can be neither read nor inserted, although "

@@ -559,6 +559,64 @@ def first_claim_many(table: str) -> str:
     """
 
 
+def claim_handed_out(table: str, history: History | None = None, *, jobs: str) -> str:
+    """Return the statement that claims a run time of a job that was handed out to a replica.
+
+    It claims the task, with or without a row, and moves the job to its next run time, or ends it.
+    Both happen, or neither: whoever dies before it has lost nothing, and whoever sends it again
+    under the same id changes nothing. The id of the hand-out is the fence: it is gone once the job
+    was claimed, changed, removed or given back. There are no windows: the run time is in the row.
+
+    It always returns a row. Without ``granted`` the task has none yet; ``withdrawn`` says that the
+    job is handed out to this replica no more.
+
+    :param jobs: the jobs' table
+    """
+    task_name = _PARAMETERS["task_name"]
+    may_claim = f"{NOT_RUNNING} AND NOT {_ONE.own} AND NOT {_ONE.waits} AND NOT {_IS_PAUSED}"
+    found = {
+        **_FOUND,
+        "new_window": "NOT found.granted",
+        "paused": _IS_PAUSED,
+        **_ROW_FOUND,
+    }
+    first = {**_DECIDED_GRANTED, **_ROW_FOUND}
+    return f"""
+        WITH asked AS (
+            SELECT {_PARAMETERS["run_time"]} AS run_time, {_PARAMETERS["run_time"]} AS fired
+        ), job AS (
+            SELECT id FROM {jobs}
+            WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {_SAFELY}
+            FOR NO KEY UPDATE
+        ), claimed AS (
+            UPDATE {table} AS lock SET {_ONE.changes} FROM asked, job
+            WHERE lock.task_name = {task_name} AND {may_claim}
+            RETURNING {_RETURNED}
+        ), first AS (
+            INSERT INTO {table} AS lock ({_ROW})
+            {_ONE.first_row} FROM asked, job
+            WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = {task_name})
+            ON CONFLICT DO NOTHING
+            RETURNING {_as(first)}
+        ), moved AS (
+            UPDATE {jobs} AS job SET
+                next_run_time = %(following)s::timestamptz,
+                ended = %(following)s::timestamptz IS NULL,
+                last_run_time = asked.run_time, task_name = {task_name},
+                handed_id = NULL, handed_to = NULL, handed_until = NULL
+            FROM asked, (SELECT FROM claimed UNION ALL SELECT FROM first) AS granted
+            WHERE job.id = %(job_id)s AND job.handed_id = %(handed_id)s::uuid
+        ){_death(history, table)}
+        SELECT NOT EXISTS (SELECT FROM job) AS withdrawn, answer.*
+        FROM (SELECT) AS always LEFT JOIN (
+            SELECT {_made_or_found(_ONE.made, found)}
+            FROM {table} AS lock CROSS JOIN asked LEFT JOIN claimed ON true, {_ONE.found_state}
+            WHERE lock.task_name = {task_name}
+            UNION ALL SELECT {", ".join(first)} FROM first
+        ) AS answer ON true
+    """
+
+
 def look(table: str) -> str:
     """Return the statement that says what became of a claim that was not granted."""
     return f"""

@@ -1,0 +1,554 @@
+"""The statements of the job store, on a clock that travels: what is handed out, claimed, changed.
+
+Each mutation that would lose or double a run time has a test here that fails by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._lock.jobs import Fetched, HandedOutRow, JobChange, JobRow, JobRows
+from apscheduler_tasklock._lock.protocol import ClaimAnswer, ClaimRequest, HandOut
+from apscheduler_tasklock.schema.table import task_lock_table
+from tests.contract.conftest import Replica, database_now, row
+
+Connection = psycopg.Connection[Any]
+Travel = Callable[[float], None]
+PERIOD = timedelta(seconds=60)
+
+
+class JobReplica(Replica):
+    """A replica that has the job store as well."""
+
+    def __init__(self, name: str, connection: Connection) -> None:
+        super().__init__(name, connection)
+        self.jobs = JobRows(task_lock_table(), name)
+
+    @property
+    def cursor(self) -> Any:
+        return raw_cursor(self.connection)
+
+    @property
+    def now(self) -> datetime:
+        return database_now(self.connection)
+
+    def add(self, job_id: str = "job", *, due_in: float = 0.0, **change: Any) -> bool:
+        return self.jobs.add(self.cursor, job_id, self.changed(due_in, **change), uuid4())
+
+    def changed(self, due_in: float | None = 0.0, **change: Any) -> JobChange:
+        columns = {
+            "func": "jobs:job",
+            "trigger": {"type": "interval"},
+            "options": {},
+            "arguments": {"args": []},
+            "executor": "default",
+            "signature": None,
+        }
+        task_name = change.pop("task_name", None)
+        run_time = None if due_in is None else self.now + timedelta(seconds=due_in)
+        return JobChange({**columns, **change}, run_time, task_name)
+
+    def fetch(self, free: Mapping[str, int] | int = 10, **options: Any) -> Fetched:
+        free = {"default": free} if isinstance(free, int) else free
+        return self.jobs.fetch(self.cursor, free, **options)
+
+    def one(self, **options: Any) -> HandedOutRow:
+        """Fetch, and return the one job that is handed out."""
+        [found] = self.fetch(**options).jobs
+        return found
+
+    def claim_job(
+        self,
+        found: HandedOutRow,
+        *,
+        period: timedelta | None = PERIOD,
+        claim_id: UUID | None = None,
+        stable: bool = True,
+        task: str | None = None,
+        **request: Any,
+    ) -> ClaimAnswer | None:
+        hand_out = handed(found, period)
+        asked = ClaimRequest(
+            task or f"task of {found.row.id}",
+            min_lock=0,
+            max_lock=50,
+            run_time=hand_out.run_time,
+            exact=True,
+            claim_id=claim_id or uuid4(),
+            hand_out=hand_out,
+            **{"runs": "jobs:job", "lease": 10, "next_in": 60, **request},
+        )
+        return self.protocol.claim_handed_out(self.cursor, asked, stable=stable)
+
+    def claims_job(self, found: HandedOutRow, **request: Any) -> bool:
+        answer = self.claim_job(found, **request)
+        return answer is not None and answer.granted
+
+    def pause_task(self, task: str) -> None:
+        self.connection.execute(
+            "UPDATE task_lock SET paused_until = 'infinity' WHERE task_name = %s", [task]
+        )
+
+    def resume_task(self, task: str) -> None:
+        self.connection.execute(
+            "UPDATE task_lock SET paused_until = now() WHERE task_name = %s", [task]
+        )
+
+
+def handed(found: HandedOutRow, period: timedelta | None = PERIOD) -> HandOut:
+    run_time = found.row.next_run_time
+    assert run_time is not None
+    following = None if period is None else run_time + period
+    return HandOut(found.row.id, found.handed_id, run_time, following, due_at=0.0)
+
+
+def job_row(connection: Connection, job_id: str = "job") -> dict[str, Any]:
+    """Return the row of a job, by column."""
+    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
+    found = cursor.execute("SELECT * FROM task_lock_job WHERE id = %s", [job_id]).fetchone()
+    assert found is not None
+    return found
+
+
+def wal_bytes(connection: Connection, do: Callable[[], object]) -> int:
+    """Return how much WAL a call has written."""
+    position = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+    before = connection.execute(position).fetchone()
+    do()
+    after = connection.execute(position).fetchone()
+    assert before is not None
+    assert after is not None
+    return int(after[0] - before[0])
+
+
+@pytest.fixture
+def one(replicas_connection: Connection) -> JobReplica:
+    return JobReplica("one", replicas_connection)
+
+
+@pytest.fixture
+def other(replicas_connection: Connection) -> JobReplica:
+    return JobReplica("other", replicas_connection)
+
+
+class TestFetch:
+    def test_hands_out_what_is_due_to_one_replica(self, one: JobReplica, other: JobReplica) -> None:
+        one.add("job", due_in=-1)
+        one.add("later", due_in=30)
+        fetched = one.fetch()
+        assert [each.row.id for each in fetched.jobs] == ["job"]
+        assert fetched.next_in == 30
+        assert fetched.database_time == one.now
+        assert other.fetch().jobs == []
+        assert job_row(one.connection)["handed_to"] == "one"
+
+    def test_hands_it_out_again_when_the_hand_out_has_ended(
+        self, one: JobReplica, other: JobReplica, travel: Travel
+    ) -> None:
+        one.add()
+        first = one.one()
+        travel(4.9)
+        assert other.fetch().jobs == []
+        travel(0.2)
+        again = other.one()
+        assert (first.was_handed_out, again.was_handed_out) == (False, True)
+        assert again.handed_id != first.handed_id
+
+    def test_is_not_late_by_nature_what_nobody_was_there_for(
+        self, one: JobReplica, travel: Travel
+    ) -> None:
+        one.add()
+        one.fetch()
+        travel(70)
+        assert not one.one().was_handed_out
+
+    def test_begins_with_what_is_due_for_longest_and_takes_no_more_than_there_are_workers(
+        self, one: JobReplica, other: JobReplica
+    ) -> None:
+        for number in range(5):
+            one.add(f"job {number}", due_in=-10 + number)
+        assert [each.row.id for each in one.fetch(free=2).jobs] == ["job 0", "job 1"]
+        assert [each.row.id for each in other.fetch(free=9).jobs] == ["job 2", "job 3", "job 4"]
+
+    def test_counts_workers_by_executor_and_leaves_others_executors_alone(
+        self, one: JobReplica
+    ) -> None:
+        for number in range(2):
+            one.add(f"a{number}", due_in=-2, executor="a")
+            one.add(f"b{number}", due_in=-2, executor="b")
+            one.add(f"gone{number}", due_in=-2, executor="gone")
+        found = one.fetch(free={"a": 1, "b": 5}).jobs
+        assert sorted(each.row.id for each in found) == ["a0", "b0", "b1"]
+        assert one.fetch(free={}).next_in is None
+
+    def test_leaves_alone_what_cannot_be_imported_or_runs_here(self, one: JobReplica) -> None:
+        one.add("job", func="gone:away")
+        assert one.fetch(not_here=["gone:away"]).jobs == []
+        assert one.fetch(running=["job"]).jobs == []
+        assert one.one().row.func == "gone:away"
+
+    def test_leaves_alone_a_job_whose_task_runs_until_it_is_released(
+        self, one: JobReplica, other: JobReplica, travel: Travel
+    ) -> None:
+        one.add()
+        claim_id = uuid4()
+        assert one.claims_job(one.one(), claim_id=claim_id, lease=500, period=timedelta(0))
+        assert other.fetch().jobs == []
+        one.release(claim_id, "task of job")
+        assert other.one().row.id == "job"
+
+    def test_leaves_alone_a_job_whose_task_is_paused(self, one: JobReplica) -> None:
+        one.add(task_name="task")
+        one.granted("task", lease=1)
+        one.connection.execute("UPDATE task_lock SET finished_at = now()")
+        one.pause_task("task")
+        assert one.fetch().jobs == []
+        one.resume_task("task")
+        assert one.one().paused_until == one.now
+
+    def test_of_nothing_that_is_due_writes_nothing(self, one: JobReplica) -> None:
+        one.add(due_in=60)
+        one.fetch()
+        assert wal_bytes(one.connection, one.fetch) == 0
+
+    def test_leaves_alone_what_is_paused_or_has_ended(self, one: JobReplica) -> None:
+        one.jobs.add(one.cursor, "paused", one.changed(None), uuid4())
+        one.add("ended")
+        assert one.claims_job(one.one(), period=None)
+        one.connection.execute("UPDATE task_lock SET finished_at = now()")
+        assert one.fetch().jobs == []
+
+
+class TestHandOut:
+    def test_stands_for_longer_when_it_is_renewed(
+        self, one: JobReplica, other: JobReplica, travel: Travel
+    ) -> None:
+        one.add()
+        found = one.one()
+        travel(4)
+        assert one.jobs.renew(one.cursor, [found.handed_id, uuid4()]) == {found.handed_id}
+        travel(4)
+        assert other.fetch().jobs == []
+
+    def test_that_is_given_back_is_handed_out_again_at_once(
+        self, one: JobReplica, other: JobReplica
+    ) -> None:
+        one.add()
+        found = one.one()
+        one.jobs.give_back(one.cursor, [found.handed_id])
+        again = other.one()
+        assert not again.was_handed_out
+        assert not one.claims_job(found)
+        assert other.claims_job(again)
+
+    def test_of_a_missed_run_time_is_settled_once(self, one: JobReplica) -> None:
+        one.add()
+        found = one.one()
+        assert one.jobs.settle(one.cursor, handed(found))
+        assert not one.jobs.settle(one.cursor, handed(found))
+        settled = job_row(one.connection)
+        assert settled["next_run_time"] == one.now + PERIOD
+        assert (settled["last_run_time"], settled["handed_id"], settled["ended"]) == (
+            None,
+            None,
+            False,
+        )
+
+    def test_of_a_job_without_a_lock_notes_its_run(self, one: JobReplica) -> None:
+        one.add()
+        assert one.jobs.settle(one.cursor, handed(one.one()), runs=True)
+        assert job_row(one.connection)["last_run_time"] == one.now
+
+    def test_that_has_ended_settles_nothing(
+        self, one: JobReplica, other: JobReplica, travel: Travel
+    ) -> None:
+        one.add()
+        found = one.one()
+        travel(6)
+        other.fetch()
+        assert not one.jobs.settle(one.cursor, handed(found))
+
+
+class TestClaim:
+    def test_takes_the_task_and_moves_the_job_on(self, one: JobReplica) -> None:
+        one.add()
+        answer = one.claim_job(one.one())
+        assert answer is not None
+        assert (answer.granted, answer.holder, answer.window_start) == (True, "one", one.now)
+        moved, lock = job_row(one.connection), row(one.connection, "task of job")
+        assert moved["next_run_time"] == one.now + PERIOD == lock["due_at"]
+        assert (moved["last_run_time"], moved["task_name"]) == (one.now, "task of job")
+        assert (moved["handed_id"], moved["handed_to"], moved["handed_until"]) == (None,) * 3
+        assert lock["finished_at"] is None
+        assert moved["version"] == 1
+
+    def test_takes_a_task_that_has_a_row(self, one: JobReplica) -> None:
+        one.add()
+        first, second = uuid4(), uuid4()
+        assert one.claims_job(one.one(), claim_id=first, period=timedelta(0))
+        token = row(one.connection, "task of job")["token"]
+        one.release(first, "task of job")
+        answer = one.claim_job(one.one(), claim_id=second)
+        assert answer is not None
+        assert (answer.granted, answer.token) == (True, token + 1)
+
+    def test_of_the_last_run_time_ends_the_job(self, one: JobReplica) -> None:
+        one.add()
+        claim_id = uuid4()
+        assert one.claims_job(one.one(), period=None, is_last=True, claim_id=claim_id)
+        assert job_row(one.connection)["ended"]
+        assert one.jobs.read(one.cursor, "job") is None
+        assert one.jobs.read(one.cursor, "job", ended=True) is not None
+        assert one.jobs.sweep(one.cursor) == 0
+        one.release(claim_id, "task of job")
+        assert one.jobs.sweep(one.cursor) == 1
+        assert one.connection.execute("SELECT FROM task_lock").rowcount == 1
+
+    def test_that_is_asked_again_under_its_id_was_granted_once(self, one: JobReplica) -> None:
+        """Its answer was lost."""
+        one.add()
+        found, claim_id = one.one(), uuid4()
+        first = one.claim_job(found, claim_id=claim_id)
+        before = job_row(one.connection)
+        again = one.claim_job(found, claim_id=claim_id)
+        assert first is not None
+        assert again is not None
+        assert (again.granted, again.token) == (True, first.token)
+        assert job_row(one.connection) == before
+
+    def test_that_arrives_late_after_its_release_is_not_granted(self, one: JobReplica) -> None:
+        one.add()
+        found, claim_id = one.one(), uuid4()
+        assert one.claims_job(found, claim_id=claim_id)
+        one.release(claim_id, "task of job")
+        assert not one.claims_job(found, claim_id=claim_id)
+        assert row(one.connection, "task of job")["finished_at"] is not None
+
+    def test_of_a_hand_out_that_has_ended_and_went_to_another_is_withdrawn(
+        self, one: JobReplica, other: JobReplica, travel: Travel
+    ) -> None:
+        one.add()
+        found = one.one()
+        travel(6)
+        again = other.one()
+        assert one.claim_job(found) is None
+        assert other.claims_job(again)
+        answer = one.claim_job(found)
+        assert answer is not None
+        assert (answer.granted, answer.withdrawn, answer.running) == (False, True, True)
+
+    @pytest.mark.parametrize("change", ["change", "pause", "remove", "remove all", "replace"])
+    def test_after_a_users_change_has_returned_is_withdrawn(
+        self, one: JobReplica, other: JobReplica, change: str
+    ) -> None:
+        one.add()
+        found = one.one()
+        if change == "change":
+            other.jobs.change(other.cursor, "job", 1, other.changed(executor="a"), moves=False)
+        elif change == "pause":
+            other.jobs.change(other.cursor, "job", 1, other.changed(None), moves=True)
+        elif change == "remove all":
+            other.jobs.remove_all(other.cursor)
+        else:
+            other.jobs.remove(other.cursor, "job")
+            if change == "replace":
+                other.add()
+        assert one.claim_job(found) is None
+        assert one.connection.execute("SELECT FROM task_lock").rowcount == 0
+
+    def test_that_is_refused_leaves_the_job_where_it_is(
+        self, one: JobReplica, other: JobReplica
+    ) -> None:
+        """As when the task was claimed by hand meanwhile."""
+        one.add()
+        found = one.one()
+        assert other.granted("task of job", lease=30)
+        before = job_row(one.connection)
+        answer = one.claim_job(found)
+        assert answer is not None
+        assert (answer.granted, answer.running, answer.withdrawn) == (False, True, False)
+        assert job_row(one.connection) == before
+
+    def test_of_a_task_that_is_paused_is_refused(self, one: JobReplica) -> None:
+        one.add()
+        claim_id = uuid4()
+        assert one.claims_job(one.one(), claim_id=claim_id, period=timedelta(0))
+        one.release(claim_id, "task of job")
+        found = one.one()
+        one.pause_task("task of job")
+        answer = one.claim_job(found)
+        assert answer is not None
+        assert (answer.granted, answer.paused) == (False, True)
+        one.resume_task("task of job")
+        assert one.claims_job(found), "a run time of before the resumption is the store's to judge"
+
+    def test_waits_for_a_dead_run_that_is_run_again_first(
+        self, one: JobReplica, other: JobReplica, travel: Travel
+    ) -> None:
+        one.add()
+        dead = uuid4()
+        assert one.claims_job(one.one(), claim_id=dead, failover=True)
+        travel(61)
+        one.connection.execute("UPDATE task_lock SET run_until = now() + interval '1 min'")
+        found = other.one()
+        answer = other.claim_job(found, failover=True)
+        assert answer is not None
+        assert (answer.granted, answer.waits) == (False, True)
+        assert other.takes_over(dead, "task of job")
+
+    def test_follows_a_dead_run_that_is_not_run_again_once_rows_are_believed(
+        self, one: JobReplica, other: JobReplica, travel: Travel
+    ) -> None:
+        one.add()
+        assert one.claims_job(one.one())
+        travel(61)
+        one.connection.execute("UPDATE task_lock SET run_until = now() + interval '1 min'")
+        found = other.one()
+        assert not other.claims_job(found, stable=False)
+        assert other.claims_job(found)
+        history = one.connection.execute("SELECT outcome, replica FROM task_lock_run").fetchall()
+        assert history == [("died", "one")]
+
+    def test_is_of_no_window(self, one: JobReplica) -> None:
+        """Run times a second apart, on a task whose last window would last for an hour."""
+        one.add(task_name="task of job")
+        claim_id, _ = one.claim("task of job", min_lock=3600)
+        one.release(claim_id, "task of job")
+        assert one.claims_job(one.one())
+
+    def test_of_two_at_once_only_one_is_granted(self, one: JobReplica, direct_url: str) -> None:
+        """The second waits for the first one's row, and then looks at what that made of it."""
+        one.add()
+        found = one.one()
+        with psycopg.connect(direct_url) as connection:
+            other = JobReplica("other", connection)
+            assert other.claims_job(found)  # not committed yet
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                JobReplicaInAHurry("one", one.connection).claim_job(found)
+        assert not one.claims_job(found)
+        assert row(one.connection, "task of job")["locked_by"] == "other"
+
+
+class JobReplicaInAHurry(JobReplica):
+    def __init__(self, name: str, connection: Connection) -> None:
+        super().__init__(name, connection)
+        self.protocol = type(self.protocol)(task_lock_table(), name, 0.05)
+
+
+class TestDeadRuns:
+    def test_are_found_whatever_became_of_the_job(self, one: JobReplica, travel: Travel) -> None:
+        one.add("recurring")
+        one.add("one-off")
+        one.add("without")
+        for found in one.fetch().jobs:
+            period = None if found.row.id == "one-off" else PERIOD
+            assert one.claims_job(found, period=period, failover=found.row.id != "without")
+        assert one.jobs.dead_runs(one.cursor) == []
+        travel(11)
+        dead = {(run.job_id, run.task_name) for run in one.jobs.dead_runs(one.cursor)}
+        assert dead == {
+            ("recurring", "task of recurring"),
+            ("one-off", "task of one-off"),
+        }
+
+    def test_that_were_handed_over_are_found_at_once(self, one: JobReplica) -> None:
+        one.add()
+        claim_id = uuid4()
+        assert one.claims_job(one.one(), claim_id=claim_id)
+        one.hand_over(claim_id, "task of job")
+        assert [run.job_id for run in one.jobs.dead_runs(one.cursor)] == ["job"]
+
+    def test_keep_a_job_that_has_ended_until_they_are_over(
+        self, one: JobReplica, other: JobReplica, travel: Travel
+    ) -> None:
+        one.add()
+        dead, again = uuid4(), uuid4()
+        assert one.claims_job(one.one(), period=None, claim_id=dead, failover=True)
+        travel(11)
+        assert one.jobs.sweep(one.cursor) == 0
+        assert other.takes_over(dead, "task of job", claim_id=again)
+        assert one.jobs.sweep(one.cursor) == 0
+        other.release(again, "task of job")
+        assert one.jobs.sweep(one.cursor) == 1
+
+
+class TestUsersChanges:
+    def test_an_added_job_is_read_as_it_was_added(self, one: JobReplica) -> None:
+        assert one.add(arguments={"args": [1.0, "é"]}, signature="s", task_name="task")
+        assert one.jobs.read(one.cursor, "job") == JobRow(
+            "job", "jobs:job", {"type": "interval"}, {}, {"args": [1.0, "é"]}, "default", "s", 1,
+            one.now, None, False, "task",
+        )  # fmt: skip
+
+    def test_an_id_that_is_taken_is_a_conflict_except_for_a_repeated_call(
+        self, one: JobReplica
+    ) -> None:
+        added_id = uuid4()
+        assert one.jobs.add(one.cursor, "job", one.changed(), added_id)
+        assert one.jobs.add(one.cursor, "job", one.changed(), added_id)
+        assert not one.add()
+        assert job_row(one.connection)["version"] == 1
+
+    def test_a_job_that_has_ended_and_still_runs_can_be_added_anew(self, one: JobReplica) -> None:
+        one.add()
+        assert one.claims_job(one.one(), period=None)
+        assert not one.jobs.remove(one.cursor, "job"), "for users it is gone"
+        assert one.add(due_in=9)
+        assert one.jobs.sweep(one.cursor) == 0
+        added = job_row(one.connection)
+        assert (added["ended"], added["version"], added["last_run_time"]) == (False, 2, None)
+
+    def test_a_change_of_an_old_version_changes_nothing(self, one: JobReplica) -> None:
+        one.add()
+        assert one.jobs.change(one.cursor, "job", 1, one.changed(executor="a"), moves=False)
+        before = job_row(one.connection)
+        assert not one.jobs.change(one.cursor, "job", 1, one.changed(executor="b"), moves=False)
+        assert job_row(one.connection) == before
+        assert (before["version"], before["executor"]) == (2, "a")
+
+    def test_a_change_of_something_else_leaves_the_run_time_to_the_runs(
+        self, one: JobReplica
+    ) -> None:
+        one.add()
+        assert one.claims_job(one.one())
+        stale = replace(one.changed(), next_run_time=one.now)
+        assert one.jobs.change(one.cursor, "job", 1, stale, moves=False)
+        assert job_row(one.connection)["next_run_time"] == one.now + PERIOD
+
+    def test_all_are_read_by_their_run_times_and_removed(self, one: JobReplica) -> None:
+        one.jobs.add(one.cursor, "paused", one.changed(None), uuid4())
+        one.add("later", due_in=9)
+        one.add("job")
+        assert [each.id for each in one.jobs.read_all(one.cursor)] == ["job", "later", "paused"]
+        assert one.jobs.remove(one.cursor, "later")
+        assert not one.jobs.remove(one.cursor, "later")
+        assert one.jobs.remove_all(one.cursor) == 2
+        assert one.jobs.read_all(one.cursor) == []
+
+    @pytest.mark.direct("a pooler tells nobody")
+    def test_are_told_to_who_listens_and_runs_are_not(
+        self, one: JobReplica, direct_url: str
+    ) -> None:
+        with psycopg.connect(direct_url, autocommit=True) as listening:
+            listening.execute(f'LISTEN "{one.jobs.channel}"')
+
+            def told() -> int:
+                return len(list(listening.notifies(timeout=0.2)))
+
+            one.add()
+            assert told() == 1
+            assert not one.add()
+            assert one.claims_job(one.one())
+            assert told() == 0
+            one.jobs.change(one.cursor, "job", 1, one.changed(), moves=False)
+            assert told() == 1
+            one.jobs.remove(one.cursor, "job")
+            assert told() == 1
