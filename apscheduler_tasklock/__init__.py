@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         TaskLockEvent,
     )
     from apscheduler_tasklock.executor import TaskLockExecutor
+    from apscheduler_tasklock.jobstore.store import TaskLockJobStore
     from apscheduler_tasklock.schema.migrations import downgrade, include_name, migrate, upgrade
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "TaskLockError",
     "TaskLockEvent",
     "TaskLockExecutor",
+    "TaskLockJobStore",
     "TaskLockNotFoundError",
     "TaskLockOptionError",
     "TaskLockRefusedError",
@@ -80,6 +82,7 @@ __all__ = [
 _LATE = {
     "events": ("TaskLockEvent", *(name for name in __all__ if name.startswith("EVENT_"))),
     "executor": ("TaskLockExecutor",),
+    "jobstore.store": ("TaskLockJobStore",),
     "schema.migrations": ("downgrade", "include_name", "migrate", "upgrade"),
 }
 _MODULE_OF = {name: module for module, names in _LATE.items() for name in names}

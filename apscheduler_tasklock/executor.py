@@ -54,7 +54,13 @@ from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Repor
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.requests import RequestedRuns
-from apscheduler_tasklock._scheduler.submission import Blocked, JobKey, RunResult, Submission
+from apscheduler_tasklock._scheduler.submission import (
+    Blocked,
+    JobKey,
+    RunResult,
+    Submission,
+    hand_out_of,
+)
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.workers import LostWorkers, shutting_down
 from apscheduler_tasklock._scheduler.wrapper import JobWrapper, RunContext
@@ -186,6 +192,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             )
         self._executor = executor
         self._executor_options = executor_options
+        self._run_unlocked = on_database_error == "run"
         self._inner: Any = None
         self._started_in: int | None = None  # the process
         settings = lock_settings(
@@ -204,7 +211,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._jobs = ExecutorJobs(
             self._adapter,
             tasks if self._enabled else None,
-            run_unlocked=on_database_error == "run",
+            run_unlocked=self._run_unlocked,
             logger_name=lambda: self._logger.name,
             submit=self._submit_again,
         )
@@ -402,13 +409,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         try:
             self._submit(submission, scheduler_pass)
         except MaxInstancesReachedError:
-            running = self._extra_run(job.id)
-            if running is None:
+            if not self._waits_for_its_own_run(submission):
                 raise
-            # That run is not the schedule's own, and must not cost it one. A standby's has the
-            # window of this run time.
-            if running.is_manual:
-                self._failover.add(Blocked(submission, 0, is_new=True, waits=False, follows=True))
         except RuntimeError:
             if not self.locks.closed:
                 raise
@@ -419,6 +421,20 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if self._set_by_hand.pop(submission.key, None) not in submission.run_times:
             return submission
         return replace(submission, set_by_hand=True)
+
+    def _waits_for_its_own_run(self, submission: Submission) -> bool:
+        """Tell whether a job that runs here already is run after that, and see to it."""
+        if submission.hand_out is not None:
+            submission.job.not_taken()  # it is handed out again then
+            return True
+        running = self._extra_run(submission.job.id)
+        if running is None:
+            return False
+        # That run is not the schedule's own, and must not cost it one. A standby's has the
+        # window of this run time.
+        if running.is_manual:
+            self._failover.add(Blocked(submission, 0, is_new=True, waits=False, follows=True))
+        return True
 
     def _extra_run(self, job_id: str) -> Submission | None:
         """Return what runs a job here that was asked for by hand, or in a replica's place."""
@@ -436,6 +452,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     def _know(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
         key = (job.id, jobstore)
+        hand_out = hand_out_of(job)
+        if hand_out is not None and hand_out.following is None:
+            return  # its store finds out if its last run dies
         if task.options is not None and not self._poll.knows(task.name, key):
             self._poll.know(task.name, key, self._jobs.lease(job, jobstore, task))
 
@@ -500,6 +519,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._lost_workers.add(active.processes, active.submission)
 
     def _over(self, submission: Submission) -> None:
+        if submission.one_off and self._adapter.hands_out(submission.jobstore):
+            self._forget(submission.key)
         self._failover.ended(submission)
         self._requested.ended(submission)
         with self._idle:
@@ -571,6 +592,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     def _check_job(self, event: Any) -> None:
         """Say at once what is wrong with a job that was added or changed at run time."""
+        if self._adapter.hands_out(event.jobstore):
+            return  # that store has checked it, and told of it
         job = self._adapter.job(event.job_id, event.jobstore)
         if job is None:
             return
@@ -580,12 +603,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             logger.error("Job %r will not run: %s", job.id, error)
             return
         if task.options is not None:
-            if event.code == EVENT_JOB_MODIFIED:
-                self._note_modified(job, event.jobstore)
-            lease = self._jobs.lease(job, event.jobstore, task)
-            self._poll.know(task.name, (job.id, event.jobstore), lease)
             moved = event.code == EVENT_JOB_MODIFIED
-            self._registrar.note((job.id, event.jobstore), moved=moved)
+            if moved:
+                self._note_modified(job, event.jobstore)
+            self._note_job(job, event.jobstore, task, moved=moved)
             if event.code == EVENT_JOB_ADDED:
                 self._jobs.tell_what_the_lock_limits(job, event.jobstore, task)
 
@@ -596,6 +617,58 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._set_by_hand[key] = run_time
         else:
             self._set_by_hand.pop(key, None)
+
+    def _note_job(
+        self, job: Any, jobstore: str, task: ResolvedTask, *, moved: bool = True
+    ) -> None:
+        key = (job.id, jobstore)
+        self._poll.know(task.name, key, self._jobs.lease(job, jobstore, task))
+        self._registrar.note(key, moved=moved)
+
+    @property
+    def inner(self) -> Any:
+        """The wrapped executor; ``None`` before the first start."""
+        return self._inner
+
+    @property
+    def takes_hand_outs(self) -> bool:
+        """Whether a ``TaskLockJobStore`` may leave it to this executor to claim what it hands out.
+
+        Not with ``enabled=False``: then its jobs run at most once, without a lock.
+        """
+        return self._enabled
+
+    def check_stored_job(self, job: Any, jobstore: str) -> str | None:
+        """Return the task of a job of a ``TaskLockJobStore``; ``None`` if it has no lock.
+
+        :raises TaskLockOptionError: its options are impossible, or make no sense for such a job
+        """
+        task = self._jobs.resolve(job, jobstore)
+        if task.options is None:
+            return None
+        where = f"job {job.id!r}"
+        if task.options.on_failure == "release":
+            raise TaskLockOptionError(
+                f"{where}: on_failure='release' makes no sense in a TaskLockJobStore, where a run "
+                "time is claimed once; let the job itself try again"
+            )
+        if self._run_unlocked:
+            raise TaskLockOptionError(
+                f"{where}: its executor has on_database_error='run', which makes no sense in a "
+                "TaskLockJobStore: without the database nobody knows what is due"
+            )
+        return task.name
+
+    def note_stored_job(self, job: Any, jobstore: str) -> None:
+        """Note a recurring job that was added to a ``TaskLockJobStore`` here, or changed."""
+        task = self._jobs.resolve(job, jobstore)
+        if task.options is not None:
+            self._note_job(job, jobstore, task)
+
+    def look_after(self, task_name: str, job_id: str, jobstore: str) -> None:
+        """See to the dead run of a job of a ``TaskLockJobStore``, as to those of other jobs."""
+        self._poll.know(task_name, (job_id, jobstore), None)
+        self._poll.wake()
 
     def _tell_of_unknown_jobs(self, _event: Any) -> None:
         """Name the jobs that ``jobs`` has options for and that do not run here."""

@@ -31,7 +31,7 @@ from apscheduler_tasklock._database.errors import NotSentError, RowLockedError, 
 from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Exchange, Outcome
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.pool import make_pool, make_second_pool
-from apscheduler_tasklock._database.retry import LOCKED_BACKOFF, Retrier, jittered
+from apscheduler_tasklock._database.retry import BACKOFF, LOCKED_BACKOFF, Retrier, jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
 from apscheduler_tasklock._lock.claim import (
@@ -72,7 +72,12 @@ from apscheduler_tasklock._lock.protocol import (
 from apscheduler_tasklock._lock.releases import PendingRelease, PendingReleases, Release
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
-from apscheduler_tasklock.schema.check import check_table, explain_refusal, explain_rejection
+from apscheduler_tasklock.schema.check import (
+    check_job_table,
+    check_table,
+    explain_refusal,
+    explain_rejection,
+)
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
 
 logger = logging.getLogger(__name__)
@@ -227,6 +232,32 @@ class LockClient:
             self._learn(sent, check_table(cursor, self.table, self._url.username))
 
         self.ask(check)
+
+    def check_jobs(self) -> None:
+        """Make sure that the jobs' table is there, new enough, and permitted.
+
+        :raises TaskLockSchemaError: it is not; the message names the remedy
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        self.ask(lambda cursor: check_job_table(cursor, self.table, self._url.username))
+
+    def ask_for(self, seconds: float, statement: Callable[[Any], Answer]) -> Answer:
+        """Run a short statement, again if the database is unavailable, for so many seconds.
+
+        :param statement: gets a psycopg cursor in autocommit mode; the server may have carried it
+            out although it is called again
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects the statement; the message names the remedy
+        """
+        until, attempt = time.monotonic() + seconds, 0
+        while True:
+            try:
+                return self._exchange.ask(Call(statement), Deadline(self._closing, until), seconds)
+            except TaskLockDatabaseError:
+                pause = jittered(BACKOFF[min(attempt, len(BACKOFF) - 1)])
+                if time.monotonic() + pause > until or self._closing.wait(pause):
+                    raise
+                attempt += 1
 
     def attempt(self, request: AnyRequest) -> AnyAttempt:
         """Return a claim that can be sent, and then :meth:`claim` be called with its outcome.

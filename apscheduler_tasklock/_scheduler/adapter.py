@@ -106,9 +106,18 @@ class SchedulerAdapter:
         """Give an event to the listeners."""
         self._scheduler._dispatch_event(event)
 
+    def hands_out(self, jobstore: str) -> bool:
+        """Tell whether a job store is the one that all replicas share, and hands its jobs out."""
+        return getattr(self.jobstores.get(jobstore), "hands_out", False) is True
+
     def jobs(self) -> list[Any]:
         """Return the jobs on this executor. Asks the job stores."""
-        return [job for job in self._scheduler.get_jobs() if self._is_ours(job)]
+        found: list[Any] = []
+        for alias, store in list(self.jobstores.items()):
+            # Not under the scheduler's lock if that would keep it waiting for the database.
+            hands_out = self.hands_out(alias)
+            found += store.get_all_jobs() if hands_out else self._scheduler.get_jobs(alias)
+        return [job for job in found if self._is_ours(job)]
 
     def pending_jobs(self, alias: str) -> list[tuple[Any, str]]:
         """Return the jobs that were added before the start, and the aliases of their stores.
@@ -120,7 +129,20 @@ class SchedulerAdapter:
 
     def job(self, job_id: str, jobstore: str) -> Any:
         """Return a job on this executor, or ``None``. Asks the job store."""
-        job = self._scheduler.get_job(job_id, jobstore)
+        if self.hands_out(jobstore):  # as in `jobs`
+            job = self.jobstores[jobstore].lookup_job(job_id)
+        else:
+            job = self._scheduler.get_job(job_id, jobstore)
+        return job if job is not None and self._is_ours(job) else None
+
+    def ended_job(self, job_id: str, jobstore: str) -> Any:
+        """Return a job whose last run time was claimed, if its store keeps it until that is over.
+
+        Asks the job store.
+        """
+        if not self.hands_out(jobstore):
+            return None
+        job = self.jobstores[jobstore].lookup_ended_job(job_id)
         return job if job is not None and self._is_ours(job) else None
 
     def _is_ours(self, job: Any) -> bool:

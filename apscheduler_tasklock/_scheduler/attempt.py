@@ -27,6 +27,7 @@ from apscheduler_tasklock._lock.protocol import (
     NOT_BEGUN,
     ClaimRequest,
     Ending,
+    HandOut,
     ManualRequest,
     Refusal,
     ReleaseAnswer,
@@ -34,7 +35,7 @@ from apscheduler_tasklock._lock.protocol import (
     TakeoverRequest,
 )
 from apscheduler_tasklock._lock.releases import Release
-from apscheduler_tasklock._scheduler.lateness import is_late
+from apscheduler_tasklock._scheduler.lateness import is_late, is_later_than
 from apscheduler_tasklock._scheduler.notify import Notifier, Reports
 from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED, Blocked, JobView, Submission
 from apscheduler_tasklock._scheduler.triggers import nominal_time
@@ -91,14 +92,24 @@ class RunAttempt:
 
         :param began_at: when it began, or would have begun, on the monotonic clock
         """
-        if not self._submission.exempt_from_misfire:
-            grace = self._submission.job.misfire_grace_time
+        grace, hand_out = self._submission.job.misfire_grace_time, self._submission.hand_out
+        if hand_out is not None:
+            in_time = hand_out.is_late_by_nature or not is_later_than(
+                hand_out.due_at, grace, began_at
+            )
+            self._missed = not in_time
+        elif not self._submission.exempt_from_misfire:
             self._missed = is_late(self.run_time, grace, began_at)
 
     @property
     def must_claim(self) -> bool:
         """Whether ``begin`` will ask the database."""
         return not self._missed and self._submission.options is not None
+
+    @property
+    def must_settle(self) -> bool:
+        """Whether ``begin`` will ask the database to move the job on, since it is missed."""
+        return self._missed and self._submission.hand_out is not None
 
     def begin(self, first: Outcome[Decision] | None = None) -> JobView | None:
         """Return what APScheduler is to run, or ``None`` if nothing is to run here.
@@ -108,6 +119,8 @@ class RunAttempt:
         :param first: what became of the claim that was sent already
         """
         if not self.must_claim:
+            if self.must_settle and not self._is_settled():
+                return None
             if self._missed:
                 self._telemetry.skipped("misfire")
             return JobView(self._submission.job, ALWAYS_MISSED if self._missed else None)
@@ -127,6 +140,24 @@ class RunAttempt:
                 self._telemetry.claimed(self._wanted_at, claimed)
                 may_run = self._decided(claimed)
         return JobView(self._submission.job, None) if may_run else None
+
+    def _is_settled(self) -> bool:
+        """Move the job past a run time that is missed; tell whether it was still handed out."""
+        hand_out = self._submission.hand_out
+        assert hand_out is not None
+        try:
+            settled = self._locks.settle(hand_out)
+        except TaskLockError as error:  # it is handed out again
+            logger.debug("Task %r: not settled: %s", self._submission.task_name, error)
+            return False
+        if settled and hand_out.following is None:
+            logger.warning(
+                "Job %r: its last run time %s is missed, so that it is removed without having run "
+                "then. A longer misfire_grace_time, or None, would let it run late",
+                hand_out.job_id,
+                self.run_time,
+            )
+        return settled
 
     def beginning(self) -> Operation[JobView | None]:
         """Return the claim of a coroutine, for which no thread waits; it ends as ``begin``."""
@@ -324,8 +355,19 @@ class RunAttempt:
                 refusal.holder,
             )
             return
+        if self._submission.hand_out is not None and refusal.reason == "withdrawn":
+            logger.debug(
+                "Task %r: not run here: its job was changed, or handed out to another replica",
+                self._submission.task_name,
+            )
+            return
         assert isinstance(self._asked, ClaimRequest)
         self._reports.refused(self._asked, refusal)
+        if self._submission.hand_out is not None:
+            # Its job has not moved on, and is handed out again when that run is over.
+            with suppress(TaskLockError):
+                self._locks.give_back(self._submission.hand_out)
+            return
         if refusal.unfinished:
             submission = replace(self._submission, run_times=(self.run_time,), claim_ids=())
             self.blocked = Blocked(
@@ -362,6 +404,8 @@ class RunAttempt:
                 max_runtime=submission.options.max_runtime,
                 claim_id=self._claim_id,
             )
+        if submission.hand_out is not None:
+            return self._request_of(submission.hand_out)
         nominal = nominal_time(submission.trigger, self.run_time)
         period = submission.period(nominal)
         min_lock, max_lock = submission.lock_times(period)
@@ -387,6 +431,37 @@ class RunAttempt:
             claim_id=self._claim_id,
             # What may be run without its lock has been run.
             keep_window_if_in_doubt=submission.run_unlocked,
+        )
+
+    def _request_of(self, hand_out: HandOut) -> ClaimRequest:
+        """Return what is claimed of a job of the job store: the run time that was handed out.
+
+        It is in one row, and so has no window that would keep it from others.
+        """
+        submission, following = self._submission, hand_out.following
+        assert submission.options is not None
+        period = submission.period(nominal_time(submission.trigger, self.run_time))
+        _, max_lock = submission.lock_times(period)
+        next_in = None
+        if following is not None:
+            next_in = following.timestamp() - hand_out.run_time.timestamp()
+        return ClaimRequest(
+            submission.task_name,
+            min_lock=0.0,
+            max_lock=max_lock,
+            run_time=self.run_time,
+            exact=True,
+            lease=submission.options.lease_within(max_lock),
+            failover=submission.failover,
+            runs=submission.runs,
+            one_off=submission.one_off,
+            schedule=submission.schedule,
+            next_in=next_in,
+            is_last=following is None,
+            grace=submission.grace(period),
+            max_runtime=submission.options.max_runtime,
+            claim_id=self._claim_id,
+            hand_out=hand_out,
         )
 
     def _note_run_time(self, held: HeldLock) -> None:
@@ -426,6 +501,8 @@ class RunAttempt:
 
     def _with_next_run(self, end: RunEnd) -> RunEnd:
         """Add when the next run time is due, if that of the claim has passed meanwhile."""
+        if self._submission.hand_out is not None:
+            return end  # a job of the job store is due when its row says so
         if self._submission.is_manual:
             if end.outcome != "ok":
                 return end

@@ -18,7 +18,7 @@ from apscheduler_tasklock._lock.protocol import Registration, RunState
 from apscheduler_tasklock._scheduler.adapter import SchedulerAdapter, jobstore_of
 from apscheduler_tasklock._scheduler.due import STANDBY_AFTER
 from apscheduler_tasklock._scheduler.names import canonical_schedule, function_reference
-from apscheduler_tasklock._scheduler.submission import JobKey, Submission
+from apscheduler_tasklock._scheduler.submission import JobKey, Submission, hand_out_of, trigger_of
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.triggers import has_shared_times
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
@@ -71,15 +71,16 @@ class ExecutorJobs:
         return Submission(
             job=job,
             jobstore=jobstore,
-            trigger=job.trigger,
+            trigger=trigger_of(job),
             run_times=tuple(run_times),
             task_name=task.name,
             options=task.options,
             run_unlocked=self._run_unlocked,
             logger_name=self._logger_name(),
             runs=what_runs(job),
-            one_off=isinstance(job.trigger, DateTrigger),
-            schedule=self._schedule((job.id, jobstore), job.trigger),
+            one_off=isinstance(trigger_of(job), DateTrigger),
+            schedule=self._schedule((job.id, jobstore), trigger_of(job)),
+            hand_out=hand_out_of(job),
         )
 
     def _schedule(self, key: JobKey, trigger: Any) -> str:
@@ -154,6 +155,8 @@ class ExecutorJobs:
 
         :param late_by: seconds since then
         """
+        if self._scheduler.hands_out(key[1]):
+            return None  # whoever is handed it out runs it
         found = self._find(key, state.task_name, state.runs)
         if found is None or not isinstance(found[0].trigger, IntervalTrigger):
             return None
@@ -226,9 +229,12 @@ class ExecutorJobs:
         self._submit(submission, not_now)
 
     def _find(self, key: JobKey, task_name: str, runs: str) -> tuple[Any, ResolvedTask] | None:
-        """Return a job as it is now, if it is not paused and still is this task."""
-        job = self._scheduler.job(*key)
-        if job is None or job.next_run_time is None:
+        """Return a job as it is now, if it is not paused and still is this task.
+
+        One of the job store that has ended is found until its run is over.
+        """
+        job = self._scheduler.job(*key) or self._scheduler.ended_job(*key)
+        if job is None or (job.next_run_time is None and not getattr(job, "has_ended", False)):
             return None
         task = self._resolved(job, key[1])
         if task is None or task.name != task_name or what_runs(job) != runs:
@@ -278,6 +284,7 @@ def least_gap(period: float, min_lock: float) -> float:
 def what_runs(job: Any) -> str:
     """Return what a job runs, as of ``ClaimRequest``."""
     reference = function_reference(job)
-    if isinstance(job.trigger, DateTrigger):
-        return f"{reference} at {job.trigger.run_date.astimezone(timezone.utc).isoformat()}"
+    trigger = trigger_of(job)
+    if isinstance(trigger, DateTrigger):
+        return f"{reference} at {trigger.run_date.astimezone(timezone.utc).isoformat()}"
     return reference

@@ -165,6 +165,16 @@ class Turn:
         self._queue._end(self._worker)
 
 
+def is_later_than(due_at: float, grace: float | None, at: float) -> bool:
+    """Tell whether a run time that was due by the database's clock is missed.
+
+    :param due_at: when it was due, on the monotonic clock
+    :param grace: seconds for which it may be late, or ``None``
+    :param at: when it began, or would have begun, on the monotonic clock
+    """
+    return grace is not None and at - due_at > grace
+
+
 def is_late(run_time: datetime, grace: float | None, at: float) -> bool:
     """Tell whether APScheduler would call a run time missed.
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from apscheduler.util import iscoroutinefunction_partial
 
-from apscheduler_tasklock._lock.protocol import RunState
+from apscheduler_tasklock._lock.protocol import HandOut, RunState
 from apscheduler_tasklock._lock.releases import PendingRelease
 from apscheduler_tasklock._scheduler.lateness import SchedulerPass
 from apscheduler_tasklock._scheduler.triggers import (
@@ -39,6 +39,17 @@ GRACE_SHARE = 0.1
 ALWAYS_MISSED = -timedelta(days=36500).total_seconds()
 
 
+def hand_out_of(job: Any) -> HandOut | None:
+    """Return the hand-out of a job of the job store; ``None`` of any other job."""
+    hand_out: HandOut | None = getattr(job, "hand_out", None)
+    return hand_out
+
+
+def trigger_of(job: Any) -> Any:
+    """Return a job's trigger. One that was handed out shows its scheduler another one."""
+    return getattr(job, "own_trigger", None) or job.trigger
+
+
 @dataclass(frozen=True)
 class Submission:
     """A job and the run times that are due, as APScheduler submitted them.
@@ -58,6 +69,8 @@ class Submission:
     :ivar set_by_hand: whether an application has set the run time to now, as ``modify_job`` can
     :ivar is_standby: whether it is run in another replica's place, as of its due time
     :ivar claim_ids: the claims' ids, one per run time
+    :ivar hand_out: of a job of the job store, whose run time was handed out to this replica; there
+        is one run time then
     :ivar scheduler_pass: the pass of the scheduler in which it was submitted; ``None`` if it was
         not the scheduler that did
     """
@@ -79,6 +92,7 @@ class Submission:
     set_by_hand: bool = False
     is_standby: bool = False
     claim_ids: Sequence[UUID] = ()
+    hand_out: HandOut | None = None
     scheduler_pass: SchedulerPass | None = None
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import random
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -160,6 +161,56 @@ def next_after(trigger: Any, run_time: datetime, now: float) -> float | None:
             return None
         following = found.timestamp()
     return None if ends_after(trigger, moment, following - now) else following
+
+
+class EndlessTriggerError(Exception):
+    """A trigger's next run time cannot be found within bounds, if it has one."""
+
+
+def following_run_time(trigger: Any, previous: datetime, now: datetime) -> datetime | None:
+    """Return the run time that follows another one, as APScheduler asks for it, but within bounds.
+
+    ``AndTrigger.get_next_fire_time`` does not return when its parts never agree.
+
+    :param previous: a run time
+    :param now: the time now
+    :raises EndlessTriggerError: the parts of a combination still have run times, and do not agree;
+        or the trigger stands still
+    :raises Exception: whatever a custom trigger raises
+    """
+    following = _following(_copied(trigger), previous, now)
+    if following is None:
+        if _goes_on(trigger, now):
+            raise EndlessTriggerError(f"the parts of its trigger ({trigger}) do not agree")
+    elif following.timestamp() <= previous.timestamp():
+        raise EndlessTriggerError(f"its trigger ({trigger}) stands still at {following}")
+    return following
+
+
+def _following(trigger: Any, previous: datetime, now: datetime) -> datetime | None:
+    if isinstance(trigger, OrTrigger):
+        times = [_following(part, previous, now) for part in trigger.triggers]
+        found = min((time for time in times if time is not None), default=None, key=_timestamp)
+    elif isinstance(trigger, AndTrigger):
+        found = _agreed_after(trigger, previous)
+    else:
+        own: datetime | None = trigger.get_next_fire_time(previous, now)
+        return own
+    if found is None or not trigger.jitter:
+        return found
+    return found + timedelta(seconds=random.uniform(0, trigger.jitter))  # noqa: S311  # no secret
+
+
+def _goes_on(trigger: Any, now: datetime) -> bool:
+    """Tell whether all parts of a combination still have run times, although it has none."""
+    if isinstance(trigger, AndTrigger):
+        return all(
+            _goes_on(part, now)
+            if isinstance(part, BaseCombiningTrigger)
+            else _first_from(_copied(part), now) is not None
+            for part in trigger.triggers
+        )
+    return isinstance(trigger, OrTrigger) and any(_goes_on(part, now) for part in trigger.triggers)
 
 
 def has_next_run(trigger: Any, run_time: datetime) -> bool:

@@ -226,6 +226,8 @@ def process_locks(settings: LockSettings) -> LockClient:
 
 async def _begun(attempt: RunAttempt, locks: LockClient) -> JobView | None:
     """Wait for the claim. If the job is cancelled meanwhile, what is granted is given back."""
+    if attempt.must_settle:
+        return await result_of(locks.offload.call(attempt.begin))
     if not attempt.must_claim or locks.closed:
         return attempt.begin()
     return await locks.offload.claim(attempt.beginning(), lambda _job: attempt.give_back())

@@ -1,0 +1,450 @@
+"""The thread that asks for due jobs, and what was handed out to this replica.
+
+APScheduler's own loop only takes from memory what this thread has put there, so no database error
+reaches it, and no event loop waits.
+
+A hand-out begins with the fetch. Until the job's run time is claimed or missed, it is renewed with
+all others. If its worker has not begun by then, it is given back after some seconds, once.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.jobs import HAND_OUT, Fetched, HandedOutRow, JobRow
+from apscheduler_tasklock._lock.protocol import HandOut
+from apscheduler_tasklock._scheduler.lateness import is_later_than
+from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.executor import TaskLockExecutor
+from apscheduler_tasklock.jobstore.definition import Definition, JobCodec
+from apscheduler_tasklock.jobstore.inside import (
+    HandedOutJob,
+    SchedulerInside,
+    free_workers,
+    running_jobs,
+)
+from apscheduler_tasklock.jobstore.runtimes import due_run_time
+from apscheduler_tasklock.jobstore.trust import UntrustedError
+
+logger = logging.getLogger(__name__)
+
+# Seconds between two looks, at least.
+SHORTEST_INTERVAL = 0.05
+# Seconds after which a hand-out is renewed; and given back, if nobody has begun it.
+RENEW_AFTER = HAND_OUT / 3
+GIVE_BACK_AFTER = HAND_OUT
+# Seconds between two looks for dead runs, and two deletions of jobs that have ended.
+TEND_INTERVAL = 5.0
+# Seconds after a job is due until it is looked for: a look a moment before would find nothing.
+MARGIN = 0.002
+# Seconds after which something is tried again that failed on account of one job: first and at most.
+FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
+# Seconds after which a scheduler that does not run is looked at again.
+NOT_RUNNING_INTERVAL = 0.2
+
+
+@dataclass
+class _Out:
+    """A hand-out to this replica that is not known to be over.
+
+    :ivar since: when it was handed out, on the monotonic clock
+    :ivar renewed_at: when it was renewed last
+    :ivar keeps: whether it is kept until it begins: it was given back before
+    """
+
+    job_id: str
+    executor: str
+    run_time: datetime
+    since: float
+    renewed_at: float
+    keeps: bool
+
+
+class Backoff:
+    """What cannot be used here now, and when it is tried again: ever later."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, tuple[float, float]] = {}
+
+    def add(self, name: str) -> bool:
+        """Note a failure; tell whether it is the first."""
+        until, pause = self._until.get(name, (0.0, 0.0))
+        if until <= time.monotonic():  # of several at once, one counts
+            longer = min(LONGEST_BACKOFF, max(FIRST_BACKOFF, pause * 2))
+            self._until[name] = (time.monotonic() + longer, longer)
+        return not pause
+
+    def clear(self, name: str) -> None:
+        """Note that it can be used."""
+        self._until.pop(name, None)
+
+    def names(self) -> list[str]:
+        """Return what is left alone for the time being."""
+        now = time.monotonic()
+        return [name for name, (until, _) in list(self._until.items()) if until > now]
+
+
+class DueJobs:
+    """Asks for due jobs, and has those that were handed out to this replica.
+
+    :param locks: the job store's connection
+    :param scheduler: which runs them
+    :param alias: of the job store
+    :param codec: reads the rows
+    :param interval: seconds between two looks, at most
+    """
+
+    def __init__(
+        self,
+        locks: LockClient,
+        scheduler: SchedulerInside,
+        alias: str,
+        codec: JobCodec,
+        interval: float,
+    ) -> None:
+        self._locks = locks
+        self._rows = locks.jobs
+        self._scheduler = scheduler
+        self._alias = alias
+        self._codec = codec
+        self._interval = interval
+        self._changed = threading.Condition()
+        self._closed = False
+        self._woken = False
+        self._next_at = 0.0  # when to look, on the monotonic clock
+        self._looked_at = 0.0
+        self._tend_at = 0.0
+        self._has_more = False  # whether jobs may be due for which no worker was free
+        self._ready: list[HandedOutJob] = []
+        self._out: dict[UUID, _Out] = {}
+        self._not_taken: set[UUID] = set()
+        self._given_back: dict[str, datetime] = {}
+        self._following: dict[str, float] = {}  # of what runs here, on the monotonic clock
+        self._missing = Backoff()  # references of functions
+        self._bad = Backoff()  # ids of jobs
+        self._rejected = False
+        self._thread = threading.Thread(target=self._work, name="tasklock-jobs", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more, and give back what has not begun. Waits for the thread, up to a second."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout=1.0)
+        try:
+            self._give_back(list(self._out))
+        except TaskLockError as error:  # the hand-outs end by themselves
+            logger.debug("Hand-outs are not given back: %s", error)
+
+    def wake(self) -> None:
+        """Look now: something may be due that was not."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def take(self) -> list[HandedOutJob]:
+        """Return what is to be run now. The scheduler calls it; it asks nobody."""
+        with self._changed:
+            ready, self._ready = self._ready, []
+            standing = [job for job in ready if self._stands(job)]
+        return sorted(standing, key=lambda job: job.run_time.timestamp())
+
+    def _stands(self, job: HandedOutJob) -> bool:
+        return job.hand_out is None or job.hand_out.handed_id in self._out
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether there is something to run now."""
+        return bool(self._ready)
+
+    def job_begun(self, job_id: str) -> None:
+        """Note that a hand-out of a job was claimed, or cannot be any more."""
+        with self._changed:
+            for handed_id, out in list(self._out.items()):
+                if out.job_id == job_id and not self._is_ready(handed_id):
+                    del self._out[handed_id]
+
+    def job_ended(self, job_id: str) -> None:
+        """Note that a job's run is over: a worker is free, and it may be due again already."""
+        self.job_begun(job_id)
+        with self._changed:
+            following = self._following.pop(job_id, None)
+        if self._has_more or (following is not None and following <= time.monotonic()):
+            self.wake()
+
+    def _is_ready(self, handed_id: UUID) -> bool:
+        return any(job.hand_out and job.hand_out.handed_id == handed_id for job in self._ready)
+
+    def _work(self) -> None:
+        while self._wait():
+            try:
+                self._look()
+                self._rejected = False
+            except TaskLockDatabaseError:  # logged as an outage
+                self._look_in(self._interval * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
+            except TaskLockError as error:
+                self._look_in(self._interval)
+                if not self._rejected:
+                    self._rejected = True
+                    logger.warning("The job store cannot be asked; trying again: %s", error)
+            except Exception:  # nothing may end this thread unseen
+                self._look_in(self._interval)
+                logger.exception("The job store could not be looked at; trying again")
+
+    def _wait(self) -> bool:
+        """Wait until it is time to look; return whether it is, or else all is over."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self._woken, max(0.0, self._next_at - time.monotonic())
+            )
+            too_soon = self._looked_at + SHORTEST_INTERVAL - time.monotonic()
+            if too_soon > 0:
+                self._changed.wait_for(lambda: self._closed, too_soon)
+            self._woken = False
+            self._looked_at = time.monotonic()
+            return not self._closed
+
+    def _look_in(self, seconds: float) -> None:
+        self._next_at = time.monotonic() + seconds
+
+    def _look(self) -> None:
+        """Tend what is handed out, and ask for more."""
+        is_running = self._scheduler.is_running
+        self._tend_hand_outs(is_running=is_running)
+        if not is_running:
+            self._look_in(NOT_RUNNING_INTERVAL)
+            return
+        if time.monotonic() >= self._tend_at:
+            self._tend_runs()
+        executors = self._scheduler.executors
+        free = {alias: self._free(alias, executor) for alias, executor in executors.items()}
+        running = set().union(*(running_jobs(executor) for executor in executors.values()))
+        fetched = self._locks.ask(
+            partial(
+                self._rows.fetch,
+                free=free,
+                not_here=self._missing.names(),
+                running=[*running, *self._bad.names()],
+            )
+        )
+        received = time.monotonic()
+        got = Counter(found.row.executor for found in fetched.jobs)
+        # Also where all workers are busy: whoever ends is to wake this thread.
+        self._has_more = any(got[alias] >= count for alias, count in free.items())
+        self._look_in(self._pause(fetched))
+        ready = [
+            job
+            for found in fetched.jobs
+            if (job := self._prepared(found, fetched.database_time, received)) is not None
+        ]
+        if ready:
+            with self._changed:
+                self._ready += ready
+            self._scheduler.wake()
+
+    def _pause(self, fetched: Fetched) -> float:
+        pause = self._interval
+        if fetched.next_in is not None:
+            pause = min(pause, fetched.next_in + MARGIN)
+        return min(pause, RENEW_AFTER) if self._out or fetched.jobs else pause
+
+    def _free(self, alias: str, executor: Any) -> int:
+        """Return how many jobs an executor's workers can begin now."""
+        submitted = running_jobs(executor)
+        with self._changed:
+            waiting = {job.id for job in self._ready if job.executor == alias}
+            outs = {out.job_id for out in self._out.values() if out.executor == alias}
+        return max(0, free_workers(executor) - len((waiting | outs) - submitted))
+
+    # ---- what was handed out -------------------------------------------------------------------
+
+    def _tend_hand_outs(self, *, is_running: bool) -> None:
+        """Renew what waits for a worker, and give back what does for too long."""
+        now = time.monotonic()
+        with self._changed:
+            outs = dict(self._out)
+            back = {handed_id for handed_id in self._not_taken if handed_id in outs}
+            self._not_taken.clear()
+            for handed_id, out in outs.items():
+                is_old = now - out.since > GIVE_BACK_AFTER and not out.keeps
+                if is_old or (not is_running and self._is_ready(handed_id)):
+                    back.add(handed_id)
+        self._renew([h for h in outs if h not in back and now - outs[h].renewed_at > RENEW_AFTER])
+        for handed_id in back:
+            self._given_back[outs[handed_id].job_id] = outs[handed_id].run_time
+        self._give_back(list(back))
+
+    def _renew(self, handed_ids: list[UUID]) -> None:
+        if not handed_ids:
+            return
+        standing = self._locks.ask(partial(self._rows.renew, handed_ids=handed_ids))
+        now = time.monotonic()
+        with self._changed:
+            for handed_id in handed_ids:
+                if handed_id not in standing:  # claimed, settled, changed or removed
+                    self._out.pop(handed_id, None)
+                elif handed_id in self._out:
+                    self._out[handed_id].renewed_at = now
+
+    def _give_back(self, handed_ids: list[UUID]) -> None:
+        """End hand-outs; what their executors have queued is fenced off."""
+        with self._changed:
+            for handed_id in handed_ids:
+                self._out.pop(handed_id, None)
+            self._ready = [job for job in self._ready if self._stands(job)]
+        if handed_ids:
+            self._locks.ask(partial(self._rows.give_back, handed_ids=handed_ids))
+
+    def _note_not_taken(self, handed_id: UUID) -> None:
+        """Note that an executor did not take a job, since it runs there already."""
+        with self._changed:
+            self._not_taken.add(handed_id)
+
+    def _tend_runs(self) -> None:
+        """Have dead runs seen to, and delete jobs that have ended."""
+        self._tend_at = time.monotonic() + TEND_INTERVAL * random.uniform(0.8, 1.0)  # noqa: S311
+        executors = self._scheduler.executors
+        for dead in self._locks.ask(self._rows.dead_runs):
+            executor = executors.get(dead.executor)
+            if isinstance(executor, TaskLockExecutor) and executor.takes_hand_outs:
+                executor.look_after(dead.task_name, dead.job_id, self._alias)
+        self._locks.ask(self._rows.sweep)
+
+    # ---- what is made of a row -----------------------------------------------------------------
+
+    def _prepared(self, found: HandedOutRow, now: datetime, received: float) -> HandedOutJob | None:
+        """Return what the scheduler gets for a job, or ``None`` if it is not run now.
+
+        :param now: the database's time
+        :param received: when that was told, on the monotonic clock
+        """
+        row = found.row
+        attributes = self._read(row)
+        if attributes is None:
+            self._give_back([found.handed_id])
+            return None
+        try:
+            prepared = self._due(found, attributes, now, received)
+        except TaskLockDatabaseError:
+            raise
+        except Exception as error:  # noqa: BLE001  # of one job; the others are not to suffer
+            self._leave_alone(row, error)
+            self._give_back([found.handed_id])
+            return None
+        self._bad.clear(row.id)
+        return prepared
+
+    def _read(self, row: JobRow) -> dict[str, Any] | None:
+        """Return a job's attributes; ``None`` if it cannot be run here."""
+        definition = definition_of(row)
+        try:
+            self._codec.verify(row.id, definition, row.signature)
+            attributes = self._codec.decode(definition)
+        except TaskLockError as error:
+            self._leave_alone(row, error)
+            return None
+        try:
+            function = self._codec.load_function(definition)
+        except UntrustedError as error:
+            self._leave_alone(row, error)
+            return None
+        except Exception as error:  # noqa: BLE001  # whatever an import raises
+            if self._missing.add(row.func):
+                logger.warning(
+                    "Job %r is left to other replicas, and tried again: its function %r cannot be "
+                    "imported here: %s: %s",
+                    row.id,
+                    row.func,
+                    type(error).__name__,
+                    error,
+                )
+            return None
+        self._missing.clear(row.func)
+        return {"id": row.id, "func": function, "func_ref": row.func, **attributes}
+
+    def _leave_alone(self, row: JobRow, error: Exception) -> None:
+        if self._bad.add(row.id):
+            logger.error("Job %r is not run here, and left alone: %s", row.id, error)
+
+    def _due(
+        self, found: HandedOutRow, attributes: dict[str, Any], now: datetime, received: float
+    ) -> HandedOutJob | None:
+        """Return the job for its run time; ``None`` if that is settled unrun."""
+        row, trigger = found.row, attributes["trigger"]
+        assert row.next_run_time is not None
+        zone = getattr(trigger, "timezone", None) or self._scheduler.timezone
+        first, moment = row.next_run_time.astimezone(zone), now.astimezone(zone)
+        run_time, following = due_run_time(trigger, first, moment, coalesce=attributes["coalesce"])
+        hand_out = HandOut(
+            row.id,
+            found.handed_id,
+            run_time,
+            following,
+            due_at=received - (now - run_time).total_seconds(),
+            is_late_by_nature=found.was_handed_out,
+        )
+        in_pause = found.paused_until is not None and run_time < found.paused_until
+        if in_pause and not definition_of(row).is_one_off:
+            self._locks.settle(hand_out)
+            logger.info("Job %r: its run time %s fell into a pause", row.id, run_time)
+            return None
+        make = partial(self._scheduler.make_handed_out, run_time=run_time)
+        not_taken = partial(self._note_not_taken, found.handed_id)
+        executor = self._scheduler.executors[row.executor]
+        job = make(attributes, hand_out=hand_out, not_taken=not_taken)
+        if self._claims(executor, job):
+            keeps = self._given_back.pop(row.id, None) == run_time
+            with self._changed:
+                if following is not None:
+                    self._following[row.id] = received + (following - now).total_seconds()
+                self._out[found.handed_id] = _Out(
+                    row.id, row.executor, run_time, received, received, keeps
+                )
+            return job
+        return self._without_lock(hand_out, attributes, make)
+
+    def _claims(self, executor: Any, job: HandedOutJob) -> bool:
+        """Tell whether an executor will claim the job's run time."""
+        if not isinstance(executor, TaskLockExecutor) or not executor.takes_hand_outs:
+            return False
+        return executor.check_stored_job(job, self._alias) is not None
+
+    def _without_lock(
+        self,
+        hand_out: HandOut,
+        attributes: dict[str, Any],
+        make: Callable[..., HandedOutJob],
+    ) -> HandedOutJob | None:
+        """Move a job on that runs without a lock: at most once, on this replica."""
+        grace = attributes["misfire_grace_time"]
+        missed = not hand_out.is_late_by_nature and is_later_than(
+            hand_out.due_at, grace, time.monotonic()
+        )
+        settle = partial(self._rows.settle, hand_out=hand_out, runs=not missed)
+        if not self._locks.ask(settle):
+            return None
+        # The scheduler's executor is to say what is missed, by the database's clock.
+        grace = ALWAYS_MISSED if missed else None
+        late = {**attributes, "misfire_grace_time": grace}
+        return make(late, hand_out=None, not_taken=lambda: None)
+
+
+def definition_of(row: JobRow) -> Definition:
+    """Return what a row says of its job."""
+    return Definition(row.func, row.trigger, row.options, row.arguments, row.executor)

@@ -1,0 +1,197 @@
+"""What the job store relies on of APScheduler's inside, all in one module.
+
+``tests/integration/test_jobstore_inside.py`` fails if a version of APScheduler changes it:
+
+- ``_process_jobs`` asks ``get_due_jobs``, then each job's ``_get_run_times``; submits it; asks
+  ``job.trigger.get_next_fire_time``; calls ``job._modify(next_run_time=...)`` and ``update_job``;
+  and asks ``get_next_run_time`` last. A job that was handed out answers for itself there, so that
+  the scheduler changes nothing: the claim moves it on.
+- ``_real_add_job`` is called for each job, also for those that were added before the start, and
+  gives it a ``next_run_time`` if it has none.
+- ``scheduler._executors``; an executor's ``_instances``, and ``_pool._max_workers`` if it has one.
+- a ``Job``'s attributes, ``_scheduler`` and ``_jobstore_alias``, and that they can be set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from apscheduler.job import Job
+from apscheduler.schedulers.base import STATE_RUNNING
+from apscheduler.triggers.base import BaseTrigger
+
+from apscheduler_tasklock._lock.jobs import JobRow
+from apscheduler_tasklock._lock.protocol import HandOut
+
+# How many jobs are handed out at a time to an executor without a pool, as that of an event loop.
+UNLIMITED_WORKERS = 100
+# Seconds after which a scheduler looks that cannot be woken by another thread.
+CAPPED_SLEEP = 0.5
+
+# Far from now, and from where Python's times end.
+_SOME_DAY = timedelta(days=36500)
+
+
+class _Handed(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
+    """Stands for the trigger of a job that was handed out, as the scheduler asks it.
+
+    It always has a next run time: else the scheduler would remove the job.
+    """
+
+    __slots__ = ()
+
+    def get_next_fire_time(self, _previous_fire_time: Any, now: datetime) -> datetime:
+        """Return a time that nobody uses."""
+        return now + _SOME_DAY
+
+
+class StoredJob(Job):  # type: ignore[misc]  # APScheduler has no types
+    """A job as it was read for a user.
+
+    :ivar row: what was read, with which changes are compared
+    """
+
+    __slots__ = ("row",)
+
+    row: JobRow
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its last run time was claimed."""
+        return self.row.ended
+
+
+class HandedOutJob(Job):  # type: ignore[misc]  # APScheduler has no types
+    """A job that was handed out for one run time, as the scheduler gets it.
+
+    :ivar run_time: the run time
+    :ivar hand_out: what its claim has to match; ``None`` if it runs without a lock
+    :ivar own_trigger: its trigger
+    :ivar not_taken: called if its executor does not take it
+    """
+
+    __slots__ = ("hand_out", "not_taken", "own_trigger", "run_time")
+
+    run_time: datetime
+    hand_out: HandOut | None
+    own_trigger: Any
+    not_taken: Callable[[], None]
+
+    def _get_run_times(self, _now: datetime) -> list[datetime]:
+        """Return the run time, which is due by the database's clock."""
+        return [self.run_time]
+
+
+class SchedulerInside:
+    """A scheduler, as the job store needs it.
+
+    :param scheduler: APScheduler's
+    :param alias: of the job store
+    """
+
+    def __init__(self, scheduler: Any, alias: str) -> None:
+        self._scheduler = scheduler
+        self._alias = alias
+        self._adds: Callable[..., Any] = scheduler._real_add_job
+        self._explicit: Any = None  # the job that is being added, if it came with a next run time
+        scheduler._real_add_job = self._note_and_add
+
+    def leave(self) -> None:
+        """Leave the scheduler as it was."""
+        if vars(self._scheduler).get("_real_add_job") == self._note_and_add:
+            del self._scheduler._real_add_job
+
+    def _note_and_add(self, job: Any, *arguments: Any, **named: Any) -> Any:
+        self._explicit = job if hasattr(job, "next_run_time") else None
+        try:
+            return self._adds(job, *arguments, **named)
+        finally:
+            self._explicit = None
+
+    def has_explicit_time(self, job: Any) -> bool:
+        """Tell whether a job that is being added came with a next run time, ``None`` too."""
+        return self._explicit is job
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it looks for jobs; not while it is paused."""
+        return bool(self._scheduler.state == STATE_RUNNING)
+
+    @property
+    def timezone(self) -> Any:
+        """Its time zone."""
+        return self._scheduler.timezone
+
+    @property
+    def executors(self) -> Mapping[str, Any]:
+        """Its executors, by alias."""
+        return dict(self._scheduler._executors)
+
+    @property
+    def other_stores(self) -> list[Any]:
+        """Its job stores under other aliases."""
+        stores = list(self._scheduler._jobstores.items())
+        return [store for alias, store in stores if alias != self._alias]
+
+    def wake(self) -> None:
+        """Let it look for jobs now."""
+        self._scheduler.wakeup()
+
+    def next_look(self, *, has_ready: bool) -> datetime | None:
+        """Return when it is to look again by itself; ``None``: when it is woken."""
+        now = datetime.now(timezone.utc)
+        if has_ready:
+            return now
+        # Qt's timers can be set by their own thread only.
+        is_qt = any(kind.__name__ == "QtScheduler" for kind in type(self._scheduler).__mro__)
+        return now + timedelta(seconds=CAPPED_SLEEP) if is_qt else None
+
+    def add_listener(self, listener: Callable[[Any], None], codes: int) -> None:
+        """Let this be called on events."""
+        self._scheduler.add_listener(listener, codes)
+
+    def remove_listener(self, listener: Callable[[Any], None]) -> None:
+        """Let it be called no more."""
+        self._scheduler.remove_listener(listener)
+
+    def make_stored(self, attributes: Mapping[str, Any], row: JobRow) -> StoredJob:
+        """Return a job as it is shown to users."""
+        job: StoredJob = self._make(StoredJob, attributes)
+        job.row = row
+        return job
+
+    def make_handed_out(
+        self,
+        attributes: Mapping[str, Any],
+        run_time: datetime,
+        hand_out: HandOut | None,
+        not_taken: Callable[[], None],
+    ) -> HandedOutJob:
+        """Return a job as the scheduler gets it to run it."""
+        job: HandedOutJob = self._make(
+            HandedOutJob, {**attributes, "trigger": _Handed(), "next_run_time": run_time}
+        )
+        job.own_trigger = attributes["trigger"]
+        job.run_time, job.hand_out, job.not_taken = run_time, hand_out, not_taken
+        return job
+
+    def _make(self, kind: Any, attributes: Mapping[str, Any]) -> Any:
+        job = object.__new__(kind)
+        for name, value in attributes.items():
+            setattr(job, name, value)
+        job._scheduler, job._jobstore_alias = self._scheduler, self._alias
+        return job
+
+
+def running_jobs(executor: Any) -> set[str]:
+    """Return the ids of the jobs that an executor runs, or has queued."""
+    return {job_id for job_id, count in list(executor._instances.items()) if count > 0}
+
+
+def free_workers(executor: Any) -> int:
+    """Return how many workers of an executor neither run anything nor have anything queued."""
+    inner = getattr(executor, "inner", executor)
+    workers = getattr(getattr(inner, "_pool", None), "_max_workers", UNLIMITED_WORKERS)
+    return int(workers) - int(sum(executor._instances.values()))

@@ -1,0 +1,51 @@
+"""Which run time of a job is due, and which one follows: each once per hand-out, and in bounds."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from math import floor
+from typing import Any
+
+from apscheduler.triggers.interval import IntervalTrigger
+
+from apscheduler_tasklock._scheduler.triggers import following_run_time
+
+# How many run times that are due together are looked at. Of more, the rest is for the next time.
+MOST_STEPS = 10_000
+
+
+def due_run_time(
+    trigger: Any, first: datetime, now: datetime, *, coalesce: bool
+) -> tuple[datetime, datetime | None]:
+    """Return the run time that is to be run, and the one that follows it, if there is one.
+
+    :param first: the job's next run time, which is due
+    :param now: the database's time
+    :param coalesce: whether the last run time that is due stands for all of them; else it is the
+        first, and the one that follows may be due as well
+    :raises EndlessTriggerError: the next run time cannot be found within bounds
+    :raises Exception: whatever a custom trigger raises
+    """
+    run_time = first
+    if coalesce and type(trigger) is IntervalTrigger and not trigger.jitter:
+        run_time = _last_of_interval(trigger, first, now)
+    following = following_run_time(trigger, run_time, now)
+    if coalesce:
+        for _ in range(MOST_STEPS):
+            if following is None or following.timestamp() > now.timestamp():
+                break
+            run_time, following = following, following_run_time(trigger, following, now)
+    return run_time, following
+
+
+def _last_of_interval(trigger: Any, first: datetime, now: datetime) -> datetime:
+    """Return the last run time of an interval that is due, without a walk."""
+    latest = now
+    if trigger.end_date is not None and trigger.end_date.timestamp() < now.timestamp():
+        latest = trigger.end_date
+    passed = floor((latest.timestamp() - first.timestamp()) / trigger.interval_length)
+    if passed < 1:
+        return first
+    # In elapsed time: local times skip or repeat an hour twice a year.
+    last: datetime = first.astimezone(timezone.utc) + passed * trigger.interval
+    return last.astimezone(first.tzinfo)

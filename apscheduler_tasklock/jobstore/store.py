@@ -1,0 +1,474 @@
+"""The job store that all replicas share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Literal, TypeVar
+from uuid import uuid4
+
+from apscheduler.events import (
+    EVENT_JOB_ERROR,
+    EVENT_JOB_EXECUTED,
+    EVENT_JOB_MISSED,
+)
+from apscheduler.jobstores.base import BaseJobStore, ConflictingIdError, JobLookupError
+from apscheduler.triggers.date import DateTrigger
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+
+from apscheduler_tasklock._database.connection import attempt_limit
+from apscheduler_tasklock._database.listener import Listener
+from apscheduler_tasklock._database.url import as_url
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.forking import replace_in_each_child
+from apscheduler_tasklock._lock.jobs import JobChange, JobRow
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockOptionError,
+)
+from apscheduler_tasklock.events import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_REFUSED,
+)
+from apscheduler_tasklock.executor import TaskLockExecutor
+from apscheduler_tasklock.jobstore.definition import Definition, JobCodec, MissingFunction
+from apscheduler_tasklock.jobstore.due import DueJobs, definition_of
+from apscheduler_tasklock.jobstore.inside import HandedOutJob, SchedulerInside, StoredJob
+from apscheduler_tasklock.jobstore.triggers import has_default_start
+from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
+from apscheduler_tasklock.locks import lock_settings
+from apscheduler_tasklock.options import parse_positive_seconds
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE, job_table
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+# Seconds for which a user's call is tried.
+CALL_TIMEOUT = 2.0
+# The same as a claim's: each attempt of a call is to end within a second.
+_TIMEOUT = 3.0
+# How often a change is tried whose job somebody else changes at the same time.
+MOST_CHANGES = 20
+# APScheduler's default, which is meant for jobs that come again.
+_DEFAULT_GRACE_TIME = 1
+
+# Events after which a hand-out is no more: when its run has begun, and when it is over.
+_BEGUN = EVENT_TASK_LOCK_GRANTED | EVENT_TASK_LOCK_REFUSED | EVENT_TASK_LOCK_ERROR
+_OVER = EVENT_JOB_EXECUTED | EVENT_JOB_ERROR | EVENT_JOB_MISSED
+
+
+class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has no types
+    """Jobs that all replicas share: added, changed, paused and removed on any, run on one.
+
+    They are kept in PostgreSQL. What is due is handed out to one replica at a time, and moved to
+    its next run time by the statement that claims its task lock. Use it with a
+    :class:`TaskLockExecutor` on the same database; on any other executor a job runs at most once.
+
+    Plugin alias: ``tasklock``
+
+    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with the psycopg driver
+    :param functions: which functions jobs may call: packages, modules or functions by their dotted
+        names, as ``["myapp."]``
+    :param secret: signs the rows: a text or bytes of 16 bytes or more, or a list, of which the
+        first signs and any verifies. ``functions`` or this has to be given, or both.
+    :param serializer: ``"json"``, or ``"pickle"`` for triggers and arguments that JSON cannot hold,
+        which needs a ``secret``
+    :param schema: schema of the task lock table; by default up to the ``search_path``
+    :param table: name of the task lock table, beside which the jobs' table lies
+    :param poll_interval: longest time between two looks for due jobs, a ``timedelta`` or seconds
+    :param replica_id: to whom jobs are handed out, shown to operators
+    :raises TaskLockOptionError: an option is impossible, or neither ``functions`` nor ``secret`` is
+        given
+    """
+
+    #: Tells a ``TaskLockExecutor`` that the jobs of this store are handed out.
+    hands_out = True
+
+    def __init__(
+        self,
+        database: str | URL | Engine,
+        *,
+        functions: Sequence[str] | str | None = None,
+        secret: str | bytes | Sequence[str | bytes] | None = None,
+        serializer: Literal["json", "pickle"] = "json",
+        schema: str | None = None,
+        table: str = DEFAULT_TABLE,
+        poll_interval: timedelta | float | str = 1,
+        replica_id: str | None = None,
+    ) -> None:
+        super().__init__()
+        where = type(self).__name__
+        if not functions and secret is None:
+            raise TaskLockOptionError(
+                f"{where} needs functions=['myapp.'], the functions that jobs may call, or "
+                "secret='...', which signs the rows: else whoever can write the table could run "
+                "any code"
+            )
+        if serializer not in ("json", "pickle"):
+            raise TaskLockOptionError(
+                f"{where}: serializer must be 'json' or 'pickle', not {serializer!r}"
+            )
+        self._interval = parse_positive_seconds(poll_interval, "poll_interval", where)
+        settings = lock_settings(
+            database,
+            replica_id=replica_id,
+            claim_timeout=_TIMEOUT,
+            schema=schema or None,  # a configuration file says '' for none
+            table=table,
+        )
+        self.locks = LockClient(settings)
+        signer = None if secret is None else Signer(secret, job_table(self.locks.table).name)
+        pickles = serializer == "pickle"
+        self._codec = JobCodec(AllowedFunctions(functions or None), signer, pickles=pickles)
+        if pickles:
+            logger.warning(
+                "%s: what jobs are called with is pickled; who has the secret can run any code",
+                where,
+            )
+        self._inside: SchedulerInside | None = None
+        self._due: DueJobs | None = None
+        self._listener: Listener | None = None
+        replace_in_each_child(self)
+
+    def replace_in_child(self) -> None:
+        """Leave the parent's connection alone. Called in a forked child, without a scheduler."""
+        self.locks = self.locks.for_child()
+        self._due = self._listener = None
+
+    # ---- the scheduler's calls -----------------------------------------------------------------
+
+    def start(self, scheduler: Any, alias: str) -> None:
+        """Begin to look for due jobs. Called by the scheduler.
+
+        :raises TaskLockSchemaError: a table is missing, old or not permitted
+        :raises TaskLockOptionError: the scheduler has the same jobs under another alias, or an
+            executor whose task locks are in another place
+        """
+        super().start(scheduler, alias)
+        if self.locks.closed:
+            self.locks = LockClient(self.locks.settings)
+        inside = SchedulerInside(scheduler, alias)
+        try:
+            self._check_scheduler(inside)
+            with suppress(TaskLockDatabaseError):  # logged as an outage
+                self.locks.check()
+                self.locks.check_jobs()
+        except BaseException:
+            inside.leave()
+            self.locks.close()
+            raise
+        self._inside = inside
+        self._due = DueJobs(self.locks, inside, alias, self._codec, self._interval)
+        self._listener = Listener(
+            as_url(self.locks.settings.database),
+            self.locks.jobs.channel,
+            self._due.wake,
+            application_name=f"tasklock {self.locks.replica_id}"[:63],
+            attempt=attempt_limit(_TIMEOUT),
+        )
+        inside.add_listener(self._note_event, _BEGUN | _OVER)
+        self._due.start()
+        self._listener.start()
+        logger.info(
+            "The job store %r is shared by all replicas: database %s, table %r, replica %r",
+            alias,
+            self.locks.where,
+            job_table(self.locks.table).fullname,
+            self.locks.replica_id,
+        )
+
+    def _check_scheduler(self, inside: SchedulerInside) -> None:
+        place = _place(self.locks)
+        for store in inside.other_stores:
+            if isinstance(store, TaskLockJobStore) and _place(store.locks) == place:
+                raise TaskLockOptionError(
+                    f"{type(self).__name__}: another job store of this scheduler has the same table"
+                )
+        for alias, executor in inside.executors.items():
+            if (
+                isinstance(executor, TaskLockExecutor)
+                and executor.takes_hand_outs
+                and _place(executor.locks) != place
+            ):
+                raise TaskLockOptionError(
+                    f"{type(self).__name__}: the executor {alias!r} has its task locks in "
+                    f"{' '.join(_place(executor.locks))}, and this job store is in "
+                    f"{' '.join(place)}; a run time is claimed in one statement, so both need the "
+                    "same database and table"
+                )
+
+    def shutdown(self) -> None:
+        """Look no more, and give back what has not begun. Called by the scheduler."""
+        if self._inside is not None:
+            self._inside.remove_listener(self._note_event)
+            self._inside.leave()
+        if self._listener is not None:
+            self._listener.close()
+        if self._due is not None:
+            self._due.close()
+        self.locks.close(blocking=True)
+        self._inside = self._due = self._listener = None
+
+    def get_due_jobs(self, now: datetime) -> list[Any]:
+        """Return what was handed out to this replica and has not been taken. Asks nobody."""
+        return [] if self._due is None else self._due.take()
+
+    def get_next_run_time(self) -> datetime | None:
+        """Return when the scheduler is to look again by itself. Asks nobody."""
+        if self._inside is None or self._due is None:
+            return None
+        return self._inside.next_look(has_ready=self._due.has_ready)
+
+    def _note_event(self, event: Any) -> None:
+        if self._due is None or event.jobstore != self._alias:
+            return
+        if event.code & _OVER:
+            self._due.job_ended(event.job_id)
+        else:
+            self._due.job_begun(event.job_id)
+
+    # ---- users' calls --------------------------------------------------------------------------
+
+    def lookup_job(self, job_id: str) -> Any:
+        """Return a job, or ``None``.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        row = self._ask(partial(self.locks.jobs.read, job_id=job_id))
+        return None if row is None else self._shown(row)
+
+    def lookup_ended_job(self, job_id: str) -> Any:
+        """Return a job whose last run time was claimed and whose run is not over, or ``None``.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        row = self._ask(partial(self.locks.jobs.read, job_id=job_id, ended=True))
+        return None if row is None else self._shown(row)
+
+    def get_all_jobs(self) -> list[Any]:
+        """Return all jobs, also those that cannot run here; by their run times, paused ones last.
+
+        One whose row cannot be read is left out, with an ERROR.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        rows = self._ask(self.locks.jobs.read_all)
+        return [job for row in rows if (job := self._shown(row)) is not None]
+
+    def add_job(self, job: Any) -> None:
+        """Add a job.
+
+        :raises ConflictingIdError: there is one with its id
+        :raises TaskLockOptionError: it cannot be stored, or would come back different, or its
+            options make no sense here
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        if isinstance(job.trigger, DateTrigger) and job.misfire_grace_time == _DEFAULT_GRACE_TIME:
+            job.misfire_grace_time = None
+        definition = self._codec.encode(job)
+        change = self._change_to(job, definition, job.next_run_time)
+        add = partial(self.locks.jobs.add, job_id=job.id, change=change, added_id=uuid4())
+        if not self._ask(add):
+            raise ConflictingIdError(job.id)
+        self._changed(job)
+
+    def update_job(self, job: Any) -> None:
+        """Save what a user has changed of a job; of one that a scheduler runs, nothing.
+
+        :raises JobLookupError: there is no such job
+        :raises TaskLockOptionError: as :meth:`add_job`
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        if isinstance(job, HandedOutJob):
+            return  # its claim moves it on
+        definition = self._codec.encode(job)
+        for _ in range(MOST_CHANGES):
+            row = self._ask(partial(self.locks.jobs.read, job_id=job.id))
+            if row is None:
+                raise JobLookupError(job.id)
+            update = self._save if isinstance(job, StoredJob) else self._declare
+            if update(job, definition, row):
+                self._changed(job)
+                return
+        raise TaskLockError(f"job {job.id!r} is changed by others all the time; nothing was saved")
+
+    def remove_job(self, job_id: str) -> None:
+        """Remove a job. Once this has returned, no run time of it is claimed.
+
+        :raises JobLookupError: there is no such job
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        attempts = 0
+
+        def remove(cursor: Any) -> bool:
+            nonlocal attempts
+            attempts += 1
+            return self.locks.jobs.remove(cursor, job_id)
+
+        # If an attempt's answer was lost, it may have removed it.
+        if not self._ask(remove) and attempts == 1:
+            raise JobLookupError(job_id)
+
+    def remove_all_jobs(self) -> None:
+        """Remove all jobs, those of all replicas.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        count = self._ask(self.locks.jobs.remove_all)
+        logger.warning("All jobs of the job store are removed, for all replicas: %d", count)
+
+    # ---- how they are done ---------------------------------------------------------------------
+
+    def _ask(self, statement: Callable[[Any], Answer]) -> Answer:
+        return self.locks.ask_for(CALL_TIMEOUT, statement)
+
+    def _changed(self, job: Any) -> None:
+        """Look for what may be due now, and tell the executor of a job that comes again."""
+        if self._due is not None:
+            self._due.wake()
+        executor = self._executor_of(job)
+        if executor is not None and not isinstance(job.trigger, DateTrigger):
+            with suppress(TaskLockOptionError):  # of an option that was changed, and is told then
+                executor.note_stored_job(job, self._alias)
+
+    def _executor_of(self, job: Any) -> TaskLockExecutor | None:
+        """Return the executor that claims a job's run times, if it is here."""
+        executor = None if self._inside is None else self._inside.executors.get(job.executor)
+        claims = isinstance(executor, TaskLockExecutor) and executor.takes_hand_outs
+        return executor if claims else None
+
+    def _change_to(
+        self, job: Any, definition: Definition, next_run_time: datetime | None
+    ) -> JobChange:
+        """Return what is written of a job. Its options are checked.
+
+        :raises TaskLockOptionError: they make no sense here
+        """
+        if job.max_instances > 1:
+            raise TaskLockOptionError(
+                f"job {job.id!r}: max_instances={job.max_instances} makes no sense in a "
+                f"{type(self).__name__}, where one run of a job goes on at a time; leave it at 1"
+            )
+        executor, task_name = self._executor_of(job), None
+        if executor is not None and not isinstance(job.func, MissingFunction):
+            task_name = executor.check_stored_job(job, self._alias)
+        signature = self._codec.sign(job.id, definition)
+        columns = {**definition.columns, "signature": signature}
+        return JobChange(columns, next_run_time, task_name)
+
+    def _save(self, job: StoredJob, definition: Definition, row: JobRow) -> bool:
+        """Write what was changed of a job since it was read; tell whether that succeeded.
+
+        :param row: as it is now
+        """
+        before, now = definition_of(job.row), definition_of(row)
+        changed = {
+            name: value
+            for name, value in definition.columns.items()
+            if name != "options" and value != before.columns[name]
+        }
+        options = {
+            name: value
+            for name, value in definition.options.items()
+            if value != before.options.get(name)
+        }
+        moves = job.next_run_time != job.row.next_run_time
+        if not (changed or options or moves):
+            return True
+        merged = replace(now, options={**now.options, **options}, **changed)
+        change = self._change_to(job, merged, job.next_run_time)
+        if not self._is_ours(row):  # to sign it would be to vouch for what somebody else wrote
+            change = replace(change, columns={**change.columns, "signature": row.signature})
+        return self._write(row, change, moves=moves)
+
+    def _declare(self, job: Any, definition: Definition, row: JobRow) -> bool:
+        """Write a job that an application declares, as when it starts; tell whether that succeeded.
+
+        With an unchanged schedule the next run time and a pause stay, unless one is given.
+        """
+        assert self._inside is not None
+        now = definition_of(row)
+        is_explicit = self._inside.has_explicit_time(job)
+        next_run_time = job.next_run_time
+        moves = is_explicit
+        if now.trigger and now.schedule == definition.schedule:
+            definition = replace(definition, trigger=now.trigger)
+            if not is_explicit:
+                next_run_time = row.next_run_time
+        elif not is_explicit:
+            moves, next_run_time = True, _first_run_time(definition, job.next_run_time, row)
+        job.next_run_time = next_run_time and next_run_time.astimezone(self._inside.timezone)
+        if definition == now and next_run_time == row.next_run_time and self._is_ours(row):
+            return True
+        return self._write(row, self._change_to(job, definition, next_run_time), moves=moves)
+
+    def _write(self, row: JobRow, change: JobChange, *, moves: bool) -> bool:
+        write = partial(
+            self.locks.jobs.change, job_id=row.id, version=row.version, change=change, moves=moves
+        )
+        return self._ask(write)
+
+    def _is_ours(self, row: JobRow) -> bool:
+        try:
+            self._codec.verify(row.id, definition_of(row), row.signature)
+        except UntrustedError:
+            return False
+        return True
+
+    def _shown(self, row: JobRow) -> StoredJob | None:
+        """Return a job for users; its function may be one that is missing here."""
+        assert self._inside is not None
+        definition = definition_of(row)
+        try:
+            self._codec.verify(row.id, definition, row.signature)
+            function = self._codec.load_function(definition)
+        except Exception:  # noqa: BLE001  # whatever an import raises; who runs it tells of it
+            function = MissingFunction(row.func)
+        try:
+            attributes = self._codec.decode(definition)
+        except TaskLockError as error:
+            logger.error("Job %r cannot be read: %s", row.id, error)
+            return None
+        next_run_time = row.next_run_time and row.next_run_time.astimezone(self._inside.timezone)
+        return self._inside.make_stored(
+            {
+                "id": row.id,
+                "func": function,
+                "func_ref": row.func,
+                "next_run_time": next_run_time,
+                **attributes,
+            },
+            row,
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} ({self.locks.where})>"
+
+
+def _place(locks: LockClient) -> tuple[str, str]:
+    return locks.where, locks.table.fullname
+
+
+def _first_run_time(
+    definition: Definition, computed: datetime | None, row: JobRow
+) -> datetime | None:
+    """Return the first run time under a schedule that was changed.
+
+    An interval without a start counts from the last run: else replicas of an old and a new version
+    that restart over and over would push the job ahead of themselves for ever.
+    """
+    if definition.trigger.get("type") != "interval" or not has_default_start(definition.trigger):
+        return computed
+    if row.last_run_time is not None:
+        days, seconds, microseconds = definition.trigger["length"]
+        return row.last_run_time + timedelta(days, seconds, microseconds)
+    times = [time for time in (computed, row.next_run_time) if time is not None]
+    return min(times, default=None)

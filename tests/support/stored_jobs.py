@@ -1,0 +1,75 @@
+"""Job functions that a job store can name, what they wrote down, and schedulers with the store."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from apscheduler_tasklock import TaskLockJobStore, current_lock
+from tests.support.polling import eventually
+from tests.support.schedulers import Replica
+
+# What ran in this process: by a key, the replicas' tokens and run times.
+ran: dict[str, list[Any]] = defaultdict(list)
+_gates: dict[str, threading.Event] = {}
+_lock = threading.Lock()
+
+
+def note(key: str, value: Any = None) -> None:
+    """Write down that this ran."""
+    held = current_lock()
+    with _lock:
+        ran[key].append((held and held.run_time, held and held.token, value))
+
+
+def note_and_wait(key: str) -> None:
+    """Write down that this ran, and run until it is let go."""
+    note(key)
+    assert _gates[key].wait(60)
+
+
+def note_and_fail(key: str) -> None:
+    note(key)
+    raise ValueError("on purpose")
+
+
+async def note_on_the_loop(key: str) -> None:
+    note(key)
+
+
+class Gate:
+    """Lets the runs of ``note_and_wait`` go on."""
+
+    def __init__(self, key: str) -> None:
+        self.event = _gates[key] = threading.Event()
+
+    def open(self) -> None:
+        self.event.set()
+
+
+class StoreReplica(Replica):
+    """A replica whose jobs are in the job store that all share."""
+
+    def __init__(
+        self, database: Any, *, store: dict[str, Any] | None = None, **options: Any
+    ) -> None:
+        super().__init__(database, **options)
+        options = {"functions": ["tests."], **(store or {})}
+        self.store = TaskLockJobStore(database, **options)
+        self.scheduler.add_jobstore(self.store)
+
+    def run_at(
+        self, function: Callable[..., Any], key: str, *, after: float = 0.0, **job: Any
+    ) -> Any:
+        """Add a one-off job."""
+        run_date = datetime.now(timezone.utc) + timedelta(seconds=after)
+        given = {"id": key, "args": [key], **job}
+        return self.scheduler.add_job(function, "date", run_date=run_date, **given)
+
+    def runs(self, key: str, count: int = 1) -> list[Any]:
+        """Wait until a job has run so often, and return its runs."""
+        eventually(lambda: len(ran[key]) >= count)
+        return ran[key]
