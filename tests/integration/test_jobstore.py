@@ -1,23 +1,80 @@
-"""The job store that all replicas share, with schedulers in this process."""
+"""The job store that all replicas share, with several schedulers in this process.
+
+What is promised, row by row. Real processes that are killed are in the acceptance tests.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
+from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.jobstores.base import ConflictingIdError, JobLookupError
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.combining import AndTrigger
+from apscheduler.triggers.cron import CronTrigger
 
-from tests.support.stored_jobs import StoreReplica, note
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_GRANTED,
+    TaskLockExecutor,
+    TaskLockJobStore,
+    TaskLockOptionError,
+    TaskLocks,
+    TaskLockSchemaError,
+)
+from apscheduler_tasklock.jobstore.triggers import encode_trigger
+from tests.support.polling import eventually
+from tests.support.roles import role
+from tests.support.stored_jobs import (
+    Gate,
+    StoreReplica,
+    note,
+    note_and_fail,
+    note_and_wait,
+    note_on_the_loop,
+    ran,
+)
 
 Make = Callable[..., StoreReplica]
+Connection = psycopg.Connection[Any]
+
+SOON = timedelta(seconds=0.3)
+
+
+def now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def job_row(connection: Connection, job_id: str) -> dict[str, Any] | None:
+    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
+    return cursor.execute("SELECT * FROM task_lock_job WHERE id = %s", [job_id]).fetchone()
 
 
 @pytest.fixture
 def key() -> str:
     """An id that no other test uses."""
     return f"job-{uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def gate(key: str) -> Iterator[Gate]:
+    """Lets ``note_and_wait`` of this key go on, after the test at the latest."""
+    gate = Gate(key)
+    yield gate
+    gate.open()
 
 
 @pytest.fixture
@@ -35,7 +92,611 @@ def make(database_url: str) -> Iterator[Make]:
         yield make
 
 
-def test_a_job_runs_once_wherever_it_was_added(make: Make, key: str) -> None:
-    replicas = [make(replica_id=f"replica {number}") for number in range(3)]
-    replicas[0].run_at(note, key)
-    assert len(replicas[0].runs(key)) == 1
+class TestRuns:
+    def test_a_one_off_job_runs_once_and_is_gone_then(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replicas = [make(replica_id=f"replica {number}") for number in range(3)]
+        replicas[0].run_at(note, key)
+        replicas[0].runs(key)
+        eventually(lambda: job_row(connection, key) is None)
+        assert len(ran[key]) == 1
+        assert all(replica.scheduler.get_job(key) is None for replica in replicas)
+
+    def test_a_recurring_job_runs_at_each_run_time_once(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        for number in range(3):
+            make(replica_id=f"replica {number}").scheduler.add_job(
+                note, "interval", seconds=1, args=[key], id=key, replace_existing=True,
+                start_date=now().replace(microsecond=0) + timedelta(seconds=1),
+                misfire_grace_time=None,
+            )  # fmt: skip
+        eventually(lambda: len(ran[key]) >= 4)
+        run_times = [run_time for run_time, *_ in ran[key]]
+        assert len(set(run_times)) == len(run_times)
+        gaps = [(b - a).total_seconds() for a, b in pairwise(run_times)]
+        assert all(gap >= 1 and gap == int(gap) for gap in gaps)
+        tokens = [token for _, token, _ in ran[key]]
+        assert tokens == sorted(set(tokens))
+
+    def test_its_run_is_in_the_history_and_the_task_knows_when_it_is_due(
+        self, make: Make, key: str, database_url: str, connection: Connection
+    ) -> None:
+        replica = make()
+        replica.scheduler.add_job(
+            note, "interval", hours=1, args=[key], id=key, next_run_time=now()
+        )
+        replica.runs(key)
+        locks = TaskLocks(database_url)
+        [run] = eventually(lambda: locks.runs(key))
+        [task] = locks.tasks()
+        locks.close()
+        row = job_row(connection, key)
+        assert row is not None
+        assert (run.outcome, run.kind) == ("ok", "schedule")
+        assert task.due_at == row["next_run_time"] == run.scheduled_at + timedelta(hours=1)
+        assert row["last_run_time"] == run.scheduled_at
+
+    def test_many_that_are_due_at_once_all_run_once_on_more_than_one_replica(
+        self, make: Make, key: str
+    ) -> None:
+        replicas = [make(replica_id=f"replica {number}", max_workers=4) for number in range(3)]
+        for number in range(60):
+            replicas[0].run_at(note, key, id=f"{key}-{number}", args=[key, number], after=1.0)
+        eventually(lambda: len(ran[key]) >= 60)
+        assert sorted(value for *_, value in ran[key]) == list(range(60))
+        holders = [
+            len([e for e in replica.events if e.code == EVENT_TASK_LOCK_GRANTED])
+            for replica in replicas
+        ]
+        assert len([count for count in holders if count]) > 1
+
+    def test_a_job_that_raises_is_reported_and_goes_on(self, make: Make, key: str) -> None:
+        replica = make()
+        replica.scheduler.add_job(
+            note_and_fail, "interval", seconds=1, args=[key], id=key, next_run_time=now()
+        )
+        replica.runs(key, 2)
+
+    def test_run_times_that_came_due_meanwhile_are_coalesced(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make(start=False)
+        replica.scheduler.add_job(
+            note, "interval", hours=1, args=[key], id=key, misfire_grace_time=None,
+            next_run_time=now() - timedelta(hours=5, minutes=30),
+        )  # fmt: skip
+        replica.start()
+        replica.runs(key)
+        row = eventually(lambda: job_row(connection, key))
+        assert row["next_run_time"] > now()
+        assert (now() - ran[key][0][0]) < timedelta(hours=1)
+        assert len(ran[key]) == 1
+
+    def test_or_run_one_after_the_other(self, make: Make, key: str) -> None:
+        replicas = [make(start=False), make(start=False)]
+        first = now() - timedelta(hours=3, minutes=30)
+        replicas[0].scheduler.add_job(
+            note, "interval", hours=1, args=[key], id=key, misfire_grace_time=None,
+            coalesce=False, next_run_time=first,
+        )  # fmt: skip
+        for replica in replicas:
+            replica.start()
+        replicas[0].runs(key, 4)
+        expected = [first + timedelta(hours=hours) for hours in range(4)]
+        assert [run_time for run_time, *_ in ran[key]] == expected
+
+    def test_a_missed_run_time_is_told_and_not_run(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make()
+        replica.scheduler.add_job(
+            note, "interval", hours=1, args=[key], id=key, misfire_grace_time=1,
+            next_run_time=now() - timedelta(minutes=5),
+        )  # fmt: skip
+        replica.one(EVENT_JOB_MISSED, key)
+        row = job_row(connection, key)
+        assert row is not None
+        assert (row["next_run_time"] > now(), ran[key]) == (True, [])
+
+    def test_a_one_off_job_with_the_default_grace_time_is_never_missed(
+        self, make: Make, key: str
+    ) -> None:
+        replica = make()
+        job = replica.run_at(note, key, after=-3600)
+        assert job.misfire_grace_time is None
+        replica.runs(key)
+
+    def test_a_missed_one_off_job_is_removed_with_a_warning(
+        self, make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        replica = make()
+        replica.run_at(note, key, after=-60, misfire_grace_time=5)
+        replica.one(EVENT_JOB_MISSED, key)
+        eventually(lambda: job_row(connection, key) is None)
+        assert "is removed without having run" in caplog.text
+        assert ran[key] == []
+
+    @pytest.mark.parametrize("function", [note, note_on_the_loop])
+    def test_on_an_event_loop(self, database_url: str, key: str, function: Any) -> None:
+        async def runs() -> None:
+            scheduler = AsyncIOScheduler(
+                jobstores={"default": TaskLockJobStore(database_url, functions=["tests."])},
+                executors={"default": TaskLockExecutor(database_url)},
+            )
+            scheduler.start()
+            try:
+                for number, missed in enumerate([False, True]):
+                    scheduler.add_job(
+                        function, "date", run_date=now() - timedelta(seconds=60 * missed),
+                        args=[key], id=f"{key}-{number}", misfire_grace_time=20,
+                    )  # fmt: skip
+                async with asyncio.timeout(30):
+                    while not ran[key] or scheduler.get_jobs():
+                        await asyncio.sleep(0.02)
+            finally:
+                scheduler.shutdown()
+
+        asyncio.run(runs())
+        assert len(ran[key]) == 1
+
+    def test_in_worker_processes(self, make: Make, key: str) -> None:
+        replica = make(executor="processpool", max_workers=2)
+        replica.run_at(note, key)
+        assert replica.one(EVENT_JOB_EXECUTED, key).retval is None
+        replica.run_at(note, f"{key}-late", after=-60, misfire_grace_time=5)
+        replica.one(EVENT_JOB_MISSED, f"{key}-late")
+
+
+class TestRunning:
+    def test_what_is_due_while_its_task_runs_waits_for_the_end(
+        self, make: Make, key: str, gate: Gate, connection: Connection
+    ) -> None:
+        replicas = [make(), make()]
+        replicas[0].scheduler.add_job(
+            note_and_wait, "interval", seconds=1, args=[key], id=key, next_run_time=now(),
+            misfire_grace_time=None,
+        )  # fmt: skip
+        replicas[0].runs(key)
+        row = job_row(connection, key)
+        assert row is not None
+        eventually(lambda: now() > row["next_run_time"] + timedelta(seconds=1.5))
+        assert len(ran[key]) == 1
+        gate.open()
+        replicas[0].runs(key, 2)
+
+    def test_a_job_can_add_and_remove_its_own_id_while_it_runs(
+        self, make: Make, key: str, gate: Gate, connection: Connection
+    ) -> None:
+        replica = make()
+        replica.run_at(note_and_wait, key)
+        replica.runs(key)
+        with pytest.raises(JobLookupError):
+            replica.scheduler.remove_job(key)  # its last run time was claimed
+        replica.run_at(note, key, after=0.1)
+        gate.open()
+        replica.runs(key, 2)
+        eventually(lambda: job_row(connection, key) is None)
+        assert len(ran[key]) == 2
+
+    def test_a_task_that_is_paused_is_not_run_and_its_one_off_jobs_are_kept(
+        self, make: Make, key: str, database_url: str, connection: Connection
+    ) -> None:
+        replica = make()
+        replica.scheduler.add_job(
+            note, "interval", seconds=1, args=[key], id=key, next_run_time=now(),
+            misfire_grace_time=None, kwargs={"task_lock": {"name": key}},
+        )  # fmt: skip
+        replica.runs(key)
+        locks = TaskLocks(database_url)
+        try:
+            locks.pause(key)
+            replica.idle()
+            paused_at, count = now(), len(ran[key])
+            replica.run_at(
+                note, f"{key}-once", args=[f"{key}-once"], kwargs={"task_lock": {"name": key}}
+            )
+            connection.execute("UPDATE task_lock_job SET task_name = %s", [key])
+            eventually(lambda: now() > paused_at + timedelta(seconds=2.5))
+            assert (len(ran[key]), ran[f"{key}-once"]) == (count, [])
+            locks.resume(key)
+            resumed_at = now()
+        finally:
+            locks.close()
+        replica.runs(f"{key}-once")
+        replica.runs(key, count + 1)
+        run_times = [run_time for run_time, *_ in ran[key][count:]]
+        assert all(run_time > resumed_at - timedelta(seconds=0.2) for run_time in run_times)
+
+
+class TestUsersChanges:
+    def test_on_one_replica_are_known_on_all(self, make: Make, key: str) -> None:
+        one, other = make(), make()
+        one.scheduler.add_job(note, "cron", hour=3, args=[key], id=key, name="first")
+        job = other.scheduler.get_job(key)
+        assert (job.name, job.args, str(job.trigger)) == ("first", (key,), "cron[hour='3']")
+        job.modify(name="second")
+        assert one.scheduler.get_job(key).name == "second"
+        job.pause()
+        assert one.scheduler.get_job(key).next_run_time is None
+        assert one.scheduler.resume_job(key).next_run_time is not None
+        other.scheduler.reschedule_job(key, trigger="interval", seconds=1)
+        one.runs(key)
+        other.scheduler.remove_job(key)
+        assert one.scheduler.get_jobs() == []
+        with pytest.raises(JobLookupError):
+            one.scheduler.remove_job(key)
+
+    def test_an_id_that_is_taken_is_a_conflict(self, make: Make, key: str) -> None:
+        one, other = make(), make()
+        one.run_at(note, key, after=60)
+        with pytest.raises(ConflictingIdError):
+            other.run_at(note, key, after=60)
+
+    def test_after_a_pause_or_removal_has_returned_nothing_begins(
+        self, make: Make, key: str
+    ) -> None:
+        one, other = make(), make()
+        for number in range(10):
+            job_id = f"{key}-{number}"
+            one.scheduler.add_job(
+                note, "interval", seconds=0.2, args=[job_id], id=job_id, misfire_grace_time=None
+            )
+        one.runs(f"{key}-9")
+        counts = {}
+        for number in range(10):
+            job_id = f"{key}-{number}"
+            if number % 2:
+                other.scheduler.pause_job(job_id)
+            else:
+                other.scheduler.remove_job(job_id)
+            one.idle()  # a run that was claimed just before may still begin
+            other.idle()
+            counts[job_id] = len(ran[job_id])
+        later = now() + timedelta(seconds=1)
+        eventually(lambda: now() > later)
+        assert {job_id: len(ran[job_id]) for job_id in counts} == counts
+
+    def test_of_different_attributes_at_once_both_stay(self, make: Make, key: str) -> None:
+        one, other = make(), make()
+        one.scheduler.add_job(note, "cron", hour=3, args=[key], id=key)
+        changes: list[dict[str, Any]] = [
+            {"name": "changed"},
+            {"coalesce": False},
+            {"misfire_grace_time": 77},
+            {"args": [key, "other"]},
+            {"next_run_time": None},
+        ]
+        at_once = threading.Barrier(len(changes))
+
+        def modify(number: int, change: dict[str, Any]) -> None:
+            at_once.wait()
+            [one, other][number % 2].scheduler.modify_job(key, **change)
+
+        threads = [threading.Thread(target=modify, args=each) for each in enumerate(changes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        job = one.scheduler.get_job(key)
+        assert (job.name, job.coalesce, job.misfire_grace_time) == ("changed", False, 77)
+        assert (job.args, job.next_run_time) == ((key, "other"), None)
+
+    def test_removing_all_clears_the_fleet_and_says_so(
+        self, make: Make, key: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        one, other = make(), make()
+        one.run_at(note, key, after=60)
+        other.scheduler.remove_all_jobs()
+        assert one.scheduler.get_jobs() == []
+        assert "removed, for all replicas: 1" in caplog.text
+
+    def test_wake_a_replica_that_sleeps(self, make: Make, key: str) -> None:
+        """By LISTEN, or within the poll's interval."""
+        one = make(store={"poll_interval": 0.2}, executor=ThreadPoolExecutor(1))
+        adds = make(start=False)
+        adds.scheduler.start(paused=True)
+        adds.run_at(note, key)
+        one.runs(key)
+
+
+class TestDeclaredJobs:
+    """``replace_existing=True``, as an application declares its jobs when it starts."""
+
+    def test_by_three_replicas_at_once_are_one_each_and_stay_paused(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        first = make()
+        first.scheduler.add_job(note, "cron", hour=3, args=[key], id=key)
+        first.scheduler.pause_job(key)
+        before = job_row(connection, key)
+        replicas = [make(start=False) for _ in range(3)]
+        for replica in replicas:
+            replica.scheduler.add_job(
+                note, "cron", hour=3, args=[key], id=key, replace_existing=True
+            )
+        threads = [threading.Thread(target=replica.start) for replica in replicas]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(first.scheduler.get_jobs()) == 1
+        assert job_row(connection, key) == before
+
+    def test_keep_the_next_run_time_of_an_interval(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make()
+        declare = {"trigger": "interval", "hours": 1, "args": [key], "id": key}
+        replica.scheduler.add_job(note, **declare)
+        before = job_row(connection, key)
+        job = make().scheduler.add_job(note, replace_existing=True, **declare)
+        assert job_row(connection, key) == before
+        assert before is not None
+        assert job.next_run_time == before["next_run_time"]
+
+    def test_write_what_else_has_changed(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make()
+        declare = {"trigger": "interval", "hours": 1, "id": key, "replace_existing": True}
+        replica.scheduler.add_job(note, args=[key], **declare)
+        before = job_row(connection, key)
+        replica.scheduler.add_job(note, args=[key, "new"], **declare)
+        after = job_row(connection, key)
+        assert before is not None
+        assert after is not None
+        assert after["arguments"]["args"] == [key, "new"]
+        assert after["next_run_time"] == before["next_run_time"]
+        assert (after["version"], after["trigger"]) == (2, before["trigger"])
+
+    def test_with_another_interval_count_from_the_last_run(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make()
+        declare = {"args": [key], "id": key, "replace_existing": True}
+        replica.scheduler.add_job(note, "interval", hours=1, next_run_time=now(), **declare)
+        replica.runs(key)
+        ran_at = ran[key][0][0]
+        for hours in (2, 1, 2):  # of replicas of two versions that restart
+            replica.scheduler.add_job(note, "interval", hours=hours, **declare)
+            row = job_row(connection, key)
+            assert row is not None
+            assert row["next_run_time"] == ran_at + timedelta(hours=hours)
+
+    def test_that_have_not_run_are_not_pushed_ahead(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make()
+        declare = {"args": [key], "id": key, "replace_existing": True}
+        replica.scheduler.add_job(note, "interval", hours=1, **declare)
+        first = job_row(connection, key)
+        for hours in (2, 1, 2):
+            replica.scheduler.add_job(note, "interval", hours=hours, **declare)
+        row = job_row(connection, key)
+        assert first is not None
+        assert row is not None
+        assert row["next_run_time"] == first["next_run_time"]
+
+    @pytest.mark.parametrize("started", [True, False])
+    def test_with_a_next_run_time_have_that(
+        self, make: Make, key: str, connection: Connection, started: bool
+    ) -> None:
+        make().scheduler.add_job(note, "cron", hour=3, args=[key], id=key)
+        replica = make(start=started)
+        replica.scheduler.add_job(
+            note, "cron", hour=3, args=[key], id=key, replace_existing=True, next_run_time=None
+        )
+        if not started:
+            replica.start()
+        row = job_row(connection, key)
+        assert row is not None
+        assert row["next_run_time"] is None
+
+
+class TestRunsWhereItCan:
+    def test_a_function_that_cannot_be_imported_here_is_left_to_others_with_one_warning(
+        self, make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        replica = make(start=False)
+        replica.scheduler.start(paused=True)
+        replica.run_at(note, key)
+        connection.execute(
+            "UPDATE task_lock_job SET func = 'tests.support.stored_jobs:not_yet' WHERE id = %s",
+            [key],
+        )
+        replica.scheduler.resume()
+        eventually(lambda: "cannot be imported here" in caplog.text)
+        [job] = replica.scheduler.get_jobs()
+        assert job.id == key
+        connection.execute(
+            "UPDATE task_lock_job SET func = 'tests.support.stored_jobs:note' WHERE id = %s", [key]
+        )
+        replica.runs(key)
+        assert caplog.text.count("cannot be imported here") == 1
+
+    def test_one_that_cannot_be_imported_can_be_paused_and_removed(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make()
+        replica.run_at(note, key, after=60)
+        connection.execute("UPDATE task_lock_job SET func = 'tests.gone:away'")
+        assert replica.scheduler.pause_job(key).next_run_time is None
+        row = job_row(connection, key)
+        assert row is not None
+        assert row["func"] == "tests.gone:away"
+        replica.scheduler.remove_job(key)
+        assert job_row(connection, key) is None
+
+    def test_a_job_of_an_executor_that_is_not_here_stays_and_runs_where_it_is(
+        self, make: Make, key: str, connection: Connection, database_url: str
+    ) -> None:
+        adds = make()
+        adds.run_at(note, key, executor="other")
+        replica = make(start=False)
+        replica.scheduler.add_executor(TaskLockExecutor(database_url), "other")
+        replica.start()
+        replica.runs(key)
+
+    def test_a_row_that_nobody_signed_is_left_alone_with_an_error(
+        self, make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        replica = make(store={"functions": None, "secret": "a secret of ours"})
+        replica.run_at(note, key, after=60)
+        connection.execute(
+            'UPDATE task_lock_job SET arguments = \'{"args": ["other"], "kwargs": {}}\''
+        )
+        connection.execute("UPDATE task_lock_job SET next_run_time = now()")
+        replica.run_at(note, f"{key}-signed")
+        replica.runs(f"{key}-signed")
+        eventually(lambda: "somebody else wrote or changed it" in caplog.text)
+        replica.scheduler.modify_job(key, name="another")  # does not vouch for the rest
+        replica.scheduler.modify_job(key, next_run_time=now())
+        replica.run_at(note, f"{key}-next")
+        replica.runs(f"{key}-next")
+        assert (ran["other"], ran[key]) == ([], [])
+
+    def test_a_bad_row_stops_nobody(
+        self, make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        replica = make(start=False)
+        replica.scheduler.start(paused=True)
+        for name in ("never", "broken"):
+            replica.scheduler.add_job(
+                note, "interval", hours=1, args=[key], id=f"{key}-{name}", next_run_time=now()
+            )
+        never = AndTrigger([CronTrigger(hour=hour, timezone="UTC") for hour in (3, 4)])
+        endless = json.dumps(encode_trigger(never))
+        update = "UPDATE task_lock_job SET trigger = %s::jsonb WHERE id = %s"
+        connection.execute(update, [endless, f"{key}-never"])
+        connection.execute(update, ['{"type": "moon"}', f"{key}-broken"])
+        replica.run_at(note, f"{key}-good")
+        replica.scheduler.resume()
+        replica.runs(f"{key}-good")
+        eventually(lambda: "the parts of its trigger" in caplog.text)
+        eventually(lambda: "a trigger of an unknown type, 'moon'" in caplog.text)
+        assert ran[key] == []
+        assert job_row(connection, f"{key}-never") is not None
+
+    @pytest.mark.parametrize(
+        "executor", [{"executor": "plain"}, {"kwargs": {"task_lock": False}}], ids=["plain", "off"]
+    )
+    def test_without_a_lock_it_runs_on_one_replica_at_most_once(
+        self, make: Make, key: str, executor: dict[str, Any], connection: Connection
+    ) -> None:
+        replicas = [make(start=False) for _ in range(3)]
+        for replica in replicas:
+            replica.scheduler.add_executor(ThreadPoolExecutor(2), "plain")
+            replica.start()
+        replicas[0].run_at(note, key, args=[key], **executor)
+        replicas[0].scheduler.add_job(
+            note, "interval", seconds=1, args=[f"{key}-again"], id=f"{key}-again",
+            next_run_time=now(), **executor,
+        )  # fmt: skip
+        replicas[0].runs(f"{key}-again", 3)
+        assert len(ran[key]) == 1
+        assert ran[key][0][1] is None
+        eventually(lambda: job_row(connection, key) is None)
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("options", "job", "says"),
+        [
+            ({}, {"max_instances": 2}, "max_instances=2 makes no sense"),
+            ({}, {"kwargs": {"task_lock": {"on_failure": "release"}}}, "on_failure='release'"),
+            ({"on_database_error": "run"}, {}, "on_database_error='run'"),
+            ({}, {"kwargs": {"task_lock": {"lease": 0}}}, "lease"),
+            ({}, {"args": [(1, 2)]}, r"args\[0\] cannot be stored: a tuple"),
+            ({}, {"func": print}, "is not allowed here"),
+        ],
+    )
+    def test_what_makes_no_sense_here_is_rejected(
+        self, make: Make, key: str, options: Any, job: Any, says: str, connection: Connection
+    ) -> None:
+        replica = make(**options)
+        with pytest.raises(TaskLockOptionError, match=says):
+            replica.run_at(job.pop("func", note), key, **job)
+        assert job_row(connection, key) is None
+
+    def test_it_needs_functions_or_a_secret(self, database_url: str) -> None:
+        with pytest.raises(TaskLockOptionError, match="needs functions="):
+            TaskLockJobStore(database_url)
+
+    def test_the_executor_has_to_have_its_locks_beside_the_jobs(self, database_url: str) -> None:
+        scheduler = BackgroundScheduler(
+            jobstores={"default": TaskLockJobStore(database_url, functions=["tests."])},
+            executors={"default": TaskLockExecutor(database_url, table="other")},
+        )
+        with pytest.raises((TaskLockOptionError, TaskLockSchemaError)):
+            scheduler.start()
+        scheduler.state = 0
+
+    def test_two_stores_of_one_scheduler_cannot_have_one_table(
+        self, make: Make, database_url: str
+    ) -> None:
+        replica = make()
+        store = TaskLockJobStore(database_url, functions=["tests."])
+        with pytest.raises(TaskLockOptionError, match="has the same table"):
+            replica.scheduler.add_jobstore(store, "second")
+        replica.scheduler.remove_jobstore("second", shutdown=False)
+
+    def test_a_table_that_is_missing_is_a_clear_error(
+        self, make: Make, connection: Connection
+    ) -> None:
+        connection.execute("DROP TABLE task_lock_job")
+        replica = make(start=False)
+        with pytest.raises(TaskLockSchemaError, match="task_lock_job does not exist"):
+            replica.start()
+        replica.executor.shutdown()
+
+    def test_a_role_that_may_not_delete_is_told_the_grant(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        with role(database_url) as (name, url):
+            connection.execute(
+                f'GRANT SELECT, INSERT, UPDATE ON task_lock, task_lock_job TO "{name}"'
+            )
+            store = TaskLockJobStore(url, functions=["tests."])
+            with pytest.raises(TaskLockSchemaError, match="UPDATE, DELETE ON task_lock_job"):
+                store.start(BackgroundScheduler(), "default")
+
+    def test_a_paused_scheduler_keeps_nothing_for_itself(self, make: Make, key: str) -> None:
+        paused = make(start=False)
+        paused.scheduler.start(paused=True)
+        paused.run_at(note, key)
+        other = make()
+        other.runs(key)
+
+    def test_a_configuration_makes_it(self, database_url: str, key: str) -> None:
+        scheduler = BackgroundScheduler(
+            {
+                "apscheduler.jobstores.default": {
+                    "class": "apscheduler_tasklock:TaskLockJobStore",
+                    "database": database_url,
+                    "functions": ["tests."],
+                    "poll_interval": "0.5",
+                },
+                "apscheduler.executors.default": {"type": "tasklock", "database": database_url},
+            }
+        )
+        scheduler.start()
+        try:
+            scheduler.add_job(note, "date", run_date=now(), args=[key], id=key)
+            eventually(lambda: ran[key])
+        finally:
+            scheduler.shutdown()
+
+    def test_it_has_a_plugin_alias(self, checkout: Path) -> None:
+        declared = (checkout / "pyproject.toml").read_text()
+        [aliases] = re.findall(r'"apscheduler.jobstores"\]\n(.*)', declared)
+        assert aliases == 'tasklock = "apscheduler_tasklock.jobstore.store:TaskLockJobStore"'
+
+    def test_a_scheduler_may_have_a_memory_store_as_well(self, make: Make, key: str) -> None:
+        replica = make(start=False)
+        replica.scheduler.add_jobstore("memory", "here")
+        replica.start()
+        replica.run_at(note, key, jobstore="here", id=f"{key}-here")
+        replica.run_at(note, key)
+        replica.runs(key, 2)

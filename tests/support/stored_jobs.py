@@ -18,7 +18,7 @@ _gates: dict[str, threading.Event] = {}
 _lock = threading.Lock()
 
 
-def note(key: str, value: Any = None) -> None:
+def note(key: str, value: Any = None, **_task_lock: Any) -> None:
     """Write down that this ran."""
     held = current_lock()
     with _lock:
