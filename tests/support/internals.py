@@ -60,3 +60,14 @@ def replace_passes(scheduler: Any, function: Callable[[], object]) -> None:
 def wake_poll(executor: Any) -> None:
     """Let an executor look at its tasks' rows now."""
     executor._poll.wake()
+
+
+def one_pass(scheduler: Any) -> None:
+    """Let a scheduler look through its jobs once, as it does when it is woken."""
+    scheduler._process_jobs()
+
+
+def jobs_lock(scheduler: Any) -> threading.RLock:
+    """Return the lock under which a scheduler calls its job stores."""
+    lock: threading.RLock = scheduler._jobstores_lock
+    return lock
