@@ -26,9 +26,11 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.combining import AndTrigger
 from apscheduler.triggers.cron import CronTrigger
+from psycopg import sql
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
+    TaskLockDatabaseError,
     TaskLockExecutor,
     TaskLockJobStore,
     TaskLockOptionError,
@@ -37,6 +39,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock.jobstore.triggers import encode_trigger
 from tests.support.polling import eventually
+from tests.support.proxy import Proxy, pass_on
 from tests.support.roles import role
 from tests.support.stored_jobs import (
     Gate,
@@ -82,8 +85,10 @@ def make(database_url: str) -> Iterator[Make]:
     """Make and start a replica with the job store; it is shut down after the test."""
     with ExitStack() as closing:
 
-        def make(*, start: bool = True, **options: Any) -> StoreReplica:
-            replica = StoreReplica(database_url, **options)
+        def make(
+            *, start: bool = True, database: str = database_url, **options: Any
+        ) -> StoreReplica:
+            replica = StoreReplica(database, **options)
             if start:
                 replica.start()
             closing.callback(replica.shutdown)
@@ -700,3 +705,81 @@ class TestLimits:
         replica.run_at(note, key, jobstore="here", id=f"{key}-here")
         replica.run_at(note, key)
         replica.runs(key, 2)
+
+
+class TestDatabase:
+    """It is away, or its clock is another one than the replicas'."""
+
+    def test_away_nothing_fires_and_no_thread_ends_and_then_all_goes_on(
+        self, make: Make, key: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        replica = make(database=proxy.url)
+        replica.scheduler.add_job(
+            note, "interval", seconds=1, args=[key], id=key, next_run_time=now(),
+            misfire_grace_time=None,
+        )  # fmt: skip
+        replica.runs(key)
+        proxy.accepting = False
+        proxy.cut_all()
+        with pytest.raises(TaskLockDatabaseError):
+            replica.scheduler.get_job(key)
+        replica.idle()
+        count, later = len(ran[key]), now() + timedelta(seconds=2)
+        eventually(lambda: now() > later)
+        assert len(ran[key]) == count
+        assert replica.executor.health().live
+        proxy.accepting = True
+        replica.runs(key, count + 1)
+
+    def test_away_a_users_call_fails_within_some_seconds_and_adds_nothing_twice(
+        self, make: Make, key: str, proxy: Proxy
+    ) -> None:
+        replica = make(database=proxy.url)
+        replica.scheduler.get_jobs()
+        proxy.to_client = lambda _data: None  # carried out, and the answer lost
+        with pytest.raises(TaskLockDatabaseError):
+            replica.run_at(note, key, after=3600)
+        proxy.to_client = pass_on
+        with pytest.raises(ConflictingIdError):
+            eventually(lambda: replica.run_at(note, key, after=3600) and False)
+
+    def test_a_call_whose_answer_was_lost_is_no_conflict(
+        self, make: Make, key: str, proxy: Proxy
+    ) -> None:
+        replica = make(database=proxy.url)
+        replica.scheduler.get_jobs()
+        lost = threading.Event()
+
+        def lose_once(data: bytes) -> bytes | None:
+            if key.encode() in data and not lost.is_set():
+                lost.set()
+                return None
+            return data
+
+        proxy.to_client = lose_once
+        replica.run_at(note, key, after=3600)
+        assert lost.is_set()
+        assert [job.id for job in replica.scheduler.get_jobs()] == [key]
+
+    @pytest.mark.parametrize("offset", ["-1 hour", "1 hour"])
+    def test_another_clock_than_the_replicas_decides_when_it_is_due(
+        self, make: Make, key: str, connection: Connection, offset: str
+    ) -> None:
+        replica = make(start=False)
+        connection.execute(
+            f"CREATE SCHEMA travel; CREATE FUNCTION travel.now() RETURNS timestamptz STABLE"
+            f" LANGUAGE sql AS $$SELECT pg_catalog.now() + interval '{offset}'$$"
+        )
+        path = "ALTER DATABASE {} SET search_path = travel, pg_catalog, public"
+        connection.execute(sql.SQL(path).format(sql.Identifier(connection.info.dbname)))
+        replica.start()
+        hours = int(offset.split(maxsplit=1)[0])
+        due = now() + timedelta(hours=hours, seconds=1.5)
+        replica.scheduler.add_job(
+            note, "interval", hours=3, args=[key], id=key, next_run_time=due, misfire_grace_time=1
+        )
+        assert ran[key] == []
+        replica.runs(key)
+        late = (now() + timedelta(hours=hours) - due).total_seconds()
+        assert 0 <= late < 30
+        assert ran[key][0][0] == due
