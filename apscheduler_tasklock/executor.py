@@ -232,7 +232,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._poll = Poll(
             locks, self._jobs.list_tasks, lambda: self._adapter.state, self._poll_interval
         )
-        self._registrar = Registrar(locks, self._poll, self._jobs.registration)
+        self._registrar = Registrar(
+            locks, self._poll, self._jobs.registration, self._adapter.hands_out
+        )
         self._failover = Failover(locks, self._jobs, self._poll, self._given_up)
         self._requested = RequestedRuns(self._poll, self._jobs)
         self._overdue = OverdueTasks(locks, self._poll, self._registrar, self._tell_overdue)

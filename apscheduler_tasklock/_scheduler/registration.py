@@ -50,6 +50,8 @@ class Registrar:
     :param poll: knows the tasks
     :param registration: returns what is to be told of a job; ``None`` if nothing is, as of one-off
         jobs. Asks its job store.
+    :param is_registered_when_added: tells of a job store, by its alias, whether its jobs' tasks
+        are registered by whoever adds or changes them, and not by each replica that starts
     """
 
     def __init__(
@@ -57,10 +59,12 @@ class Registrar:
         locks: LockClient,
         poll: Poll,
         registration: Callable[[JobKey], Registration | None],
+        is_registered_when_added: Callable[[str], bool] = lambda _jobstore: False,
     ) -> None:
         self._locks = locks
         self._poll = poll
         self._registration = registration
+        self._is_registered_when_added = is_registered_when_added
         self._lock = threading.Lock()
         self._changed: dict[JobKey, bool] = {}  # with whether it is due anew
         self._is_first = True
@@ -91,7 +95,9 @@ class Registrar:
         with self._lock:
             changed, self._changed = self._changed, {}
         if self._is_first:
-            changed = dict.fromkeys(self._poll.job_keys(), False)
+            for key in self._poll.job_keys():
+                if not self._is_registered_when_added(key[1]):
+                    changed.setdefault(key, False)
         for state in states:
             if state.due_in_pause and not state.paused:
                 for key in self._poll.keys_of(state.task_name):

@@ -51,6 +51,8 @@ TEND_INTERVAL = 5.0
 MARGIN = 0.002
 # Seconds after which something is tried again that failed on account of one job: first and at most.
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
+# Seconds for which it is remembered that a job was here.
+MEMORY = 600.0
 # Seconds after which a scheduler that does not run is looked at again.
 NOT_RUNNING_INTERVAL = 0.2
 
@@ -59,14 +61,15 @@ NOT_RUNNING_INTERVAL = 0.2
 class _Out:
     """A hand-out to this replica that is not known to be over.
 
+    :ivar run_time: in seconds since 1970
     :ivar since: when it was handed out, on the monotonic clock
     :ivar renewed_at: when it was renewed last
-    :ivar keeps: whether it is kept until it begins: it was given back before
+    :ivar keeps: whether it is kept while it is queued: it was given back before
     """
 
     job_id: str
     executor: str
-    run_time: datetime
+    run_time: float
     since: float
     renewed_at: float
     keeps: bool
@@ -130,7 +133,7 @@ class DueJobs:
         self._ready: list[HandedOutJob] = []
         self._out: dict[UUID, _Out] = {}
         self._not_taken: set[UUID] = set()
-        self._given_back: dict[str, datetime] = {}
+        self._given_back: dict[str, float] = {}  # the run times, by job, in seconds since 1970
         self._following: dict[str, float] = {}  # of what runs here, on the monotonic clock
         self._missing = Backoff()  # references of functions
         self._bad = Backoff()  # ids of jobs
@@ -146,6 +149,7 @@ class DueJobs:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._locks.stop_claiming()  # which ends what it waits for
         self._thread.join(timeout=1.0)
         try:
             self._give_back(list(self._out))
@@ -233,7 +237,11 @@ class DueJobs:
         if time.monotonic() >= self._tend_at:
             self._tend_runs()
         executors = self._scheduler.executors
-        free = {alias: self._free(alias, executor) for alias, executor in executors.items()}
+        free = {
+            alias: self._free(alias, executor)
+            for alias, executor in executors.items()
+            if not is_drained(executor)
+        }
         running = set().union(*(running_jobs(executor) for executor in executors.values()))
         fetched = self._locks.ask(
             partial(
@@ -282,13 +290,20 @@ class DueJobs:
             back = {handed_id for handed_id in self._not_taken if handed_id in outs}
             self._not_taken.clear()
             for handed_id, out in outs.items():
-                is_old = now - out.since > GIVE_BACK_AFTER and not out.keeps
-                if is_old or (not is_running and self._is_ready(handed_id)):
+                is_old = now - out.since > GIVE_BACK_AFTER
+                if (is_old and not (out.keeps and self._is_queued(out))) or (
+                    not is_running and self._is_ready(handed_id)
+                ):
                     back.add(handed_id)
         self._renew([h for h in outs if h not in back and now - outs[h].renewed_at > RENEW_AFTER])
         for handed_id in back:
             self._given_back[outs[handed_id].job_id] = outs[handed_id].run_time
         self._give_back(list(back))
+
+    def _is_queued(self, out: _Out) -> bool:
+        """Tell whether an executor still has the job of a hand-out."""
+        executor = self._scheduler.executors.get(out.executor)
+        return executor is not None and out.job_id in running_jobs(executor)
 
     def _renew(self, handed_ids: list[UUID]) -> None:
         if not handed_ids:
@@ -325,6 +340,14 @@ class DueJobs:
             if isinstance(executor, TaskLockExecutor) and executor.takes_hand_outs:
                 executor.look_after(dead.task_name, dead.job_id, self._alias)
         self._locks.ask(self._rows.sweep)
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Forget what concerns jobs that other replicas run by now."""
+        now, wall = time.monotonic(), time.time()
+        with self._changed:
+            self._following = {k: at for k, at in self._following.items() if at > now - MEMORY}
+            self._given_back = {k: at for k, at in self._given_back.items() if at > wall - MEMORY}
 
     # ---- what is made of a row -----------------------------------------------------------------
 
@@ -389,14 +412,17 @@ class DueJobs:
         row, trigger = found.row, attributes["trigger"]
         assert row.next_run_time is not None
         zone = getattr(trigger, "timezone", None) or self._scheduler.timezone
-        first, moment = row.next_run_time.astimezone(zone), now.astimezone(zone)
-        run_time, following = due_run_time(trigger, first, moment, coalesce=attributes["coalesce"])
+        first, local_now = row.next_run_time.astimezone(zone), now.astimezone(zone)
+        run_time, following = due_run_time(
+            trigger, first, local_now, coalesce=attributes["coalesce"]
+        )
         hand_out = HandOut(
             row.id,
             found.handed_id,
             run_time,
             following,
-            due_at=received - (now - run_time).total_seconds(),
+            # By timestamps: two datetimes of one zone subtract to what its clocks show.
+            due_at=received - (now.timestamp() - run_time.timestamp()),
             is_late_by_nature=found.was_handed_out,
         )
         in_pause = found.paused_until is not None and run_time < found.paused_until
@@ -409,12 +435,14 @@ class DueJobs:
         executor = self._scheduler.executors[row.executor]
         job = make(attributes, hand_out=hand_out, not_taken=not_taken)
         if self._claims(executor, job):
-            keeps = self._given_back.pop(row.id, None) == run_time
+            moment = run_time.timestamp()
+            keeps = self._given_back.pop(row.id, None) == moment
             with self._changed:
                 if following is not None:
-                    self._following[row.id] = received + (following - now).total_seconds()
+                    due_in = following.timestamp() - now.timestamp()
+                    self._following[row.id] = received + due_in
                 self._out[found.handed_id] = _Out(
-                    row.id, row.executor, run_time, received, received, keeps
+                    row.id, row.executor, moment, received, received, keeps
                 )
             return job
         return self._without_lock(hand_out, attributes, make)
@@ -443,6 +471,11 @@ class DueJobs:
         grace = ALWAYS_MISSED if missed else None
         late = {**attributes, "misfire_grace_time": grace}
         return make(late, hand_out=None, not_taken=lambda: None)
+
+
+def is_drained(executor: Any) -> bool:
+    """Tell whether an executor claims nothing any more, as before its container is stopped."""
+    return isinstance(executor, TaskLockExecutor) and executor.locks.closed
 
 
 def definition_of(row: JobRow) -> Definition:

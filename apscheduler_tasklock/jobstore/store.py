@@ -380,7 +380,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             for name, value in definition.options.items()
             if value != before.options.get(name)
         }
-        moves = job.next_run_time != job.row.next_run_time
+        moves = not _is_same_moment(job.next_run_time, job.row.next_run_time)
         if not (changed or options or moves):
             return True
         merged = replace(now, options={**now.options, **options}, **changed)
@@ -406,7 +406,8 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         elif not is_explicit:
             moves, next_run_time = True, _first_run_time(definition, job.next_run_time, row)
         job.next_run_time = next_run_time and next_run_time.astimezone(self._inside.timezone)
-        if definition == now and next_run_time == row.next_run_time and self._is_ours(row):
+        stays = _is_same_moment(next_run_time, row.next_run_time)
+        if definition == now and stays and self._is_ours(row):
             return True
         return self._write(row, self._change_to(job, definition, next_run_time), moves=moves)
 
@@ -455,6 +456,13 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
 
 def _place(locks: LockClient) -> tuple[str, str]:
     return locks.where, locks.table.fullname
+
+
+def _is_same_moment(one: datetime | None, other: datetime | None) -> bool:
+    """Compare by timestamps: Python calls times of an hour that comes twice unequal."""
+    if one is None or other is None:
+        return one is other
+    return one.timestamp() == other.timestamp()
 
 
 def _first_run_time(
