@@ -222,19 +222,19 @@ class JobRows:
         free: Mapping[str, int],
         *,
         not_here: Sequence[str] = (),
-        running: Sequence[str] = (),
+        not_these: Sequence[str] = (),
     ) -> Fetched:
         """Hand out jobs that are due, whose tasks are neither running nor paused.
 
         :param free: the executors that there are, by alias, and how many workers each has free
         :param not_here: references of functions that cannot be imported here
-        :param running: ids of jobs that run here, as far as the scheduler knows
+        :param not_these: ids of jobs that are not wanted here now, as they run already
         """
         executors = [{"executor": alias, "free": count} for alias, count in free.items()]
         parameters = {
             "executors": json.dumps(executors, ensure_ascii=False),
             "not_here": list(not_here),
-            "running": list(running),
+            "not_these": list(not_these),
         }
         rows = self._rows(cursor, self._fetch, parameters)
         next_in, database_time = rows[0]["next_in"], rows[0]["database_time"]
@@ -348,7 +348,7 @@ def _fetch(jobs: str, lock: str) -> str:
                 WHERE job.executor = here.executor AND job.next_run_time <= now()
                       AND (job.handed_until IS NULL OR job.handed_until <= now())
                       AND NOT job.func = ANY(%(not_here)s::text[])
-                      AND NOT job.id = ANY(%(running)s::text[]) AND ({may_run})
+                      AND NOT job.id = ANY(%(not_these)s::text[]) AND ({may_run})
                 ORDER BY job.next_run_time LIMIT here.free
                 FOR NO KEY UPDATE OF job SKIP LOCKED
             ) AS due

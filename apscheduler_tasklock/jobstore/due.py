@@ -134,6 +134,7 @@ class DueJobs:
         self._out: dict[UUID, _Out] = {}
         self._not_taken: set[UUID] = set()
         self._given_back: dict[str, float] = {}  # the run times, by job, in seconds since 1970
+        self._left_to_others: dict[str, float] = {}  # until when, on the monotonic clock
         self._following: dict[str, float] = {}  # of what runs here, on the monotonic clock
         self._missing = Backoff()  # references of functions
         self._bad = Backoff()  # ids of jobs
@@ -248,7 +249,7 @@ class DueJobs:
                 self._rows.fetch,
                 free=free,
                 not_here=self._missing.names(),
-                running=[*running, *self._bad.names()],
+                not_these=[*running, *self._bad.names(), *self._others_jobs()],
             )
         )
         received = time.monotonic()
@@ -265,6 +266,13 @@ class DueJobs:
             with self._changed:
                 self._ready += ready
             self._scheduler.wake()
+
+    def _others_jobs(self) -> list[str]:
+        """Return the jobs that others are to have, since here they did not begin."""
+        now = time.monotonic()
+        left = {job_id: end for job_id, end in self._left_to_others.items() if end > now}
+        self._left_to_others = left
+        return list(left)
 
     def _pause(self, fetched: Fetched) -> float:
         pause = self._interval
@@ -297,7 +305,10 @@ class DueJobs:
                     back.add(handed_id)
         self._renew([h for h in outs if h not in back and now - outs[h].renewed_at > RENEW_AFTER])
         for handed_id in back:
-            self._given_back[outs[handed_id].job_id] = outs[handed_id].run_time
+            out = outs[handed_id]
+            self._given_back[out.job_id] = out.run_time
+            if now - out.since > GIVE_BACK_AFTER:  # others are to have it
+                self._left_to_others[out.job_id] = now + GIVE_BACK_AFTER
         self._give_back(list(back))
 
     def _is_queued(self, out: _Out) -> bool:

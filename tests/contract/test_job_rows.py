@@ -192,7 +192,7 @@ class TestFetch:
     def test_leaves_alone_what_cannot_be_imported_or_runs_here(self, one: JobReplica) -> None:
         one.add("job", func="gone:away")
         assert one.fetch(not_here=["gone:away"]).jobs == []
-        assert one.fetch(running=["job"]).jobs == []
+        assert one.fetch(not_these=["job"]).jobs == []
         assert one.one().row.func == "gone:away"
 
     def test_leaves_alone_a_job_whose_task_runs_until_it_is_released(

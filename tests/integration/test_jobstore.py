@@ -38,6 +38,7 @@ from apscheduler_tasklock import (
     TaskLockSchemaError,
 )
 from apscheduler_tasklock.jobstore.triggers import encode_trigger
+from tests.support.internals import jobs_lock
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, pass_on
 from tests.support.roles import role
@@ -783,3 +784,124 @@ class TestDatabase:
         late = (now() + timedelta(hours=hours) - due).total_seconds()
         assert 0 <= late < 30
         assert ran[key][0][0] == due
+
+
+class TestHandOuts:
+    def test_a_drained_replica_gets_none(self, make: Make, key: str) -> None:
+        drained = make()
+        assert drained.executor.drain(5)
+        drained.run_at(note, key)
+        later = now() + timedelta(seconds=1)
+        eventually(lambda: now() > later)
+        assert ran[key] == []
+        make().runs(key)
+
+    def test_a_replica_whose_scheduler_is_blocked_gives_them_back(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        blocked = make()
+        with jobs_lock(blocked.scheduler):  # under which it would take them
+            adds = make(start=False)
+            adds.scheduler.start(paused=True)
+            adds.run_at(note, key, misfire_grace_time=60)
+            eventually(lambda: connection.execute(
+                "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL").rowcount)  # fmt: skip
+            adds.scheduler.resume()
+            adds.runs(key)
+            assert not [e for e in blocked.events if e.code == EVENT_TASK_LOCK_GRANTED]
+        assert len(ran[key]) == 1
+
+    def test_what_waits_for_a_worker_is_renewed_and_its_carrier_fenced_off_when_it_is_given_back(
+        self, make: Make, key: str, gate: Gate, connection: Connection
+    ) -> None:
+        """The worker is taken by a job of another store after the hand-out was submitted."""
+        replica = make(max_workers=1)
+        replica.scheduler.add_jobstore("memory", "here")
+        with jobs_lock(replica.scheduler):
+            replica.run_at(note_and_wait, key, jobstore="here", id=f"{key}-here")
+            replica.run_at(note, f"{key}-stored", misfire_grace_time=None)
+            eventually(lambda: connection.execute(
+                "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL").rowcount)  # fmt: skip
+        replica.runs(key)
+        other = make()
+        other.runs(f"{key}-stored")
+        gate.open()
+        replica.idle()
+        assert len(ran[f"{key}-stored"]) == 1
+
+    def test_a_shutdown_gives_them_back(self, make: Make, key: str, connection: Connection) -> None:
+        replica = make()
+        with jobs_lock(replica.scheduler):
+            replica.run_at(note, key)
+            eventually(lambda: connection.execute(
+                "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL").rowcount)  # fmt: skip
+            replica.scheduler.pause()
+            eventually(lambda: not connection.execute(
+                "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL").rowcount)  # fmt: skip
+        replica.shutdown()
+        make().runs(key)
+
+    def test_after_a_restart_of_the_scheduler_it_goes_on(self, make: Make, key: str) -> None:
+        replica = make()
+        replica.run_at(note, key)
+        replica.runs(key)
+        replica.shutdown()
+        replica.scheduler.start()
+        replica.run_at(note, key)
+        replica.runs(key, 2)
+
+
+class TestOperators:
+    def test_see_a_job_that_was_added_and_can_have_it_run_by_hand(
+        self, make: Make, key: str, database_url: str, connection: Connection
+    ) -> None:
+        replica = make(poll_interval=0.3)
+        replica.scheduler.add_job(note, "cron", year=2099, args=[key], id=key)
+        locks = TaskLocks(database_url)
+        try:
+            [task] = eventually(locks.tasks)
+            assert (task.name, task.due_at.year) == (key, 2099)
+            eventually(lambda: any(key in seen.tasks for seen in locks.replicas()))
+            before = job_row(connection, key)
+            locks.request_run(key)
+            replica.runs(key)
+            [run] = eventually(lambda: locks.runs(key))
+            assert run.kind == "manual"
+            assert job_row(connection, key) == before
+        finally:
+            locks.close()
+
+
+def test_an_event_loop_is_not_held_up_while_the_database_does_not_answer(
+    proxy: Proxy, key: str
+) -> None:
+    """The longest time between two steps of the loop is shown if it is too long."""
+
+    async def longest_step() -> float:
+        scheduler = AsyncIOScheduler(
+            jobstores={"default": TaskLockJobStore(proxy.url, functions=["tests."])},
+            executors={"default": TaskLockExecutor(proxy.url, claim_timeout=3)},
+        )
+        scheduler.start()
+        scheduler.add_job(
+            note_on_the_loop, "interval", seconds=0.2, args=[key], id=key, misfire_grace_time=None
+        )
+        held = threading.Event()
+        loop = asyncio.get_running_loop()
+        try:
+            while not ran[key]:
+                await asyncio.sleep(0.01)
+            proxy.to_server = lambda data: data if held.wait(60) else None
+            longest, end = 0.0, loop.time() + 4
+            while (before := loop.time()) < end:
+                await asyncio.sleep(0.005)
+                longest = max(longest, loop.time() - before)
+            return longest
+        finally:
+            held.set()
+            proxy.to_server = pass_on
+            await asyncio.to_thread(held.wait)
+            scheduler.shutdown()
+
+    # A second: any wait for an answer takes as long. What it is to be is measured elsewhere.
+    assert asyncio.run(longest_step()) < 1.0

@@ -1,0 +1,150 @@
+"""Which run time of a stored job is due, and which follows: as APScheduler has it, in bounds."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from apscheduler.triggers.base import BaseTrigger
+from apscheduler.triggers.combining import AndTrigger, OrTrigger
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.date import DateTrigger
+from apscheduler.triggers.interval import IntervalTrigger
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apscheduler_tasklock._scheduler.triggers import EndlessTriggerError
+from apscheduler_tasklock.jobstore.runtimes import MOST_STEPS, due_run_time
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NOW = datetime(2026, 3, 2, 12, 0, 30, tzinfo=timezone.utc)
+
+
+def as_apscheduler_has_it(
+    trigger: Any, first: datetime, now: datetime
+) -> tuple[list[datetime], datetime | None]:
+    """Return what ``Job._get_run_times`` does, and the run time that follows."""
+    times, moment = [], first
+    while moment is not None and moment.timestamp() <= now.timestamp():
+        times.append(moment)
+        moment = trigger.get_next_fire_time(moment, now)
+    return times, moment
+
+
+triggers = st.one_of(
+    st.builds(
+        CronTrigger,
+        minute=st.sampled_from(["*", "*/7", "0,30"]),
+        hour=st.sampled_from(["*", "3", "9-17"]),
+        timezone=st.sampled_from([BERLIN, timezone.utc]),
+    ),
+    st.builds(
+        IntervalTrigger,
+        seconds=st.integers(30, 9000),
+        start_date=st.just(NOW - timedelta(days=3)),
+        end_date=st.sampled_from([None, NOW - timedelta(hours=1), NOW + timedelta(seconds=40)]),
+        timezone=st.just(timezone.utc),
+    ),
+)
+
+
+@given(trigger=triggers, late=st.integers(0, 3 * 86400))
+def test_is_the_one_that_apscheduler_would_run(trigger: Any, late: int) -> None:
+    first = trigger.get_next_fire_time(None, NOW - timedelta(seconds=late))
+    if first is None or first > NOW:
+        return
+    times, following = as_apscheduler_has_it(trigger, first, NOW)
+    assert due_run_time(trigger, first, NOW, coalesce=True) == (times[-1], following)
+    second = times[1] if len(times) > 1 else following
+    assert due_run_time(trigger, first, NOW, coalesce=False) == (first, second)
+
+
+def test_of_a_one_off_job_has_none_that_follows() -> None:
+    trigger = DateTrigger(NOW - timedelta(days=1))
+    assert due_run_time(trigger, trigger.run_date, NOW, coalesce=True) == (trigger.run_date, None)
+
+
+def test_of_an_interval_that_was_due_for_years_is_found_without_a_walk() -> None:
+    trigger = IntervalTrigger(seconds=1, timezone="UTC")
+    first = NOW - timedelta(days=3650, microseconds=1)
+    run_time, following = due_run_time(trigger, first, NOW, coalesce=True)
+    assert NOW - timedelta(seconds=1) < run_time <= NOW < following  # type: ignore[operator]
+    assert run_time.microsecond == first.microsecond
+
+
+def test_of_more_than_are_walked_leaves_the_rest_for_the_next_time() -> None:
+    trigger = CronTrigger(second="*", timezone="UTC")
+    first = NOW - timedelta(days=1)
+    run_time, following = due_run_time(trigger, first, NOW, coalesce=True)
+    assert run_time == first + timedelta(seconds=MOST_STEPS)
+    assert following == run_time + timedelta(seconds=1)
+
+
+def test_of_an_interval_across_a_change_of_the_clocks_counts_elapsed_time() -> None:
+    trigger = IntervalTrigger(hours=12, timezone=BERLIN)
+    first = datetime(2026, 3, 28, 15, tzinfo=BERLIN)
+    now = datetime(2026, 3, 29, 20, tzinfo=BERLIN)
+    run_time, _ = due_run_time(trigger, first, now, coalesce=True)
+    assert run_time == datetime(2026, 3, 29, 16, tzinfo=BERLIN)
+
+
+class TestCombinations:
+    def test_that_agree_go_on(self) -> None:
+        trigger = AndTrigger(
+            [CronTrigger(hour=3, timezone="UTC"), CronTrigger(day_of_week="mon", timezone="UTC")]
+        )
+        # The second part is midnight on Mondays, the first three o'clock: never at the same time.
+        with pytest.raises(EndlessTriggerError, match="do not agree"):
+            due_run_time(trigger, NOW - timedelta(hours=1), NOW, coalesce=True)
+        agreeing = AndTrigger(
+            [
+                CronTrigger(hour=3, timezone="UTC"),
+                CronTrigger(day_of_week="mon", hour="*", timezone="UTC"),
+            ]
+        )
+        first = datetime(2026, 3, 2, 3, tzinfo=timezone.utc)
+        assert due_run_time(agreeing, first, NOW, coalesce=True) == (
+            first,
+            first + timedelta(days=7),
+        )
+
+    def test_of_which_a_part_has_ended_end(self) -> None:
+        ended = CronTrigger(hour="*", end_date=NOW, timezone="UTC")
+        trigger = AndTrigger([CronTrigger(hour="*", timezone="UTC"), ended])
+        first = NOW.replace(minute=0, second=0)
+        assert due_run_time(trigger, first, NOW, coalesce=True) == (first, None)
+
+    def test_take_the_first_of_several(self) -> None:
+        trigger = OrTrigger(
+            [CronTrigger(hour=3, timezone="UTC"), CronTrigger(hour=4, timezone="UTC")]
+        )
+        first = datetime(2026, 3, 2, 3, tzinfo=timezone.utc)
+        assert due_run_time(trigger, first, first, coalesce=True) == (
+            first,
+            first + timedelta(hours=1),
+        )
+
+    def test_within_another_that_never_agree_are_told(self) -> None:
+        never = AndTrigger([CronTrigger(hour=hour, timezone="UTC") for hour in (3, 4)])
+        for trigger in (AndTrigger([never, CronTrigger(hour=5, timezone="UTC")]), never):
+            with pytest.raises(EndlessTriggerError):
+                due_run_time(trigger, NOW, NOW, coalesce=True)
+
+    def test_have_their_jitter(self) -> None:
+        trigger = OrTrigger([CronTrigger(hour=3, timezone="UTC")], jitter=60)
+        first = datetime(2026, 3, 2, 3, tzinfo=timezone.utc)
+        _, following = due_run_time(trigger, first, NOW, coalesce=True)
+        assert following is not None
+        assert timedelta() <= following - first - timedelta(days=1) <= timedelta(seconds=60)
+
+
+class StandsStill(BaseTrigger):  # type: ignore[misc]
+    def get_next_fire_time(self, previous_fire_time: Any, now: datetime) -> datetime:
+        return NOW
+
+
+def test_a_trigger_that_stands_still_is_told() -> None:
+    with pytest.raises(EndlessTriggerError, match="stands still"):
+        due_run_time(StandsStill(), NOW, NOW, coalesce=True)
