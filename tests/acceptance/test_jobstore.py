@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -230,3 +231,56 @@ def test_after_all_were_down_it_goes_on_as_one_scheduler_that_restarts(
     ledger.runs("one-off")  # its grace time is none
     eventually(lambda: "was missed by" in second.said)
     assert ledger.of("recurring") == []
+
+
+# A run time may only be moved back by a user, whose change makes the version grow.
+GUARD = """
+    CREATE FUNCTION guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF NEW.next_run_time < OLD.next_run_time AND NEW.version = OLD.version THEN
+            RAISE EXCEPTION 'next_run_time of % falls from % to %',
+                OLD.id, OLD.next_run_time, NEW.next_run_time;
+        END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER guard BEFORE UPDATE ON task_lock_job FOR EACH ROW EXECUTE FUNCTION guard();
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_whoever_is_killed_no_run_time_is_lost_and_none_begins_twice_but_by_a_takeover(
+    start: Start, ledger: Ledger, rng: random.Random
+) -> None:
+    ledger.connection.execute(GUARD)
+    recurring = [f"recurring-{number}" for number in range(4)]
+    once = [f"once-{number}" for number in range(120)]
+    jobs = [
+        {
+            "trigger": "interval", "seconds": 1, "args": [name, 0.1], "id": name,
+            "replace_existing": True, "misfire_grace_time": None,
+        }
+        for name in recurring
+    ]  # fmt: skip
+    executor = {**FAILOVER, "max_takeovers": 100, "max_workers": 5}
+    settings = {"executor": executor, "jobs": jobs}
+    dated = [one_off(name, 0.2, **{"in": rng.uniform(0, 40)}) for name in once]
+    processes = [start(executor=executor, jobs=jobs + dated), start(**settings), start(**settings)]
+    for process in processes:
+        process.started()
+    for _ in range(15):
+        victim = rng.randrange(len(processes))
+        wait_until = datetime.now(timezone.utc) + timedelta(seconds=rng.uniform(1, 3.5))
+        eventually(lambda until=wait_until: datetime.now(timezone.utc) > until)  # type: ignore[misc]
+        processes[victim].kill()
+        processes[victim] = start(**settings).started()
+    eventually(lambda: jobs_left(ledger) == len(recurring), timeout=90)
+    eventually(lambda: all(len(ledger.of(name)) > 20 for name in recurring), timeout=90)
+    said = "".join(process.said for process in processes)
+    assert "falls from" not in said
+    for name in once:
+        runs = ledger.of(name)
+        assert [run for run in runs if run["ended_at"]], f"{name} never ended: {runs}"
+        assert len([run for run in runs if not run["is_takeover"]]) <= 1, runs
+    for name in recurring:
+        own = [run["run_time"] for run in ledger.of(name) if not run["is_takeover"]]
+        assert len(set(own)) == len(own), f"a run time of {name} was claimed twice"

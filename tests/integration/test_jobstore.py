@@ -29,6 +29,7 @@ from apscheduler.triggers.cron import CronTrigger
 from psycopg import sql
 
 from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     TaskLockDatabaseError,
     TaskLockExecutor,
@@ -761,6 +762,32 @@ class TestDatabase:
         replica.run_at(note, key, after=3600)
         assert lost.is_set()
         assert [job.id for job in replica.scheduler.get_jobs()] == [key]
+
+    def test_a_claim_that_is_never_answered_is_run_all_the_same_and_once(
+        self, make: Make, key: str, proxy: Proxy, connection: Connection
+    ) -> None:
+        """Without failover, too: its job never began, and it has moved on."""
+        one_off, other = f"{key}-once", make(poll_interval=0.3)
+        replica = make(database=proxy.url, claim_timeout=1, lease=30)
+        other.scheduler.pause()
+        claimed = threading.Event()
+
+        def lose(data: bytes) -> bytes | None:
+            if claimed.is_set() or connection.execute("SELECT FROM task_lock").rowcount:
+                claimed.set()
+                proxy.accepting = False
+                return None
+            return data
+
+        proxy.to_client = lose
+        replica.run_at(note, one_off, args=[one_off])
+        replica.one(EVENT_TASK_LOCK_ERROR, one_off)
+        assert (ran[one_off], job_row(connection, one_off)["ended"]) == ([], True)  # type: ignore[index]
+        other.scheduler.resume()
+        proxy.to_client, proxy.accepting = pass_on, True
+        other.runs(one_off)
+        eventually(lambda: job_row(connection, one_off) is None)
+        assert len(ran[one_off]) == 1
 
     @pytest.mark.parametrize("offset", ["-1 hour", "1 hour"])
     def test_another_clock_than_the_replicas_decides_when_it_is_due(
