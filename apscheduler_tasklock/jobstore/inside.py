@@ -94,6 +94,8 @@ class SchedulerInside:
     def __init__(self, scheduler: Any, alias: str) -> None:
         self._scheduler = scheduler
         self._alias = alias
+        # Its timers can be set by their own thread only, so another thread cannot wake it.
+        self._is_qt = any(kind.__name__ == "QtScheduler" for kind in type(scheduler).__mro__)
         self._adds: Callable[..., Any] = scheduler._real_add_job
         self._explicit: Any = None  # the job that is being added, if it came with a next run time
         scheduler._real_add_job = self._note_and_add
@@ -136,17 +138,16 @@ class SchedulerInside:
         return [store for alias, store in stores if alias != self._alias]
 
     def wake(self) -> None:
-        """Let it look for jobs now."""
-        self._scheduler.wakeup()
+        """Let it look for jobs now, unless it does so by itself."""
+        if not self._is_qt:
+            self._scheduler.wakeup()
 
     def next_look(self, *, has_ready: bool) -> datetime | None:
         """Return when it is to look again by itself; ``None``: when it is woken."""
         now = datetime.now(timezone.utc)
         if has_ready:
             return now
-        # Qt's timers can be set by their own thread only.
-        is_qt = any(kind.__name__ == "QtScheduler" for kind in type(self._scheduler).__mro__)
-        return now + timedelta(seconds=CAPPED_SLEEP) if is_qt else None
+        return now + timedelta(seconds=CAPPED_SLEEP) if self._is_qt else None
 
     def add_listener(self, listener: Callable[[Any], None], codes: int) -> None:
         """Let this be called on events."""

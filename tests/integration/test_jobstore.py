@@ -558,7 +558,12 @@ class TestRunsWhereItCan:
         replica.run_at(note, f"{key}-signed")
         replica.runs(f"{key}-signed")
         eventually(lambda: "somebody else wrote or changed it" in caplog.text)
+        before = job_row(connection, key)
         replica.scheduler.modify_job(key, name="another")  # does not vouch for the rest
+        after = job_row(connection, key)
+        assert before is not None
+        assert after is not None
+        assert (after["version"], after["signature"]) == (2, before["signature"])
         replica.scheduler.modify_job(key, next_run_time=now())
         replica.run_at(note, f"{key}-next")
         replica.runs(f"{key}-next")
