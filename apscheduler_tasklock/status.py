@@ -110,7 +110,7 @@ class Run:
     :ivar kind: ``"schedule"``, ``"takeover"``, ``"manual"`` or ``"hold"``
     :ivar outcome: ``"ok"``, ``"error"``, ``"cancelled"``; ``"died"`` with its holder;
         ``"freed"`` by an operator; ``"overtaken"``: it was taken for dead, or freed, and ended
-        later
+        later; ``"missed"``: the last run time of a job of the job store, which never began
     :ivar error_type: class of its exception
     :ivar error: what that said, 500 characters at most
     """

@@ -179,7 +179,7 @@ class LockClient:
         self._second = Exchange(self._second_pool, self.outage, self._explain, background)
         self._retrier = Retrier(self._exchange, self.outage, self._closing, self.where)
         self._protocol = TaskLockProtocol(self.table, settings.replica_id, history=settings.history)
-        self.jobs = JobRows(self.table, settings.replica_id)
+        self.jobs = JobRows(self.table, settings.replica_id, settings.history)
         self.clock = DatabaseClock(self.outage.clock_stepped)
         self._pending = PendingReleases(
             self._exchange, self._protocol, self._closing, settings.timings
@@ -551,13 +551,13 @@ class LockClient:
         """
         self.ask(partial(self._protocol.shorten_history, task_names=task_names))
 
-    def settle(self, hand_out: HandOut) -> bool:
-        """Move a job on whose run time that was handed out is not run; tell whether it still was.
+    def settle_missed(self, hand_out: HandOut, task_name: str) -> bool:
+        """Move a job on whose run time was missed; tell whether it was still handed out.
 
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects that
         """
-        return self.ask(partial(self.jobs.settle, hand_out=hand_out))
+        return self.ask(partial(self.jobs.settle_missed, hand_out=hand_out, task_name=task_name))
 
     def give_back(self, hand_out: HandOut) -> None:
         """End a hand-out; its run time is handed out again.

@@ -12,18 +12,29 @@ moved on. *Runs* move ``next_run_time``. *Users* change what the job is, which m
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import psycopg
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
-from apscheduler_tasklock._lock.protocol import LOCK_TIMEOUT, HandOut, Statement, for_template
-from apscheduler_tasklock._lock.statements import NOT_RUNNING
+from apscheduler_tasklock._lock.protocol import (
+    HISTORY,
+    LOCK_TIMEOUT,
+    HandOut,
+    HistorySettings,
+    Statement,
+    for_template,
+)
+from apscheduler_tasklock._lock.statements import NOT_RUNNING, settle_last
 from apscheduler_tasklock.schema.table import LONGEST_IDENTIFIER, job_table
+
+logger = logging.getLogger(__name__)
 
 # Seconds for which a job is handed out, if that is not renewed.
 HAND_OUT = 5.0
@@ -161,10 +172,11 @@ class JobRows:
 
     :param table: the task lock table
     :param replica_id: to whom jobs are handed out, shown to operators
+    :param history: which runs the run history keeps
     :ivar channel: on which users' changes are told
     """
 
-    def __init__(self, table: Table, replica_id: str) -> None:
+    def __init__(self, table: Table, replica_id: str, history: HistorySettings = HISTORY) -> None:
         jobs, lock = for_template(job_table(table)), for_template(table)
         # Which has no more bytes than any name of PostgreSQL's.
         name = job_table(table).fullname.encode()[:LONGEST_IDENTIFIER]
@@ -190,6 +202,10 @@ class JobRows:
             WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {_BRIEFLY}
             RETURNING id
         """)
+        runs = history.of(table)
+        self._settle_last: Statement | None = None
+        if runs is not None:
+            self._settle_last = Statement(settle_last(lock, runs, jobs=jobs))
         self._give_back = Statement(f"""
             UPDATE {jobs} SET {_NOT_HANDED_OUT}
             WHERE handed_id = ANY(%(handed_ids)s::uuid[]) AND {_BRIEFLY}
@@ -253,6 +269,25 @@ class JobRows:
         """
         parameters = {**hand_out.parameters, "run_time": hand_out.run_time, "runs": runs}
         return bool(self._execute(cursor, self._settle, parameters).rowcount)
+
+    def settle_missed(self, cursor: Any, hand_out: HandOut, task_name: str) -> bool:
+        """Move a job on whose run time was missed; tell whether it was still handed out.
+
+        If that was its last one, it has an entry in the run history.
+        """
+        if hand_out.following is not None or self._settle_last is None:
+            return self.settle(cursor, hand_out)
+        parameters = {
+            **hand_out.parameters,
+            "run_time": hand_out.run_time,
+            "task_name": task_name,
+        }
+        try:
+            return bool(self._execute(cursor, self._settle_last, parameters).rowcount)
+        except psycopg.ProgrammingError as error:  # the history depends on a grant; jobs do not
+            logger.info("The run history lacks what was missed, as PostgreSQL says: %s", error)
+            self._settle_last = None
+            return self.settle(cursor, hand_out)
 
     def give_back(self, cursor: Any, handed_ids: Sequence[UUID]) -> None:
         """End hand-outs, so that the run times are handed out again."""

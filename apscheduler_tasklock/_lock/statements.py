@@ -617,6 +617,47 @@ def claim_handed_out(table: str, history: History | None = None, *, jobs: str) -
     """
 
 
+def settle_last(table: str, history: History, *, jobs: str) -> str:
+    """Return the statement that ends a job whose last run time was missed, and notes that.
+
+    It has an entry in the run history then, as nobody else tells of it any more. The task gets a
+    row if it has none, which is deleted one day as those of one-off jobs are, with the history. It
+    returns the job, if it was still handed out.
+
+    :param jobs: the jobs' table
+    """
+    entry = history.entry(
+        "(SELECT * FROM known UNION ALL SELECT * FROM first) AS run",
+        scheduled_at="%(run_time)s::timestamptz",
+        started_at="now()",
+        replica="%(replica_id)s",
+        kind="'schedule'",
+        outcome="'missed'",
+    )
+    return f"""
+        WITH settled AS (
+            UPDATE {jobs} SET
+                next_run_time = NULL, ended = true,
+                handed_id = NULL, handed_to = NULL, handed_until = NULL
+            WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {_SAFELY}
+            RETURNING id
+        ), known AS (
+            UPDATE {table} AS lock SET token = token + 1, recorded = recorded + 1
+            FROM settled WHERE lock.task_name = %(task_name)s AND lock.finished_at IS NOT NULL
+            RETURNING lock.task_name, lock.token, lock.recorded
+        ), first AS (
+            INSERT INTO {table} AS lock ({_ROW}, finished_at, recorded)
+            SELECT %(task_name)s::text, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '',
+                   gen_random_uuid(), (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false,
+                   false, '', true, NULL, NULL, timestamptz 'infinity', NULL, NULL, now(), 1
+            FROM settled WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = %(task_name)s)
+            ON CONFLICT DO NOTHING
+            RETURNING lock.task_name, lock.token, lock.recorded
+        ), entry AS ({entry})
+        SELECT id FROM settled
+    """
+
+
 def look(table: str) -> str:
     """Return the statement that says what became of a claim that was not granted."""
     return f"""

@@ -146,7 +146,7 @@ class RunAttempt:
         hand_out = self._submission.hand_out
         assert hand_out is not None
         try:
-            settled = self._locks.settle(hand_out)
+            settled = self._locks.settle_missed(hand_out, self._submission.task_name)
         except TaskLockError as error:  # it is handed out again
             logger.debug("Task %r: not settled: %s", self._submission.task_name, error)
             return False

@@ -438,7 +438,7 @@ class DueJobs:
         )
         in_pause = found.paused_until is not None and run_time < found.paused_until
         if in_pause and not definition_of(row).is_one_off:
-            self._locks.settle(hand_out)
+            self._locks.ask(partial(self._rows.settle, hand_out=hand_out))
             logger.info("Job %r: its run time %s fell into a pause", row.id, run_time)
             return None
         make = partial(self._scheduler.make_handed_out, run_time=run_time)

@@ -262,6 +262,44 @@ class TestHandOut:
             False,
         )
 
+    @pytest.mark.parametrize("has_run", [False, True])
+    def test_of_the_last_run_time_that_is_missed_is_in_the_history(
+        self, one: JobReplica, has_run: bool
+    ) -> None:
+        one.add()
+        if has_run:
+            claim_id = uuid4()
+            assert one.claims_job(one.one(), claim_id=claim_id, period=timedelta(0))
+            one.end(claim_id, "task of job", outcome="ok")
+        missed = handed(one.one(), period=None)
+        assert one.jobs.settle_missed(one.cursor, missed, "task of job")
+        assert not one.jobs.settle_missed(one.cursor, missed, "task of job")
+        read = "SELECT outcome, token, scheduled_at, replica FROM task_lock_run ORDER BY token"
+        *_, entry = one.connection.execute(read).fetchall()
+        assert (entry[0], entry[2:]) == ("missed", (one.now, "one"))
+        tokens = "SELECT token, recorded FROM task_lock"
+        recorded = 2 if has_run else 1
+        assert one.connection.execute(tokens).fetchall() == [(entry[1], recorded)]
+        assert one.connection.execute(read).rowcount == recorded
+        assert one.jobs.sweep(one.cursor) == 1
+
+    def test_of_a_run_time_that_is_missed_and_not_the_last_is_told_elsewhere(
+        self, one: JobReplica
+    ) -> None:
+        one.add()
+        assert one.jobs.settle_missed(one.cursor, handed(one.one()), "task of job")
+        assert one.connection.execute("SELECT FROM task_lock_run").rowcount == 0
+        assert job_row(one.connection)["next_run_time"] == one.now + PERIOD
+
+    def test_that_is_missed_ends_the_job_also_where_no_history_can_be_written(
+        self, one: JobReplica
+    ) -> None:
+        one.add()
+        missed = handed(one.one(), period=None)
+        one.connection.execute("DROP TABLE task_lock_run")
+        assert one.jobs.settle_missed(one.cursor, missed, "task of job")
+        assert job_row(one.connection)["ended"]
+
     def test_of_a_job_without_a_lock_notes_its_run(self, one: JobReplica) -> None:
         one.add()
         assert one.jobs.settle(one.cursor, handed(one.one()), runs=True)

@@ -31,6 +31,7 @@ from psycopg import sql
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_REFUSED,
     TaskLockDatabaseError,
     TaskLockExecutor,
     TaskLockJobStore,
@@ -215,8 +216,13 @@ class TestRuns:
         assert job.misfire_grace_time is None
         replica.runs(key)
 
-    def test_a_missed_one_off_job_is_removed_with_a_warning(
-        self, make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture
+    def test_a_missed_one_off_job_is_removed_with_a_warning_and_an_entry_in_the_history(
+        self,
+        make: Make,
+        key: str,
+        connection: Connection,
+        database_url: str,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         replica = make()
         replica.run_at(note, key, after=-60, misfire_grace_time=5)
@@ -224,6 +230,10 @@ class TestRuns:
         eventually(lambda: job_row(connection, key) is None)
         assert "is removed without having run" in caplog.text
         assert ran[key] == []
+        locks = TaskLocks(database_url)
+        [run] = locks.runs(key)
+        locks.close()
+        assert (run.outcome, run.replica) == ("missed", replica.executor.locks.replica_id)
 
     @pytest.mark.parametrize("function", [note, note_on_the_loop])
     def test_on_an_event_loop(self, database_url: str, key: str, function: Any) -> None:
@@ -315,6 +325,35 @@ class TestRunning:
         replica.runs(key, count + 1)
         run_times = [run_time for run_time, *_ in ran[key][count:]]
         assert all(run_time > resumed_at - timedelta(seconds=0.2) for run_time in run_times)
+
+    def test_a_recurring_run_time_that_fell_into_a_pause_is_not_made_up_for(
+        self, make: Make, key: str, database_url: str, connection: Connection
+    ) -> None:
+        replica = make()
+        replica.scheduler.add_job(
+            note, "interval", hours=1, args=[key], id=key, next_run_time=now(),
+            misfire_grace_time=None,
+        )  # fmt: skip
+        replica.runs(key)
+        replica.idle()
+        locks = TaskLocks(database_url)
+        try:
+            locks.pause(key)
+            replica.scheduler.modify_job(key, next_run_time=now())
+            due = job_row(connection, key)
+            assert due is not None
+            eventually(lambda: now() > due["next_run_time"] + timedelta(seconds=0.1))
+            locks.resume(key)
+        finally:
+            locks.close()
+
+        def moved() -> bool:
+            row = job_row(connection, key)
+            return row is not None and row["next_run_time"] > due["next_run_time"]
+
+        eventually(moved)
+        replica.idle()
+        assert len(ran[key]) == 1
 
 
 class TestUsersChanges:
@@ -819,14 +858,39 @@ class TestDatabase:
 
 
 class TestHandOuts:
-    def test_a_drained_replica_gets_none(self, make: Make, key: str) -> None:
+    def test_a_drained_replica_gets_none(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
         drained = make()
         assert drained.executor.drain(5)
         drained.run_at(note, key)
         later = now() + timedelta(seconds=1)
         eventually(lambda: now() > later)
-        assert ran[key] == []
+        row = job_row(connection, key)
+        assert row is not None
+        assert (ran[key], row["handed_to"]) == ([], None)
         make().runs(key)
+
+    def test_whose_claim_is_refused_is_given_back_at_once(
+        self, make: Make, key: str, database_url: str, connection: Connection
+    ) -> None:
+        replica = make()
+        locks = TaskLocks(database_url)
+        try:
+            with jobs_lock(replica.scheduler):
+                replica.run_at(note, key)
+                eventually(lambda: connection.execute(
+                    "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL").rowcount)  # fmt: skip
+                held = locks.hold(key, min_lock=0, max_lock=60)
+                held.__enter__()
+            refused = replica.one(EVENT_TASK_LOCK_REFUSED, key)
+            given_back = "SELECT FROM task_lock_job WHERE handed_to IS NULL"
+            eventually(lambda: connection.execute(given_back).rowcount, 3)
+            assert (refused.reason, ran[key]) == ("running", [])
+            held.__exit__(None, None, None)
+            replica.runs(key)
+        finally:
+            locks.close()
 
     def test_a_replica_whose_scheduler_is_blocked_gives_them_back(
         self, make: Make, key: str, connection: Connection
