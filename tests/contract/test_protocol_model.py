@@ -705,6 +705,7 @@ def answer_of(
         after.claim_id,
         False,  # no run was asked for by hand, and nobody has told that one is overdue
         False,
+        False,  # nor is anything handed out
     )
 
 
