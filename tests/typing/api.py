@@ -26,6 +26,7 @@ from apscheduler_tasklock import (
     TaskLockError,
     TaskLockEvent,
     TaskLockExecutor,
+    TaskLockJobStore,
     TaskLockOptionError,
     TaskLocks,
     TaskLockSchemaError,
@@ -38,6 +39,20 @@ from apscheduler_tasklock import (
 )
 
 DATABASE = "postgresql://app@db/app"
+
+# The job store.
+
+TaskLockJobStore(DATABASE, functions=["myapp."])
+TaskLockJobStore(
+    URL.create("postgresql"),
+    secret=["new" * 8, b"old" * 8],
+    serializer="pickle",
+    schema="jobs",
+    table="locks",
+    poll_interval=timedelta(seconds=2),
+    replica_id="worker-1",
+)
+TaskLockJobStore(DATABASE, serializer="yaml", secret="s" * 16)  # type: ignore[arg-type]
 
 # The executor.
 
