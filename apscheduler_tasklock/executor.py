@@ -620,9 +620,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         else:
             self._set_by_hand.pop(key, None)
 
-    def _note_job(
-        self, job: Any, jobstore: str, task: ResolvedTask, *, moved: bool = True
-    ) -> None:
+    def _note_job(self, job: Any, jobstore: str, task: ResolvedTask, *, moved: bool = True) -> None:
         key = (job.id, jobstore)
         self._poll.know(task.name, key, self._jobs.lease(job, jobstore, task))
         self._registrar.note(key, moved=moved)
