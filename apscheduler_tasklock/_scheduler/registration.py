@@ -92,16 +92,7 @@ class Registrar:
     def look(self, states: Sequence[RunState], _waiting: Collection[str]) -> None:
         """Register what has changed, or is due and nobody knows when next."""
         self._look_at_fresh(states)
-        with self._lock:
-            changed, self._changed = self._changed, {}
-        if self._is_first:
-            for key in self._poll.job_keys():
-                if not self._is_registered_when_added(key[1]):
-                    changed.setdefault(key, False)
-        for state in states:
-            if state.due_in_pause and not state.paused:
-                for key in self._poll.keys_of(state.task_name):
-                    changed.setdefault(key, False)
+        changed = self._take_changed(states)
         try:
             if changed and self._may_register:
                 self._register(changed)
@@ -112,6 +103,20 @@ class Registrar:
             with self._lock:
                 self._changed = {**changed, **self._changed}
             raise
+
+    def _take_changed(self, states: Sequence[RunState]) -> dict[JobKey, bool]:
+        """Return the jobs that are to be registered, with whether each is due anew."""
+        with self._lock:
+            changed, self._changed = self._changed, {}
+        if self._is_first:
+            for key in self._poll.job_keys():
+                if not self._is_registered_when_added(key[1]):
+                    changed[key] = False
+        for state in states:
+            if state.due_in_pause and not state.paused:
+                for key in self._poll.keys_of(state.task_name):
+                    changed.setdefault(key, False)
+        return changed
 
     def _look_at_fresh(self, states: Sequence[RunState]) -> None:
         """Register tasks again that a replica of an older version has run since.

@@ -209,7 +209,8 @@ class TestWorkers:
         try:
             scheduler.add_job(work, id="job")
             assert begun.wait(60)
-            assert (free_workers(executor), running_jobs(executor)) == (2, {"job"})
+            # Which is counted a moment after the job was submitted.
+            eventually(lambda: (free_workers(executor), running_jobs(executor)) == (2, {"job"}))
             go_on.set()
             eventually(lambda: free_workers(executor) == 3)
             assert running_jobs(executor) == set()
