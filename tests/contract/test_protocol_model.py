@@ -737,7 +737,7 @@ def test_every_history_of_claims_goes_as_the_model_says(
 ) -> None:
     seen: Counter[str] = Counter()
     table = Table(connection)
-    long = settings(max_examples=settings.default.max_examples // 3, stateful_step_count=100)
+    long = settings(max_examples=settings.default.max_examples // 5, stateful_step_count=100)
 
     # A round may by chance miss a rare situation.
     for _ in range(MOST_ROUNDS):
