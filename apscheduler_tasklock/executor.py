@@ -233,7 +233,11 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             locks, self._jobs.list_tasks, lambda: self._adapter.state, self._poll_interval
         )
         self._registrar = Registrar(
-            locks, self._poll, self._jobs.registration, self._adapter.hands_out
+            locks,
+            self._poll,
+            self._jobs.registration,
+            self._adapter.hands_out,
+            self._adapter.stored_tasks,
         )
         self._failover = Failover(locks, self._jobs, self._poll, self._given_up)
         self._requested = RequestedRuns(self._poll, self._jobs)

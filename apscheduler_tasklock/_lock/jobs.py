@@ -125,8 +125,8 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class DeadRun:
-    """A run of a job of the store that died or was handed over, and is to be run again.
+class StoredTask:
+    """A job of the store that is a task.
 
     :ivar job_id: the job
     :ivar executor: alias of its executor
@@ -226,6 +226,10 @@ class JobRows:
             WHERE (%(job_id)s::text IS NULL OR id = %(job_id)s::text) AND ended = %(ended)s::boolean
             ORDER BY next_run_time NULLS LAST, id
         """)
+        self._recurring = Statement(f"""
+            SELECT id AS job_id, executor, task_name FROM {jobs}
+            WHERE NOT ended AND task_name IS NOT NULL AND trigger->>'type' <> 'date'
+        """)
         self._add = Statement(_add(jobs))
         self._added_id = Statement(f"SELECT added_id FROM {jobs} WHERE id = %(job_id)s")
         self._change = Statement(_change(jobs))
@@ -297,10 +301,16 @@ class JobRows:
         """Delete jobs that have ended and whose last run is over; return how many."""
         return int(self._execute(cursor, self._sweep, {}).rowcount)
 
-    def dead_runs(self, cursor: Any) -> list[DeadRun]:
+    def dead_runs(self, cursor: Any) -> list[StoredTask]:
         """Return the runs that died or were handed over, and are to be run again."""
-        cursor.row_factory = class_row(DeadRun)
-        found: list[DeadRun] = self._execute(cursor, self._dead_runs, {}).fetchall()
+        cursor.row_factory = class_row(StoredTask)
+        found: list[StoredTask] = self._execute(cursor, self._dead_runs, {}).fetchall()
+        return found
+
+    def recurring(self, cursor: Any) -> list[StoredTask]:
+        """Return the tasks of all jobs that come again, whichever replica has added them."""
+        cursor.row_factory = class_row(StoredTask)
+        found: list[StoredTask] = self._execute(cursor, self._recurring, {}).fetchall()
         return found
 
     def read(self, cursor: Any, job_id: str, *, ended: bool = False) -> JobRow | None:

@@ -25,7 +25,7 @@ from apscheduler.util import maybe_ref
 
 from apscheduler_tasklock._lock.loops import call_on
 from apscheduler_tasklock._scheduler.notify import Dispatch
-from apscheduler_tasklock._scheduler.submission import RunResult
+from apscheduler_tasklock._scheduler.submission import JobKey, RunResult
 from apscheduler_tasklock.errors import TaskLockOptionError
 
 # APScheduler's run_job logs the start and end of what it runs, which here is the wrapper. Its
@@ -118,6 +118,23 @@ class SchedulerAdapter:
             hands_out = self.hands_out(alias)
             found += store.get_all_jobs() if hands_out else self._scheduler.get_jobs(alias)
         return [job for job in found if self._is_ours(job)]
+
+    def stored_tasks(self) -> dict[JobKey, str] | None:
+        """Return the tasks on this executor of jobs in a store that all replicas share.
+
+        ``None`` if there is no such store. Asks it.
+        """
+        stores = {alias: s for alias, s in list(self.jobstores.items()) if self.hands_out(alias)}
+        return (
+            {
+                (task.job_id, alias): task.task_name
+                for alias, store in stores.items()
+                for task in store.recurring_tasks()
+                if self._scheduler._executors.get(task.executor) is self._executor
+            }
+            if stores
+            else None
+        )
 
     def pending_jobs(self, alias: str) -> list[tuple[Any, str]]:
         """Return the jobs that were added before the start, and the aliases of their stores.

@@ -52,6 +52,8 @@ class Registrar:
         jobs. Asks its job store.
     :param is_registered_when_added: tells of a job store, by its alias, whether its jobs' tasks
         are registered by whoever adds or changes them, and not by each replica that starts
+    :param stored_tasks: returns the tasks of such job stores, by job; ``None`` without one. Asks
+        them.
     """
 
     def __init__(
@@ -60,11 +62,13 @@ class Registrar:
         poll: Poll,
         registration: Callable[[JobKey], Registration | None],
         is_registered_when_added: Callable[[str], bool] = lambda _jobstore: False,
+        stored_tasks: Callable[[], Mapping[JobKey, str] | None] = lambda: None,
     ) -> None:
         self._locks = locks
         self._poll = poll
         self._registration = registration
         self._is_registered_when_added = is_registered_when_added
+        self._stored_tasks = stored_tasks
         self._lock = threading.Lock()
         self._changed: dict[JobKey, bool] = {}  # with whether it is due anew
         self._is_first = True
@@ -195,9 +199,22 @@ class Registrar:
             if fresh is None or fresh.schedule != task.schedule:
                 self._fresh[task.task_name] = _Fresh(task.schedule, until)
 
+    def _list_stored(self) -> None:
+        """Look at the tasks of a job store that all replicas share, whoever has added the job."""
+        stored = self._stored_tasks()
+        if stored is None:
+            return
+        known = {key for key in self._poll.job_keys() if self._is_registered_when_added(key[1])}
+        for key in known - stored.keys():
+            self._poll.forget(key)
+        for key in stored.keys() - known:
+            self._poll.know(stored[key], key, None)
+
     def _report(self) -> None:
         """Tell that this replica is alive, and at once if it has other tasks than before."""
         is_first = self._report_at == 0
+        if time.monotonic() >= self._report_at:
+            self._list_stored()
         names = sorted(set(self._poll.task_names()))
         if time.monotonic() < self._report_at and names == self._reported:
             return

@@ -26,7 +26,7 @@ from apscheduler_tasklock._database.listener import Listener
 from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.jobs import JobChange, JobRow
+from apscheduler_tasklock._lock.jobs import JobChange, JobRow, StoredTask
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -234,6 +234,13 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             self._due.job_ended(event.job_id)
         else:
             self._due.job_begun(event.job_id)
+
+    def recurring_tasks(self) -> Sequence[StoredTask]:
+        """Return the tasks of all jobs that come again, whichever replica has added them.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        return self._ask(self.locks.jobs.recurring)
 
     # ---- users' calls --------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +39,7 @@ from apscheduler_tasklock import (
     TaskLocks,
     TaskLockSchemaError,
 )
+from apscheduler_tasklock._scheduler import registration
 from apscheduler_tasklock.jobstore.triggers import encode_trigger
 from tests.support.internals import jobs_lock
 from tests.support.polling import eventually
@@ -966,6 +967,32 @@ class TestOperators:
             assert job_row(connection, key) == before
         finally:
             locks.close()
+
+
+def test_every_replica_has_a_recurring_job_whoever_has_added_it(
+    make: Make, key: str, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is neither gone when that replica stops, nor without anybody to run it by hand."""
+    monkeypatch.setattr(registration, "REPORT_INTERVAL", 0.1)
+    adding, other = (make(replica_id=name, poll_interval=0.3) for name in ("adding", "other"))
+    other.scheduler.add_job(note, "cron", year=2099, args=["other"], id=f"{key}-other")
+    adding.scheduler.add_job(note, "cron", year=2099, args=[key], id=key)
+    later = now() + timedelta(days=1)
+    adding.scheduler.add_job(note, "date", run_date=later, args=["once"], id=f"{key}-once")
+    with closing(TaskLocks(database_url)) as locks:
+
+        def tasks() -> list[list[str]]:
+            return [list(seen.tasks) for seen in locks.replicas() if seen.alive]
+
+        eventually(lambda: tasks() == [[key, f"{key}-other"]] * 2)
+        adding.shutdown()
+        eventually(lambda: tasks() == [[key, f"{key}-other"]])
+        [task] = locks.tasks(key)
+        assert (task.gone, task.due_at.year) == (False, 2099)
+        locks.request_run(key)
+        other.runs(key)
+        other.scheduler.remove_job(key)
+        eventually(lambda: locks.tasks(key)[0].gone)
 
 
 def test_an_event_loop_is_not_held_up_while_the_database_does_not_answer(
