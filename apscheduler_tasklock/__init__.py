@@ -19,6 +19,8 @@ from apscheduler_tasklock.lock import HeldLock, current_lock
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import (
     Health,
+    JobState,
+    JobStatus,
     ReplicaStatus,
     Run,
     RunRequest,
@@ -53,6 +55,8 @@ __all__ = [
     "EVENT_TASK_LOCK_RELEASED",
     "Health",
     "HeldLock",
+    "JobState",
+    "JobStatus",
     "ReplicaStatus",
     "Run",
     "RunRequest",

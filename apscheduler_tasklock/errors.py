@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Literal
 
 
 class TaskLockError(Exception):
@@ -42,18 +43,23 @@ class TaskLockRefusedError(TaskLockError):
 
 
 class TaskLockNotFoundError(TaskLockError):
-    """An operation names tasks that have no row.
+    """An operation names tasks, or jobs of the job store, that have no row.
 
     :ivar names: their names
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(names)
+    def __init__(self, names: Sequence[str], kind: Literal["task", "job"] = "task") -> None:
+        super().__init__(names, kind)
         self.names = tuple(names)
+        self._kind = kind
 
     def __str__(self) -> str:
         names = ", ".join(map(repr, self.names))
-        return f"no such task: {names}; `apscheduler-tasklock status` lists those that there are"
+        command = "status" if self._kind == "task" else "jobs"
+        return (
+            f"no such {self._kind}: {names}; `apscheduler-tasklock {command}` lists those that "
+            "there are"
+        )
 
 
 class TaskLockStateError(TaskLockError):

@@ -57,7 +57,7 @@ from apscheduler_tasklock.options import (
     parse_positive_seconds,
 )
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
-from apscheduler_tasklock.status import ReplicaStatus, Run, RunRequest, TaskStatus
+from apscheduler_tasklock.status import JobStatus, ReplicaStatus, Run, RunRequest, TaskStatus
 
 logger = logging.getLogger(__name__)
 
@@ -264,6 +264,20 @@ class TaskLocks:
         :raises TaskLockError: the database is unavailable, or rejects that
         """
         return self._operate(lambda operations, cursor: operations.replicas(cursor))
+
+    def jobs(self, *patterns: str, limit: int | None = None) -> list[JobStatus]:
+        """Return the jobs of the job store by their next run times; those without one last.
+
+        They are read as they are stored. No function is imported, no signature is checked, and
+        nothing is unpickled.
+
+        :param patterns: ids, in which ``*`` and ``?`` stand for characters; none: all jobs
+        :param limit: how many, at most
+        :raises TaskLockSchemaError: the jobs' table is missing; the message names the remedy
+        :raises TaskLockError: the database is unavailable, or rejects that
+        """
+        like = [like_of(pattern) for pattern in patterns] or None
+        return self._operate(lambda operations, cursor: operations.jobs(cursor, like, limit))
 
     def pause(
         self,

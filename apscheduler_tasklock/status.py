@@ -97,6 +97,56 @@ class TaskStatus:
     failover: bool
 
 
+class JobState(str, Enum):
+    """What a job of the job store is waiting for. The first of these that is true, from the top."""
+
+    ENDED = "ended"
+    """Its last run time was claimed. It goes when that run is over."""
+    HANDED_OUT = "handed out"
+    """It is due, and a replica has it, which has not begun it yet."""
+    PAUSED = "paused"
+    """It has no next run time, until somebody resumes it."""
+    DUE = "due"
+    """Its run time has come, and no replica has it."""
+    WAITING = "waiting"
+    """Its next run time is in the future."""
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job of the job store, as its row tells of it.
+
+    :ivar id: the job's id
+    :ivar state: what it is waiting for
+    :ivar name: its name, as APScheduler has it; ``None`` if its row lacks one
+    :ivar function: reference of its function, as ``"myapp.jobs:send"``
+    :ivar trigger: its trigger as it is stored, as JSON-like data
+    :ivar executor: alias of its executor
+    :ivar next_run_time: when it is due; ``None`` if it is paused or has ended
+    :ivar last_run_time: the run time that was claimed last; ``None`` if none was
+    :ivar handed_to: the replica that it is handed out to; ``None`` if it is handed out to nobody
+    :ivar handed_until: until when, if that replica does not say more
+    :ivar task: the task that it is; ``None`` if no replica has told it
+    :ivar holder: the replica on which its task runs; ``None`` if it does not run
+    :ivar task_paused_until: until when its task is paused, by ``TaskLocks.pause``;
+        ``datetime.max`` until somebody resumes it
+    """
+
+    id: str
+    state: JobState
+    name: str | None
+    function: str
+    trigger: Any
+    executor: str
+    next_run_time: datetime | None
+    last_run_time: datetime | None
+    handed_to: str | None
+    handed_until: datetime | None
+    task: str | None
+    holder: str | None
+    task_paused_until: datetime | None
+
+
 @dataclass(frozen=True)
 class Run:
     """A run that is over, as the run history tells of it.

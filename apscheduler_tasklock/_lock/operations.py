@@ -20,8 +20,16 @@ from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock._lock.protocol import Statement, for_template
 from apscheduler_tasklock._lock.statements import DUE_IN_PAUSE, IS_ALIVE, JUST_BEFORE, NEVER
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
-from apscheduler_tasklock.schema.table import replica_table, run_table
-from apscheduler_tasklock.status import ReplicaStatus, Run, RunRequest, TaskState, TaskStatus
+from apscheduler_tasklock.schema.table import job_table, replica_table, run_table
+from apscheduler_tasklock.status import (
+    JobState,
+    JobStatus,
+    ReplicaStatus,
+    Run,
+    RunRequest,
+    TaskState,
+    TaskStatus,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +66,11 @@ _STATE = f"""
          ELSE 'ok' END
 """
 
+_JOB_STATE = """
+    CASE WHEN job.ended THEN 'ended' WHEN job.handed_until > now() THEN 'handed out'
+         WHEN job.next_run_time IS NULL THEN 'paused' WHEN job.next_run_time <= now() THEN 'due'
+         ELSE 'waiting' END
+"""
 
 # A request for a run that nobody has begun yet.
 _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
@@ -136,6 +149,21 @@ class Operations:
                          WHERE locked_by = replica_id AND finished_at IS NULL
                                AND locked_until > now() ORDER BY 1) AS running
             FROM {self._replicas} AS replica ORDER BY replica.started_at, replica_id
+        """)
+        self._jobs = Statement(f"""
+            SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name' AS name,
+                   job.func AS function, job.trigger, job.executor, job.next_run_time,
+                   job.last_run_time,
+                   CASE WHEN job.handed_until > now() THEN job.handed_to END AS handed_to,
+                   CASE WHEN job.handed_until > now() THEN job.handed_until END AS handed_until,
+                   job.task_name AS task,
+                   CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now()
+                             AND NOT lock.handed_over THEN lock.locked_by END AS holder,
+                   CASE WHEN lock.paused_until > now() THEN lock.paused_until END
+                       AS task_paused_until
+            FROM {for_template(job_table(table))} AS job LEFT JOIN {name} AS lock USING (task_name)
+            WHERE %(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[])
+            ORDER BY job.next_run_time NULLS LAST, job.id LIMIT %(limit)s
         """)
         # All of them, or none, since somebody has mistyped a name.
         all_there = f"""(SELECT count(*) FROM {name} WHERE task_name = ANY (%(names)s::text[]))
@@ -261,6 +289,17 @@ class Operations:
             ReplicaStatus(**{**row, "tasks": tuple(row["tasks"]), "running": tuple(row["running"])})
             for row in rows
         ]
+
+    def jobs(
+        self, cursor: Any, like: Sequence[str] | None = None, limit: int | None = None
+    ) -> list[JobStatus]:
+        """Return jobs of the job store by their next run times; those without one last.
+
+        :param like: patterns of ids, as for SQL's ``LIKE``; ``None`` for all
+        """
+        cursor.row_factory = dict_row
+        rows = self._run(cursor, self._jobs, like=_list(like), limit=limit).fetchall()
+        return [JobStatus(**{**row, "state": JobState(row["state"])}) for row in rows]
 
     def pause(
         self, cursor: Any, names: Sequence[str], seconds: float | None, by: str, reason: str | None

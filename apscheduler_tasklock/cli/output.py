@@ -52,6 +52,9 @@ _LONG_COLUMNS = {
     "error": 20,
     "replica": 20,
     "running": 16,
+    "job": 16,
+    "trigger": 20,
+    "function": 20,
     "what": 12,
     "how it is": 18,
 }

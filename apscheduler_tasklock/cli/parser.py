@@ -11,6 +11,7 @@ from apscheduler_tasklock._lock.commands import PROGRAM
 from apscheduler_tasklock.cli import (
     check,
     doctor,
+    jobs,
     metrics,
     replicas,
     runs,
@@ -118,6 +119,21 @@ def _add_reads(commands: Any) -> None:
         "--follow", action="store_true", help="print further ones when they end, until Ctrl-C"
     )
     _add(commands, "replicas", replicas.replicas, "who runs the tasks", ["replicas"])
+
+    command = _add(
+        commands,
+        "jobs",
+        jobs.jobs,
+        "the jobs of the job store",
+        ["jobs", "jobs 'reminder-*'", "jobs --json"],
+        "With --namespace, only those whose tasks' names begin with it; patterns are of ids.",
+    )
+    command.add_argument(
+        "patterns",
+        nargs="*",
+        metavar="GLOB",
+        help="jobs' ids, in which * and ? stand for characters (default: all jobs)",
+    )
 
 
 def _add_changes(commands: Any) -> None:

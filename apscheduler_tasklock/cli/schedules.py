@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import timedelta, timezone
 from typing import Any
 
 from apscheduler_tasklock.cli.text import printable, seconds_in_words
@@ -11,6 +12,9 @@ from apscheduler_tasklock.status import TaskStatus
 
 # From coarse to fine, as people read a time.
 _CRON_FIELDS = ("year", "month", "day", "week", "day_of_week", "hour", "minute", "second")
+
+# What a field is if one that is coarser was given, and none that is finer; else every one.
+_CRON_DEFAULTS = {"month": "1", "day": "1", "hour": "0", "minute": "0", "second": "0"}
 
 _CALENDAR_UNITS = ("year", "month", "week", "day")
 
@@ -32,6 +36,37 @@ def schedule_in_words(schedule: Any) -> str:
         return printable(_words(schedule))
     except (AttributeError, KeyError, TypeError, ValueError, IndexError):
         return printable(json.dumps(schedule))
+
+
+def trigger_in_words(trigger: Any) -> str:
+    """Return a trigger as the job store keeps it in words.
+
+    :param trigger: as of ``JobStatus.trigger``. What this version does not know comes as JSON.
+    """
+    try:
+        return printable(_words(_canonical(trigger)))
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
+        is_pickled = isinstance(trigger, dict) and "pickle" in trigger
+        return "pickled" if is_pickled else printable(json.dumps(trigger))
+
+
+def _canonical(trigger: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a stored trigger in the form that tasks' rows have, with its time zone."""
+    form = {**trigger, "end": trigger.get("end_date"), "zone": trigger.get("timezone")}
+    if trigger["type"] == "cron":
+        return {**form, "fields": _all_fields(trigger["fields"])}
+    if trigger["type"] == "date":
+        return {**form, "run": trigger["run_date"]}
+    if trigger["type"] in ("and", "or"):
+        return {**form, "parts": [_canonical(part) for part in trigger["triggers"]]}
+    return form
+
+
+def _all_fields(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of a cron trigger with what APScheduler puts below the finest of them."""
+    finest = max((_CRON_FIELDS.index(name) for name in given), default=len(_CRON_FIELDS))
+    defaults = {name: _CRON_DEFAULTS.get(name, "*") for name in _CRON_FIELDS[finest + 1 :]}
+    return {**defaults, **given}
 
 
 def _words(form: Mapping[str, Any]) -> str:
@@ -67,7 +102,7 @@ def _cron(form: Mapping[str, Any]) -> str:
             shown["minute"] = "*"
     if not shown:
         shown["second"] = "*"
-    return " ".join(["cron", *(f"{name}={value}" for name, value in shown.items())])
+    return " ".join(["cron", *(f"{name}={value}" for name, value in shown.items())]) + _zone(form)
 
 
 def _date(form: Mapping[str, Any]) -> str:
@@ -79,13 +114,21 @@ def _calendar_interval(form: Mapping[str, Any]) -> str:
     words = [f"{count} {unit}{'s' * (count > 1)}" for count, unit in lengths if count]
     hour, minute, second = form["time"]
     seconds = f":{second:02}" if second else ""
-    return f"every {' '.join(words)} at {hour:02}:{minute:02}{seconds}"
+    return f"every {' '.join(words)} at {hour:02}:{minute:02}{seconds}" + _zone(form)
 
 
 def _combined(form: Mapping[str, Any]) -> str:
     between = f" {form['type']} "
     parts = (_words(part) for part in form["parts"])
     return between.join(f"({part})" for part in parts)
+
+
+def _zone(form: Mapping[str, Any]) -> str:
+    """Return the time zone of a schedule, which those of tasks' rows do not have."""
+    zone = form.get("zone") or "UTC"
+    if zone.lstrip("-").isdigit():  # an offset, in microseconds
+        zone = str(timezone(timedelta(microseconds=int(zone))))
+    return "" if zone == "UTC" else f" {zone}"
 
 
 def _end(form: Mapping[str, Any]) -> str:

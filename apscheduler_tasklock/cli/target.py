@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Literal
 
 from apscheduler_tasklock._lock import operations
 from apscheduler_tasklock.cli.exits import say
@@ -96,14 +97,16 @@ def unmatched(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     ]
 
 
-def check_names(patterns: Sequence[str], names: Iterable[str]) -> None:
-    """Make sure that what was given as a name, without ``*`` and ``?``, is a task's.
+def check_names(
+    patterns: Sequence[str], names: Iterable[str], kind: Literal["task", "job"] = "task"
+) -> None:
+    """Make sure that what was given as a name, without ``*`` and ``?``, is a task's or a job's.
 
     :raises TaskLockNotFoundError: it is not; somebody has mistyped it
     """
     missing = [name for name in unmatched(patterns, names) if not set("*?") & set(name)]
     if missing:
-        raise TaskLockNotFoundError(missing)
+        raise TaskLockNotFoundError(missing, kind)
 
 
 def _expression(pattern: str) -> re.Pattern[str]:

@@ -13,9 +13,10 @@ from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._scheduler.names import canonical_schedule
-from apscheduler_tasklock.cli.schedules import schedule_in_words
+from apscheduler_tasklock.cli.schedules import schedule_in_words, trigger_in_words
 from apscheduler_tasklock.cli.text import one_cell, printable, rfc3339, seconds_in_words, width
 from apscheduler_tasklock.cli.values import duration, since
+from apscheduler_tasklock.jobstore.triggers import encode_trigger
 
 UTC = timezone.utc
 
@@ -137,3 +138,53 @@ def test_durations_are_told_in_two_units(seconds: float, words: str) -> None:
 def test_the_last_moment_that_there_is_can_be_told() -> None:
     assert rfc3339(datetime.max.replace(tzinfo=UTC)) == "9999-12-31T23:59:59.999999Z"
     rfc3339(datetime.max.replace(tzinfo=timezone(timedelta(hours=-5))))
+
+
+@pytest.mark.parametrize(
+    ("trigger", "words"),
+    [
+        (IntervalTrigger(minutes=5, timezone="Asia/Tokyo"), "every 5 min"),
+        (IntervalTrigger(minutes=5, jitter=3, timezone=UTC), "every 5 min + up to 3 s"),
+        (CronTrigger(hour=3, timezone=UTC), "cron hour=3 minute=0"),
+        (CronTrigger(hour=3, minute="*", timezone=UTC), "cron hour=3 minute=*"),
+        (CronTrigger(day="last", timezone=UTC), "cron day=last hour=0 minute=0"),
+        (CronTrigger(timezone=UTC), "cron second=*"),
+        (
+            CronTrigger(hour=3, timezone="Europe/Berlin", end_date=datetime(2026, 1, 31)),
+            "cron hour=3 minute=0 Europe/Berlin until 2026-01-30T23:00:00Z",
+        ),
+        (
+            CronTrigger(hour=3, timezone=timezone(timedelta(hours=-3))),
+            "cron hour=3 minute=0 UTC-03:00",
+        ),
+        (DateTrigger(datetime(2026, 1, 31, 3, tzinfo=UTC)), "once at 2026-01-31T03:00:00Z"),
+        (
+            OrTrigger([CronTrigger(hour=3, timezone=UTC), IntervalTrigger(days=1, timezone=UTC)]),
+            "(cron hour=3 minute=0) or (every 1 d)",
+        ),
+    ],
+)
+def test_a_stored_trigger_has_words_with_its_time_zone(trigger: object, words: str) -> None:
+    assert trigger_in_words(encode_trigger(trigger)) == words
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        None,
+        [1],
+        {"type": "moonrise"},
+        {"type": "cron", "fields": {"moon": "1"}},
+        {"type": "cron", "fields": 5},
+        {"type": "cron", "fields": {}, "timezone": "9" * 30},
+        {"type": "cron", "fields": {}, "timezone": 5},
+        {"type": "interval", "length": [1, 2]},
+        {"type": "date", "run_date": 5},
+    ],
+)
+def test_a_stored_trigger_that_is_not_known_is_shown_as_json(stored: object) -> None:
+    assert trigger_in_words(stored) == json.dumps(stored)
+
+
+def test_of_a_pickled_trigger_nothing_is_read() -> None:
+    assert trigger_in_words({"pickle": "gASVBAAAAAAAAABL"}) == "pickled"
