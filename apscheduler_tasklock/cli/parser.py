@@ -11,6 +11,7 @@ from apscheduler_tasklock._lock.commands import PROGRAM
 from apscheduler_tasklock.cli import (
     check,
     doctor,
+    importing,
     jobs,
     metrics,
     replicas,
@@ -39,6 +40,27 @@ _DOCTOR_STATUSES = """
 It writes a row to each table, and rolls that back.
 
 exit status: 0 nothing is wrong; 1 something is; 2 wrong usage
+"""
+
+_IMPORT = """
+Takes over the jobs of a table of APScheduler's SQLAlchemyJobStore, which lies in
+the same database. They keep their next run times, and stay paused if they are.
+What is there already is left as it is, and nothing is deleted from the old table,
+so it can be run again.
+
+SQLAlchemyJobStore pickles its jobs. To read a pickle runs what it says: only do
+this with a table that you trust, that is, one that nobody else could write to.
+
+Stop what runs the jobs of the old table first, or they run here and there. Run
+this where the application's modules can be imported, as in its folder.
+"""
+
+_IMPORT_EXAMPLES = f"""
+examples:
+  {PROGRAM} import-jobs --functions myapp.
+  {PROGRAM} import-jobs --from jobs.apscheduler_jobs --secret-file /run/secrets/jobs
+
+exit status: 0; 1 failed, or a job could not be taken over; 2 wrong usage
 """
 
 # How long `run --wait` waits: as long as a request stands.
@@ -239,6 +261,8 @@ def _add_setup(commands: Any) -> None:
     _add_json(downgrade)
     downgrade.set_defaults(run=setup.downgrade)
 
+    _add_import(commands)
+
     served = commands.add_parser(
         "metrics", help="print what the tasks' rows tell as Prometheus' text, or serve it"
     )
@@ -264,6 +288,44 @@ def _add_setup(commands: Any) -> None:
         help="how long (default: 30); from 12 on one of them is killed on the way",
     )
     demo.set_defaults(run=setup.demo)
+
+
+def _add_import(commands: Any) -> None:
+    command = commands.add_parser(
+        "import-jobs",
+        help="take over the jobs of APScheduler's SQLAlchemyJobStore",
+        description=_IMPORT,
+        epilog=_IMPORT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_table_options(command)
+    command.add_argument(
+        "--from",
+        dest="source",
+        default="apscheduler_jobs",
+        metavar="TABLE",
+        help="the old table, or SCHEMA.TABLE (default: %(default)s)",
+    )
+    command.add_argument(
+        "--functions",
+        nargs="+",
+        metavar="PREFIX",
+        help="which functions jobs may call, as the application's job store has them",
+    )
+    command.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        help="a file with the application's secret, which signs the rows; a line break at its end "
+        "does not count",
+    )
+    command.add_argument(
+        "--late",
+        action="store_true",
+        help="also jobs whose last run time has passed: they run at once. Not if the old table was "
+        "taken over before: those that have run since would run again",
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON document")
+    command.set_defaults(run=importing.import_jobs, has_statuses=True)
 
 
 def _add(

@@ -116,6 +116,9 @@ class TestInPython:
         [job] = operator.jobs()
         assert job.state is JobState.WAITING
         assert job.task_paused_until is not None
+        operator.resume(before.task)
+        [job] = operator.jobs()
+        assert job.task_paused_until is None
 
     def test_they_come_by_their_run_times_and_are_chosen_by_ids(
         self, replica: StoreReplica, operator: TaskLocks
