@@ -16,6 +16,7 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import psycopg
 import pytest
@@ -184,6 +185,62 @@ def test_the_example_of_fencing_refuses_the_write_of_a_holder_that_was_overtaken
         refused = eventually(lambda: said("is refused"))
         assert (int(refused[1]), int(refused[2])) == (holder, int(token) - 1)
         assert report()[1] >= int(token)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "database", ["given", pytest.param("embedded", marks=pytest.mark.own_server)]
+)
+def test_the_example_of_reminders_sends_each_once_on_whichever_worker(
+    database: str,
+    checkout: Path,
+    database_url: str,
+    connection: psycopg.Connection[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, port = tmp_path / "log", free_port()
+    monkeypatch.setenv("PORT", str(port))
+
+    def ask(path: str, method: str = "GET", **form: object) -> dict[str, Any]:
+        data = urlencode(form).encode() if form else None
+        url = f"http://127.0.0.1:{port}{path}"
+        request = urllib.request.Request(url, data, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    workers: set[int] = set()
+
+    def both_answer() -> bool:
+        with suppress(OSError):  # while they start
+            workers.add(ask("/reminders")["listed_by"])
+        return len(workers) == 2
+
+    def waiting() -> list[str]:
+        return [reminder["id"] for reminder in ask("/reminders")["waiting"]]
+
+    url = database_url if database == "given" else ""
+    with started([["app.py"]], checkout / "examples" / "reminders", url, log) as [server]:
+        eventually(both_answer)
+        later = ask("/reminders", "POST", text="never", seconds=3600)["id"]
+        soon = [ask("/reminders", "POST", text=f"tea {n}", seconds=1)["id"] for n in range(6)]
+        eventually(lambda: len(ask("/reminders")["sent"]) == len(soon))
+        sent = ask("/reminders")["sent"]
+        assert {reminder["id"] for reminder in sent} == set(soon)
+        assert {reminder["sent_by"] for reminder in sent} <= workers
+        assert waiting() == [later]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as page:
+            assert "<li>tea 5, by worker" in page.read().decode()
+        ask(f"/reminders/{later}", "DELETE")
+        assert waiting() == []
+        server.terminate()
+        assert server.wait(60) == 0, log.read_text()
+    assert "Traceback" not in log.read_text(), log.read_text()
+    lines = re.findall(r"^worker \d+ sends (\S+): ", log.read_text(), re.M)
+    assert sorted(lines) == sorted(soon)
+    if database == "given":
+        assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
 
 
 def test_the_example_with_its_own_history_takes_ours_in(
