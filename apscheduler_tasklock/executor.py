@@ -80,6 +80,7 @@ from apscheduler_tasklock.options import (
     DEFAULTS,
     Default,
     LockOptions,
+    check_stored_options,
     parse_positive_seconds,
     parse_seconds,
     parse_switch,
@@ -651,11 +652,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if task.options is None:
             return None
         where = f"job {job.id!r}"
-        if task.options.on_failure == "release":
-            raise TaskLockOptionError(
-                f"{where}: on_failure='release' makes no sense in a TaskLockJobStore, where a run "
-                "time is claimed once; let the job itself try again"
-            )
+        check_stored_options(task.options, where)
         if self._run_unlocked:
             raise TaskLockOptionError(
                 f"{where}: its executor has on_database_error='run', which makes no sense in a "

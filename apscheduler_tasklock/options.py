@@ -309,6 +309,18 @@ def resolve(*places: Any, where: str) -> LockOptions | Literal[False]:
     return resolved
 
 
+def check_stored_options(options: LockOptions, where: str) -> None:
+    """Make sure that a job of a ``TaskLockJobStore`` can have these options.
+
+    :raises TaskLockOptionError: one of them makes no sense there
+    """
+    if options.on_failure == "release":
+        raise TaskLockOptionError(
+            f"{where}: on_failure='release' makes no sense in a TaskLockJobStore, where a run "
+            "time is claimed once; let the job itself try again"
+        )
+
+
 # A task name is the primary key, and PostgreSQL refuses index entries of over 2,700 bytes.
 LONGEST_NAME = 1000
 

@@ -21,8 +21,10 @@ from sqlalchemy.exc import ProgrammingError
 from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._scheduler.triggers import following_run_time
+from apscheduler_tasklock.decorator import function_options
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.jobstore.store import TaskLockJobStore
+from apscheduler_tasklock.options import RESERVED_KEY, check_stored_options, resolve
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ def import_jobs(
                 )
                 yield ImportedJob(job_id, "not taken over", reason)
                 continue
+            _check_options(job)
             store.add_job(job)
         except ConflictingIdError:
             yield ImportedJob(job_id, "there already")
@@ -117,6 +120,17 @@ def _unpickled(pickled: bytes) -> Any:
     job = Job.__new__(Job)
     job.__setstate__(pickle.loads(pickled))  # noqa: S301  # whoever calls this trusts the table
     return job
+
+
+def _check_options(job: Any) -> None:
+    """Check a job's own lock options. Those of its executor are not known here.
+
+    :raises TaskLockOptionError: they are invalid, or make no sense in the job store
+    """
+    where = f"job {job.id!r}"
+    options = resolve(job.kwargs.get(RESERVED_KEY), function_options(job.func), where=where)
+    if options is not False:
+        check_stored_options(options, where)
 
 
 def _is_over(job: Any, now: datetime) -> bool:

@@ -149,6 +149,7 @@ def test_what_cannot_be_taken_over_is_named_with_the_reason(
     old.add("tuple", run_date=LATER, args=[("a", "b")])
     old.add("function", run_date=LATER, args=[note])
     old.add("parallel", run_date=LATER, max_instances=3)
+    old.add("freed", run_date=LATER, kwargs={"task_lock": {"on_failure": "release"}})
     old.add("gone", run_date=LATER)
     old.add("garbage", run_date=LATER)
     old.add("fine", run_date=LATER)
@@ -165,12 +166,13 @@ def test_what_cannot_be_taken_over_is_named_with_the_reason(
         "tuple": "args[0] cannot be stored: a tuple would come back as a list",
         "function": "args[0] cannot be stored: it is a builtins.function",
         "parallel": "max_instances=3 makes no sense",
+        "freed": "on_failure='release' makes no sense",
         "gone": "stored_jobs:gone",
         "garbage": "UnpicklingError",
     }.items():
         assert told[name].startswith("not taken over: ")
         assert reason in told[name], told
-    assert answer.err == "apscheduler-tasklock: 1 added, 5 not taken over\n"
+    assert answer.err == "apscheduler-tasklock: 1 added, 6 not taken over\n"
     assert [job.id for job in operator.jobs()] == ["fine"]
 
 
@@ -282,7 +284,6 @@ class TestErrors:
     def test_a_missing_new_table_names_the_remedy(
         self, old: Old, command: Command, connection: Connection
     ) -> None:
-        old.add("job", run_date=LATER)
         connection.execute("DROP TABLE task_lock_job")
         answer = command("import-jobs", *FUNCTIONS)
         assert (answer.status, answer.out) == (1, "")

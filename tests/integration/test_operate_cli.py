@@ -47,7 +47,7 @@ from tests.support.rows import (
 Connection = psycopg.Connection[Any]
 
 COMMANDS = ["status", "show", "runs", "replicas", "pause", "resume", "run", "free", "forget"]
-COMMANDS += ["check", "doctor"]
+COMMANDS += ["check", "doctor", "jobs"]
 
 # It clears the screen, sets the title, and reads from right to left; in German, with quotes.
 ODD = "\x1b[2J\x1b]0;owned\x07 \u202eüber 'a' \"b\" | \x9b31m 報告  x\n\x7f"

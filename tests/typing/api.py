@@ -22,6 +22,8 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     HeldLock,
+    JobState,
+    JobStatus,
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockEvent,
@@ -187,6 +189,12 @@ def job() -> None:
 # The same lock outside a scheduler.
 
 locks = TaskLocks(DATABASE, replica_id="script")
+
+
+def waiting_jobs() -> list[str]:
+    found: list[JobStatus] = locks.jobs("reminder-*", limit=5)
+    locks.jobs(["reminder-*"])  # type: ignore[arg-type]
+    return [job.id for job in found if job.state is JobState.WAITING]
 
 
 def script() -> None:
