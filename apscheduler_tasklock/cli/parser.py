@@ -287,6 +287,11 @@ def _add_setup(commands: Any) -> None:
         default=30.0,
         help="how long (default: 30); from 12 on one of them is killed on the way",
     )
+    demo.add_argument(
+        "--shared-store",
+        action="store_true",
+        help="show the job store that all replicas share: jobs that one adds and another runs",
+    )
     demo.set_defaults(run=setup.demo)
 
 

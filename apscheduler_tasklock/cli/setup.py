@@ -71,7 +71,12 @@ def demo(options: argparse.Namespace) -> int:
     """Run the demo."""
     from apscheduler_tasklock.demo.run import run_demo
 
-    return run_demo(options.database, options.replicas, options.seconds)
+    return run_demo(
+        options.database,
+        options.replicas,
+        options.seconds,
+        shared_store=options.shared_store,
+    )
 
 
 def _full_name(options: argparse.Namespace) -> str:

@@ -38,7 +38,8 @@ class Event:
 
     :ivar replica: number of the replica
     :ivar kind: ``ready``, ``granted``, ``refused``, ``released``, ``lost``, ``raised`` (as it was
-        meant to), ``error``, ``exited``, or ``killed`` (by the demo, in the run in question)
+        meant to), ``error``, ``exited``, or ``killed`` (by the demo, in the run in question); with
+        a shared store also ``added`` and ``removed``
     :ivar at: when, in seconds since 1970
     :ivar run_time: the run time in question, likewise
     :ivar detail: what went wrong
@@ -61,15 +62,17 @@ class Replica:
     It has a session of its own: Ctrl-C is for the demo, which then stops the replicas in order.
 
     :param events: gets what it tells
+    :param module: what it runs
     """
 
-    def __init__(self, number: int, ledger: Ledger, events: queue.Queue[Event]) -> None:
+    def __init__(
+        self, number: int, ledger: Ledger, events: queue.Queue[Event], module: str
+    ) -> None:
         self.number = number
         self._events = events
         self._killed_in: Run | None = None
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # see close()
         offset = (number - 1) * _OFFSET % _OFFSETS_WITHIN
-        module = "apscheduler_tasklock.demo.replica"
         url = ledger.url.render_as_string(hide_password=False)
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, str(number), f"{offset:.3f}", ledger.schema],
@@ -84,11 +87,15 @@ class Replica:
 
     def go(self, start: float) -> None:
         """Let it schedule its jobs, of which one counts from that moment on."""
+        self.tell(str(start))
+
+    def tell(self, line: str) -> None:
+        """Write a line to its standard input."""
         assert self.process.stdin is not None
         if self.process.stdin.closed:  # it was told to stop
             return
         with suppress(BrokenPipeError):  # it has died; its exit will be told
-            self.process.stdin.write(f"{start}\n".encode())
+            self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
 
     def stop(self) -> None:
@@ -146,9 +153,13 @@ class Replica:
 
 
 class Fleet:
-    """All replicas. As a context manager it starts them, and leaves none behind."""
+    """All replicas. As a context manager it starts them, and leaves none behind.
 
-    def __init__(self, ledger: Ledger, count: int) -> None:
+    :param module: what their processes run
+    """
+
+    def __init__(self, ledger: Ledger, count: int, module: str) -> None:
+        self._module = module
         self._ledger = ledger
         self._count = count
         self._events: queue.Queue[Event] = queue.Queue()
@@ -177,7 +188,7 @@ class Fleet:
 
     def start_replica(self) -> None:
         """Start one more. It says when it is ready to go."""
-        self._replicas.append(Replica(len(self) + 1, self._ledger, self._events))
+        self._replicas.append(Replica(len(self) + 1, self._ledger, self._events, self._module))
 
     def go(self) -> None:
         """Let all replicas schedule their jobs, each after its offset."""
@@ -188,6 +199,10 @@ class Fleet:
     def go_too(self, number: int) -> None:
         """Let a replica that was started later schedule the same jobs."""
         self._replicas[number - 1].go(self._start)
+
+    def tell(self, number: int, line: str) -> None:
+        """Write a line to a replica's standard input."""
+        self._replicas[number - 1].tell(line)
 
     def kill_in(self, run: Run) -> None:
         """Kill the replica of a run with SIGKILL, and wait until it is gone."""

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from apscheduler_tasklock.demo.fleet import Event
-from apscheduler_tasklock.demo.jobs import TASKS
+from apscheduler_tasklock.demo.jobs import DemoTask
 
-COLOURS = {
-    task.name: colour for task, colour in zip(TASKS, ("cyan", "green", "magenta"), strict=True)
-}
 BAD = "bold red"
 AGAIN = "bold yellow"
 FAINT = "bright_black"
-RUN, RAISING_RUN, TAKEOVER, REFUSAL, DEATH = "█", "▒", "▓", "·", "✗"
+RUN, RAISING_RUN, TAKEOVER, DEATH = "█", "▒", "▓", "✗"
+# The signs of what takes no time, by the kind of event.
+MARKS = {"refused": "·", "added": "+"}
+_COLOURS = ("cyan", "green", "magenta")
 _NOW, _GONE, _START = "│", "╌", "├"
 
 # Columns of a lane's two labels, the replica and the task, with their spaces.
@@ -62,17 +62,32 @@ class Scale:
         return int(moment / self.step) - self.first
 
 
-class Lanes:
-    """What has happened so far, and its drawing."""
+def colours(tasks: Sequence[DemoTask]) -> dict[str, str]:
+    """Return the colour of each task, by its name."""
+    return {task.name: colour for task, colour in zip(tasks, _COLOURS, strict=True)}
 
-    def __init__(self, replicas: int, span: float) -> None:
+
+class Lanes:
+    """What has happened so far, and its drawing.
+
+    :param span: seconds that the axis shows
+    :param tasks: the three tasks that have lanes
+    :param marked: the kind of event that is counted and marked: one of ``MARKS``
+    """
+
+    def __init__(
+        self, replicas: int, span: float, tasks: Sequence[DemoTask], marked: str = "refused"
+    ) -> None:
+        self._tasks = tasks
+        self._colours = colours(tasks)
+        self._marked = marked
         self.counts: Counter[tuple[int, str]] = Counter()
         self._replicas = range(1, replicas + 1)
         self._starts: dict[int, float] = {}
         self._deaths: dict[int, float] = {}
         self._span = span
         self._blocks: dict[tuple[int, str, float], Block] = {}
-        self._dots: list[tuple[int, str, float]] = []
+        self._marks: list[tuple[int, str, float]] = []
 
     def add(self, event: Event, elapsed: float) -> None:
         """Take in an event."""
@@ -81,8 +96,8 @@ class Lanes:
         key = (event.replica, event.task, event.run_time)
         if event.kind == "ready":
             self._starts[event.replica] = elapsed
-        elif event.kind == "refused":
-            self._dots.append((event.replica, event.task, elapsed))
+        elif event.kind == self._marked:
+            self._marks.append((event.replica, event.task, elapsed))
         elif event.kind == "granted":
             self._blocks[key] = Block(elapsed, takeover=event.reason == "takeover")
         elif event.kind in ("exited", "killed"):
@@ -98,9 +113,9 @@ class Lanes:
 
     def draw(self, elapsed: float, width: int, height: int) -> Iterator[Text]:
         """Return the axis and the lanes: a line per task if there is room, else one per replica."""
-        tasks = [[task.name] for task in TASKS]
+        tasks = [[task.name] for task in self._tasks]
         if len(self._replicas) * len(tasks) + _OTHER_LINES > height:
-            tasks = [[task.name for task in TASKS]]
+            tasks = [[task.name for task in self._tasks]]
         columns = max(10, width - REPLICA_WIDTH - TASK_WIDTH - 1)
         scale = Scale.at(elapsed, self._span, columns)
         yield self._axis(scale)
@@ -108,13 +123,13 @@ class Lanes:
             labels = self._labels(replica)
             for names, label in zip(tasks, labels, strict=False):
                 shown = names[0] if len(names) == 1 else "all tasks"
-                line = label + Text(f"{shown:{TASK_WIDTH}}", COLOURS[names[0]])
+                line = label + Text(f"{shown:{TASK_WIDTH}}", self._colours[names[0]])
                 if len(names) > 1:
                     line.stylize(FAINT, REPLICA_WIDTH)
                 yield line + self._lane(replica, names, scale, elapsed)
 
     def _labels(self, replica: int) -> list[Text]:
-        runs, refused = self.counts[replica, "granted"], self.counts[replica, "refused"]
+        runs, marked = self.counts[replica, "granted"], self.counts[replica, self._marked]
         name, style = f"replica {replica}", "bold"
         if self.counts[replica, "killed"]:
             name, style = f"{name} {DEATH}", BAD
@@ -123,7 +138,7 @@ class Lanes:
         return [
             Text(f"{name:{REPLICA_WIDTH}}", style),
             Text(f"{f'runs {runs}':{REPLICA_WIDTH}}", FAINT),
-            Text(f"{f'refused {refused}':{REPLICA_WIDTH}}", FAINT),
+            Text(f"{f'{self._marked} {marked}':{REPLICA_WIDTH}}", FAINT),
         ]
 
     def _axis(self, scale: Scale) -> Text:
@@ -145,15 +160,15 @@ class Lanes:
             dead = range(scale.column(self._deaths[replica]), now)
             cells.update(dict.fromkeys(dead, (_GONE, FAINT)))
         cells[now] = (_NOW, FAINT)
-        for number, task, moment in self._dots:
+        for number, task, moment in self._marks:
             if number == replica and task in tasks:
-                cells[scale.column(moment)] = (REFUSAL, COLOURS[task])
+                cells[scale.column(moment)] = (MARKS[self._marked], self._colours[task])
         for (number, task, _), block in self._blocks.items():
             if number == replica and task in tasks:
                 end = elapsed if block.end is None else block.end
                 start = scale.column(block.start)
                 stop = start + max(1, round((end - block.start) / scale.step))
-                cells.update(dict.fromkeys(range(start, stop), _shade(block, task)))
+                cells.update(dict.fromkeys(range(start, stop), self._shade(block, task)))
                 if block.died:
                     cells[stop] = (DEATH, BAD)
         blank = (" ", "")
@@ -167,10 +182,9 @@ class Lanes:
                 block.end = elapsed
                 block.died = died
 
-
-def _shade(block: Block, task: str) -> tuple[str, str]:
-    if block.raised:
-        return RAISING_RUN, BAD
-    if block.takeover:
-        return TAKEOVER, AGAIN
-    return RUN, COLOURS[task]
+    def _shade(self, block: Block, task: str) -> tuple[str, str]:
+        if block.raised:
+            return RAISING_RUN, BAD
+        if block.takeover:
+            return TAKEOVER, AGAIN
+        return RUN, self._colours[task]

@@ -26,7 +26,7 @@ _MID_RUN_SECONDS = 0.5
 _ALL_RUNS = f"SELECT {_RUN} FROM {{table}} AS run ORDER BY started_at"  # noqa: S608  # the columns are those above
 _MID_RUN = f"""
     SELECT {_RUN} FROM {{table}} AS run
-    WHERE task = %s AND ended_at IS NULL
+    WHERE task = %s AND run.replica <> %s AND ended_at IS NULL
       AND started_at < clock_timestamp() - %s * interval '1 second'
       AND NOT EXISTS (SELECT FROM {{table}} AS other WHERE other.replica = run.replica
                       AND other.id <> run.id AND other.ended_at IS NULL)
@@ -65,16 +65,18 @@ class Ledger:
             [run],
         )
 
-    def kill_in_mid_run(self, task: str, kill: Callable[[Run], None]) -> bool:
+    def kill_in_mid_run(self, task: str, kill: Callable[[Run], None], spared: int = 0) -> bool:
         """Kill a replica that is in the middle of a run of this task, and of no other run.
 
         Meanwhile the run's row is locked, so that its end cannot be entered.
 
         :param kill: kills the run's replica, and returns when that is gone
+        :param spared: number of a replica that is not to be killed
         :return: whether there was such a replica
         """
         with self._connect() as connection, connection.transaction():
-            rows = connection.execute(self._named(_MID_RUN), [task, _MID_RUN_SECONDS]).fetchall()
+            wanted = [task, spared, _MID_RUN_SECONDS]
+            rows = connection.execute(self._named(_MID_RUN), wanted).fetchall()
             if not rows:
                 return False
             run = _run(rows[0])

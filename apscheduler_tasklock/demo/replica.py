@@ -51,7 +51,7 @@ _LONGEST_DETAIL = 500
 
 def main(number: int, offset: float, schema: str) -> None:
     """Run the replica until it is told to stop."""
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, stop)
     ledger = Ledger(parse_url(os.environ[DATABASE_VARIABLE]), schema, number)
     scheduler = make_scheduler(ledger)
     tell("ready")
@@ -66,12 +66,19 @@ def main(number: int, offset: float, schema: str) -> None:
             scheduler.shutdown(wait=True)
 
 
-def make_scheduler(ledger: Ledger) -> BackgroundScheduler:
-    """Return a scheduler that takes the task lock before each run, and tells what happens."""
+def make_scheduler(
+    ledger: Ledger, *, max_workers: int = 10, max_instances: int = 5
+) -> BackgroundScheduler:
+    """Return a scheduler that takes the task lock before each run, and tells what happens.
+
+    :param max_workers: how many jobs it runs at a time
+    :param max_instances: how many runs of one job
+    """
     scheduler = BackgroundScheduler(
         executors={
             "default": TaskLockExecutor(
                 ledger.url,
+                max_workers=max_workers,
                 schema=ledger.schema,
                 replica_id=f"replica {ledger.replica}",
                 lease=LEASE,
@@ -80,7 +87,11 @@ def make_scheduler(ledger: Ledger) -> BackgroundScheduler:
             )
         },
         # On a machine that stalls, runs are late and not left out: the demo counts them.
-        job_defaults={"misfire_grace_time": None, "coalesce": False, "max_instances": 5},
+        job_defaults={
+            "misfire_grace_time": None,
+            "coalesce": False,
+            "max_instances": max_instances,
+        },
         timezone="UTC",
     )
     scheduler.add_listener(tell_lock_event, EVENT_TASK_LOCK_ALL)
@@ -135,7 +146,8 @@ def _short(exception: BaseException | None) -> str:
     return f"{type(exception).__name__}: {exception}"[:_LONGEST_DETAIL]
 
 
-def _stop(_number: int, _frame: object) -> NoReturn:
+def stop(_number: int, _frame: object) -> NoReturn:
+    """End the replica, on a signal."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(0)
 

@@ -15,17 +15,15 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from apscheduler_tasklock._database.url import parse_url
-from apscheduler_tasklock.demo.conductor import Conductor, describe_plan
 from apscheduler_tasklock.demo.fires import Fires
 from apscheduler_tasklock.demo.fleet import Event, Fleet
-from apscheduler_tasklock.demo.jobs import TASKS
 from apscheduler_tasklock.demo.ledger import Ledger, new_schema_name
 from apscheduler_tasklock.demo.server import EmbeddedServer
+from apscheduler_tasklock.demo.story import Conducts, SharedStore, Story, WithoutStore
 from apscheduler_tasklock.demo.verdict import verdict
 from apscheduler_tasklock.demo.views import (
     PlainView,
     View,
-    compare_with_no_lock,
     describe_tasks,
     explain_summary,
     summary,
@@ -80,19 +78,23 @@ class Interrupts:
         self.noted = True
 
 
-def run_demo(database: str | None, replicas: int, seconds: float) -> int:
+def run_demo(
+    database: str | None, replicas: int, seconds: float, *, shared_store: bool = False
+) -> int:
     """Run the demo and print what it shows.
 
     :param database: a PostgreSQL URL; ``None`` starts the embedded server
     :param replicas: how many replica processes, 1 or more
     :param seconds: how long they run, above 0
+    :param shared_store: whether it shows the job store that all replicas share
     :return: the exit status: 0, 1 if a window was doubled or missed or a replica failed, 2 if
         there could be no demo, 130 if it was interrupted
     """
     interrupts = Interrupts()
     try:
         with interrupts.listening():
-            return _Demo(replicas, seconds, interrupts).run(database)
+            story: Story = SharedStore() if shared_store else WithoutStore()
+            return _Demo(story, replicas, seconds, interrupts).run(database)
     except InterruptedDemo:
         # Not to standard output: of `demo | tee log`, Ctrl-C has ended tee as well.
         print("\nInterrupted; the replicas, and all that was created, are gone.", file=sys.stderr)
@@ -108,13 +110,15 @@ def run_demo(database: str | None, replicas: int, seconds: float) -> int:
 
 
 class _Demo:
-    def __init__(self, replicas: int, seconds: float, interrupts: Interrupts) -> None:
+    def __init__(self, story: Story, replicas: int, seconds: float, interrupts: Interrupts) -> None:
         if replicas < 1 or seconds <= 0:
             raise TaskLockOptionError("it needs 1 replica or more, and more than 0 seconds")
+        story.check(replicas, seconds)
+        self._story = story
         self._replicas = replicas
         self._seconds = seconds
         self._interrupts = interrupts
-        self._view = _choose_view(replicas, seconds)
+        self._view = _choose_view(story, replicas, seconds)
         self._fires = Fires()
         self._faults: list[str] = []
 
@@ -127,12 +131,12 @@ class _Demo:
             stack.enter_context(ledger)
             upgrade(url, schema=ledger.schema)
             ledger.create_table()
-            self._say(f"Starting {self._replicas} replicas, which all schedule the same jobs:")
-            print(describe_tasks(), flush=True)
-            print(describe_plan(self._replicas, self._seconds), flush=True)
-            fleet = stack.enter_context(Fleet(ledger, self._replicas))
+            self._say(f"Starting {self._replicas} replicas, {self._story.what_they_do}:")
+            print(describe_tasks(self._story.tasks), flush=True)
+            print(self._story.describe_plan(self._replicas, self._seconds), flush=True)
+            fleet = stack.enter_context(Fleet(ledger, self._replicas, self._story.replica))
             self._wait_until_ready(fleet)
-            self._watch(fleet, Conductor(ledger, fleet, self._seconds))
+            self._watch(fleet, self._story.conductor(ledger, fleet, self._seconds))
             self._faults += fleet.wait()
             return self._judge(ledger, len(fleet))
 
@@ -156,7 +160,7 @@ class _Demo:
                 fleet.stop()
                 raise TaskLockError("\n".join(["a replica did not start", *fleet.wait()]))
 
-    def _watch(self, fleet: Fleet, conductor: Conductor) -> None:
+    def _watch(self, fleet: Fleet, conductor: Conducts) -> None:
         """Show what the replicas do, until the time is up and they have all ended."""
         fleet.go()
         started = time.time()
@@ -199,7 +203,7 @@ class _Demo:
                 deaths,
                 task,
             )
-            for task in TASKS
+            for task in self._story.tasks
         ]
         self._faults += [
             f"{found.task}: {found.unfounded} takeovers although nobody had been killed"
@@ -209,7 +213,7 @@ class _Demo:
         self._view.show_verdicts(verdicts, replicas)
         print(explain_summary(verdicts))
         if self._fires:
-            print(compare_with_no_lock(verdicts, len(self._fires)))
+            print(self._story.describe_outcome(verdicts, len(self._fires)))
         sys.stdout.flush()
         for fault in self._faults:
             print(fault, file=sys.stderr, flush=True)
@@ -218,7 +222,7 @@ class _Demo:
         return FAULTS if faulty else OK
 
 
-def _choose_view(replicas: int, seconds: float) -> View:
+def _choose_view(story: Story, replicas: int, seconds: float) -> View:
     """Return the live timeline if standard output can show it, else plain lines."""
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         from rich.console import Console
@@ -227,5 +231,5 @@ def _choose_view(replicas: int, seconds: float) -> View:
 
         console = Console(highlight=False)
         if not (console.is_dumb_terminal or console.options.ascii_only):
-            return LiveView(console, replicas, seconds)
+            return LiveView(console, replicas, seconds, story.tasks, story.marked)
     return PlainView()

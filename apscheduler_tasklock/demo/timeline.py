@@ -10,19 +10,20 @@ from rich.table import Table
 from rich.text import Text
 
 from apscheduler_tasklock.demo.fleet import Event
+from apscheduler_tasklock.demo.jobs import DemoTask
 from apscheduler_tasklock.demo.lanes import (
     AGAIN,
     BAD,
-    COLOURS,
     DEATH,
     FAINT,
+    MARKS,
     RAISING_RUN,
-    REFUSAL,
     REPLICA_WIDTH,
     RUN,
     TAKEOVER,
     TASK_WIDTH,
     Lanes,
+    colours,
 )
 from apscheduler_tasklock.demo.verdict import Verdict
 from apscheduler_tasklock.demo.views import describe_event, describe_takeovers, table_rows
@@ -37,12 +38,26 @@ _ANY_WIDTH = 1000
 
 
 class LiveView:
-    """Draws the lanes while the replicas run, and leaves the last picture on the terminal."""
+    """Draws the lanes while the replicas run, and leaves the last picture on the terminal.
 
-    def __init__(self, console: Console, replicas: int, seconds: float) -> None:
+    :param seconds: how long the demo is
+    :param tasks: the tasks that have lanes
+    :param marked: the kind of event that is counted and marked
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        replicas: int,
+        seconds: float,
+        tasks: Sequence[DemoTask],
+        marked: str = "refused",
+    ) -> None:
+        self._colours = colours(tasks)
+        self._marked = marked
         self._console = console
         self._seconds = seconds
-        self._lanes = Lanes(replicas, min(seconds, _SPAN) + _LAST_RUNS)
+        self._lanes = Lanes(replicas, min(seconds, _SPAN) + _LAST_RUNS, tasks, marked)
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
 
     def __enter__(self) -> LiveView:
@@ -82,7 +97,7 @@ class LiveView:
             table.add_column(name, justify="left" if name == "task" else "right", no_wrap=True)
         for verdict, row in zip(verdicts, rows, strict=True):
             cells = [Text(cell) for cell in row]
-            cells[0].stylize(COLOURS[verdict.task])
+            cells[0].stylize(self._colours[verdict.task])
             for cell, count in zip(cells[3:5], (verdict.doubled, verdict.missed), strict=True):
                 cell.stylize(BAD if count else "green")
             table.add_row(*cells)
@@ -98,7 +113,7 @@ class LiveView:
             (RAISING_RUN, BAD, "raised"),
             (DEATH, BAD, "killed"),
             (TAKEOVER, AGAIN, "takeover"),
-            (REFUSAL, "bold", "refused"),
+            (MARKS[self._marked], "bold", self._marked),
         )
         legend = Text("\n" + " " * (REPLICA_WIDTH + TASK_WIDTH))
         for sign, style, meaning in signs:
@@ -109,7 +124,8 @@ class LiveView:
         done = min(1.0, elapsed / self._seconds)
         left = max(0.0, self._seconds - elapsed)
         told = "time is up" if stopping else f"{left:.0f} s left"
-        counts = f"runs {self._lanes.total('granted')}, refused {self._lanes.total('refused')}"
+        marked = f"{self._marked} {self._lanes.total(self._marked)}"
+        counts = f"runs {self._lanes.total('granted')}, {marked}"
         text = f"{elapsed:5.1f} s  {{}}  {told}, {counts}"
         columns = max(5, min(REPLICA_WIDTH + TASK_WIDTH, width - len(text) - 2))
         filled = round(done * columns)
@@ -122,4 +138,6 @@ def _told_style(event: Event) -> str | None:
     """Return how to print an event that should be seen, or ``None`` if the lanes show enough."""
     if event.kind in ("lost", "error", "killed"):
         return BAD
-    return AGAIN if event.kind == "ready" or event.reason == "takeover" else None
+    return (
+        AGAIN if event.kind in ("ready", "added", "removed") or event.reason == "takeover" else None
+    )

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Protocol
 
 from apscheduler_tasklock.demo.fleet import Event
-from apscheduler_tasklock.demo.jobs import TASKS
+from apscheduler_tasklock.demo.jobs import DemoTask
 from apscheduler_tasklock.demo.verdict import Verdict
 
 # With more replicas than that, the table's columns have short names to stay within 80.
@@ -87,6 +87,8 @@ def describe_event(event: Event) -> str:
 
 def _details(event: Event) -> str:
     when = f"scheduled {_clock_time(event.run_time, digits=2)}"
+    if event.kind in ("added", "removed"):
+        return f"({when})" if event.run_time else "(nobody runs it any more)"
     if event.kind == "refused":
         has = "is running" if event.reason == "running" else "has run"
         return f"({when}, {event.holder} {has} it)"
@@ -97,9 +99,9 @@ def _details(event: Event) -> str:
     return f"({when}, {event.detail or f'token {event.token}'})"
 
 
-def describe_tasks() -> str:
-    """Return what the three jobs do, a line each."""
-    return "\n".join(f"  {task.name:9}  {task.about}" for task in TASKS)
+def describe_tasks(tasks: Sequence[DemoTask]) -> str:
+    """Return what the jobs do, a line each."""
+    return "\n".join(f"  {task.name:9}  {task.about}" for task in tasks)
 
 
 def table_rows(verdicts: Sequence[Verdict], replicas: int) -> list[list[str]]:
@@ -141,15 +143,29 @@ def compare_with_no_lock(verdicts: Sequence[Verdict], fires: int) -> str:
 
     :param fires: how many fires there were, of all replicas
     """
+    without = f"Without the lock, every replica would have run every job: {fires} runs."
+    return "\n".join([without, *_wrapped(f"With it, {describe_outcome(verdicts)}.")])
+
+
+def describe_shared(verdicts: Sequence[Verdict]) -> str:
+    """Return how often the jobs of a shared store ran."""
+    told = f"All jobs were added on replica 1: {describe_outcome(verdicts)}."
+    return "\n".join(_wrapped(told))
+
+
+def describe_outcome(verdicts: Sequence[Verdict]) -> str:
+    """Return how often the jobs ran, and which windows began more than once."""
     windows, runs, doubled, missed = (_total(verdicts, name) for name in _COUNTS)
     outcome = f"there were {runs} runs for {windows} windows: {doubled} doubled, {missed} missed"
     if not doubled and not missed:
         outcome = f"each of the {windows} windows ran once"
         if begun_again := _describe_begun_again(verdicts):
             outcome += f" ({begun_again})"
-    without = f"Without the lock, every replica would have run every job: {fires} runs."
-    lines = textwrap.wrap(f"With it, {outcome}.", _TEXT_WIDTH, break_on_hyphens=False)
-    return "\n".join([without, *lines])
+    return outcome
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _TEXT_WIDTH, break_on_hyphens=False)
 
 
 def _describe_begun_again(verdicts: Sequence[Verdict]) -> str:

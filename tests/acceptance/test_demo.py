@@ -32,8 +32,9 @@ pytestmark = pytest.mark.slow
 CODE = """
 import sys
 from apscheduler_tasklock.demo.run import run_demo
-database, replicas, seconds = sys.argv[1:]
-sys.exit(run_demo(database or None, int(replicas), float(seconds)))
+database, replicas, seconds, *options = sys.argv[1:]
+shared = options == ["--shared-store"]
+sys.exit(run_demo(database or None, int(replicas), float(seconds), shared_store=shared))
 """
 TIMEOUT = 90.0
 
@@ -43,7 +44,9 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 class Demo:
     """A running demo whose standard output and error are files, or a terminal."""
 
-    def __init__(self, folder: Path, database: str, seconds: float, **streams: Any) -> None:
+    def __init__(
+        self, folder: Path, database: str, seconds: float, *options: str, **streams: Any
+    ) -> None:
         self.folder = folder
         self._out, self._err = folder / "out", folder / "err"
         environment = {
@@ -53,7 +56,7 @@ class Demo:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 # The database comes as an argument here, but must not get into the replicas'.
-                [sys.executable, "-c", CODE, database, "3", str(seconds)],
+                [sys.executable, "-c", CODE, database, "3", str(seconds), *options],
                 env=environment,
                 **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **streams},
             )
@@ -87,8 +90,8 @@ def start() -> Iterator[Callable[..., Demo]]:
     folder.chmod(0o755)
     demos: list[Demo] = []
 
-    def start(seconds: float, database: str = "", **streams: Any) -> Demo:
-        demos.append(Demo(folder, database, seconds, **streams))
+    def start(seconds: float, database: str = "", *options: str, **streams: Any) -> Demo:
+        demos.append(Demo(folder, database, seconds, *options, **streams))
         return demos[-1]
 
     yield start
@@ -341,19 +344,7 @@ def test_a_database_that_is_unavailable_is_named_without_a_traceback(
 def test_on_a_terminal_it_draws_a_lane_per_replica(
     start: Callable[..., Demo], empty_database_url: str
 ) -> None:
-    pytest.importorskip("rich", reason="without it, the demo prints plain text only")
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    demo = start(12, empty_database_url, stdin=slave, stdout=slave)
-    os.close(slave)
-    shown = b""
-    with contextlib.suppress(OSError):  # EIO, once the demo has ended
-        while part := os.read(master, 65536):
-            shown += part
-    os.close(master)
-    assert demo.wait() == 0, demo.err
-
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n").split("\n")
+    shown, lines = on_a_terminal(start, 12, empty_database_url)
     lanes = [line for line in lines if re.match(r"(replica \d|runs \d+|refused \d+) ", line)]
     last = lanes[-12:]
     names = [line[:12].strip() for line in last[::3]]
@@ -365,7 +356,7 @@ def test_on_a_terminal_it_draws_a_lane_per_replica(
         assert any(re.search("[█▒]", line) for line in last[task::3]), last
         assert any("·" in line for line in last[task::3]), last
     assert max(map(len, lines)) <= 80
-    assert re.search("flaky-2s.*\x1b\\[1;31m▒", shown.decode()), "runs that raise are red"
+    assert re.search("flaky-2s.*\x1b\\[1;31m▒", shown), "runs that raise are red"
     assert any(re.fullmatch(" +0s .* 12s .*", line) for line in lines), "the axis fits"
     assert len(lanes) > 12 * 20, "it is redrawn as time goes by"
 
@@ -380,3 +371,81 @@ def test_on_a_terminal_it_draws_a_lane_per_replica(
     assert re.fullmatch(summary, [*filter(None, lines)][-1])
     assert len([line for line in lines if line.startswith("Without the lock, every ")]) == 1
     assert lines.count("What the last line counts:") == 1
+
+
+def on_a_terminal(start: Callable[..., Demo], *arguments: Any) -> tuple[str, list[str]]:
+    """Run a demo on a terminal; return what it wrote, and its lines without colours."""
+    pytest.importorskip("rich", reason="without it, the demo prints plain text only")
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    demo = start(*arguments, stdin=slave, stdout=slave)
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO, once the demo has ended
+        while part := os.read(master, 65536):
+            shown += part
+    os.close(master)
+    assert demo.wait() == 0, demo.err
+    text = shown.decode()
+    return text, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n").split("\n")
+
+
+SHARED = "--shared-store"
+
+
+def test_with_a_shared_store_a_job_added_on_one_replica_runs_on_another_and_again_when_that_dies(
+    start: Callable[..., Demo], empty_database_url: str
+) -> None:
+    demo = start(12, empty_database_url, SHARED)
+    assert demo.wait() == 0, demo.out + demo.err
+    assert demo.err == ""
+    lines = demo.out.splitlines()
+    story = re.compile(
+        r".*s  replica 1  tick-2s    added .*"
+        r"s  replica (?P<dead>[23])  (?P<job>report-[12])   killed    \(scheduled (?P<at>\S+), "
+        r"token \d+, SIGKILL\).*"
+        r"s  replica (?P<heir>\d)  (?P=job)   granted   \(.*takeover\).*"
+        r"s  replica (?P<last>[23])  tick-2s    removed .*",
+        re.DOTALL,
+    )
+    matched = story.match(demo.out)
+    assert matched is not None, demo.out
+    dead, job = matched["dead"], matched["job"]
+    assert dead not in (matched["heir"], matched["last"])
+    added = rf"s  replica 1  {job}   added +\(scheduled "
+    assert re.search(added, demo.out[: matched.start("dead")]), "by another replica than ran it"
+    runs = re.findall(r"replica (\d)  (\S+) +granted", demo.out[matched.start("last") :])
+    assert runs == [], "nothing runs after it was removed"
+    summary = re.fullmatch(
+        r"windows=(\d+) runs=(\d+) doubled=0 missed=0 takeovers=\d run_again=(\S+)", lines[-1]
+    )
+    assert summary is not None, lines[-1]
+    assert summary[1] == summary[2]
+    assert int(summary[1]) >= 6
+    assert f"{job}@" in summary[3]
+    outcome = " ".join(lines[-4:-1])
+    assert f"All jobs were added on replica 1: each of the {summary[1]} windows ran once" in outcome
+    assert f"{job} of " in outcome
+    assert "refused" not in demo.out
+
+
+def test_the_shared_stores_lanes_show_where_a_job_was_added_and_where_it_ran(
+    start: Callable[..., Demo], empty_database_url: str
+) -> None:
+    _, lines = on_a_terminal(start, 12, empty_database_url, SHARED)
+    lanes = [line for line in lines if re.match(r"(replica \d|runs \d+|added \d+) ", line)][-9:]
+    assert [line[12:22].strip() for line in lanes] == ["tick-2s", "report-1", "report-2"] * 3
+    assert ["+" in line[22:] for line in lanes] == [True] * 3 + [False] * 6, lanes
+    (dead,) = (number for number in range(3) if "✗" in lanes[3 * number][:12])
+    assert dead > 0
+    (again,) = (n for n, line in enumerate(lanes) if "▓▓" in line and n % 3)
+    assert again // 3 != dead
+    assert re.search("█✗╌+│", lanes[3 * dead + again % 3]), "the run that died"
+
+
+def test_a_shared_stores_demo_that_is_too_short_for_its_story_says_so(
+    start: Callable[..., Demo],
+) -> None:
+    demo = start(4, "", SHARED)
+    assert demo.wait() == 2
+    assert "12 seconds" in demo.err

@@ -1,0 +1,52 @@
+"""The jobs of the demo of the shared store, and what a replica does to them."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from apscheduler_tasklock.demo.jobs import DemoTask, recorded_run
+from apscheduler_tasklock.demo.ledger import Ledger
+
+# The job that comes again, and those that run once. There are more of the latter than a replica has
+# workers, so one of them begins on another replica than the one that adds them.
+TICK = DemoTask("tick-2s", 2, on_grid=True, about="interval, every 2 s, takes 0.3 s")
+REPORTS = (
+    DemoTask("report-1", 3600, on_grid=True, about="once, takes 3 s"),
+    DemoTask("report-2", 3600, on_grid=True, about="once, takes 3 s"),
+)
+TASKS = (TICK, *REPORTS)
+
+# How many jobs a replica runs at a time.
+WORKERS = 1
+
+# Seconds from when the jobs are added until they are due.
+_DUE_IN = 1.0
+
+# What a job is called with is stored for all replicas; the ledger is each one's own.
+_ledgers: list[Ledger] = []
+
+
+def use_ledger(ledger: Ledger) -> None:
+    """Let the jobs that run in this process write into a ledger."""
+    _ledgers[:] = [ledger]
+
+
+def work(seconds: float) -> None:
+    """Take so long."""
+    with recorded_run(_ledgers[0]):
+        time.sleep(seconds)
+
+
+def add(scheduler: Any) -> list[Any]:
+    """Add all jobs; return them."""
+    due = datetime.now(timezone.utc) + timedelta(seconds=_DUE_IN)
+    tick = scheduler.add_job(
+        work, "interval", seconds=TICK.period, start_date=due, id=TICK.name, args=[0.3]
+    )
+    reports = [
+        scheduler.add_job(work, "date", run_date=due, id=report.name, args=[3.0])
+        for report in REPORTS
+    ]
+    return [tick, *reports]
