@@ -19,6 +19,7 @@ from benchmarks.speed import (
     history,
     history_size,
     hot_path,
+    job_store,
     machine,
     memory,
     one_replica,
@@ -46,6 +47,7 @@ PARTS: dict[str, Callable[[Effort], Section]] = {
     "one-replica": one_replica.run,
     "burst": burst.run,
     "burst-growth": burst_growth.run,
+    "job-store": job_store.run,
 }
 
 

@@ -1,0 +1,108 @@
+"""A replica whose jobs are in the shared store, a process of its own, as the benchmarks see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, current_lock
+
+# The executor that only replicas which run jobs have; who adds them has none of that name.
+WORKERS = "workers"
+
+_URL = "TASKLOCK_BENCH_DATABASE"
+
+
+def make_scheduler(url: str, **options: Any) -> BackgroundScheduler:
+    """Return a scheduler on the shared store.
+
+    :param options: of its executor for the jobs; with none it only adds jobs
+    """
+    store = TaskLockJobStore(url, functions=["benchmarks.speed.store_replica"])
+    executors = {WORKERS: TaskLockExecutor(url, **options)} if options else {}
+    return BackgroundScheduler(jobstores={"default": store}, executors=executors)
+
+
+def job(*_arguments: Any) -> None:
+    """Tell the benchmark that this has begun."""
+    begun = time.time()
+    held = current_lock()
+    assert held is not None
+    line = json.dumps({"task": held.name, "begun": begun, "arguments": _arguments})
+    os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
+class StoreReplica:
+    """Such a process, seen from outside."""
+
+    def __init__(self, url: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.speed.store_replica"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, _URL: url},
+            text=True,
+        )
+
+    def wait_until_ready(self) -> None:
+        """Wait until its scheduler looks for jobs."""
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n", "a replica did not start"
+
+    def next(self) -> dict[str, Any] | None:
+        """Return the next run that it begins; ``None`` once it has ended."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def stop(self) -> None:
+        """Tell it to end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def end(self) -> None:
+        """Wait until it has ended."""
+        self.stop()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@contextmanager
+def store_replicas(url: str, count: int) -> Iterator[list[StoreReplica]]:
+    """Start some of them, and end them after it."""
+    replicas = [StoreReplica(url) for _ in range(count)]
+    try:
+        for replica in replicas:
+            replica.wait_until_ready()
+        yield replicas
+    finally:
+        for replica in replicas:
+            replica.stop()
+        for replica in replicas:
+            replica.end()
+
+
+def main() -> None:
+    """Run jobs until standard input ends."""
+    scheduler = make_scheduler(os.environ[_URL], max_workers=10)
+    scheduler.start()
+    os.write(sys.stdout.fileno(), b"ready\n")
+    sys.stdin.read()
+    scheduler.shutdown()
+
+
+if __name__ == "__main__":
+    main()
