@@ -18,7 +18,7 @@ FIDELITY_ARGS ?=
 # For `make test-lowest`: the oldest Python there is.
 LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
 
-.PHONY: demo test test-faults test-slow chaos test-lowest test-pgbouncer test-postgres lint types bench bench-results fidelity pictures clean
+.PHONY: demo test test-faults test-slow chaos chaos-store test-lowest test-pgbouncer test-postgres lint types bench bench-results fidelity pictures clean
 
 demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 seconds
 	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
@@ -34,6 +34,9 @@ test-slow: $(VENV)/.dev ## Run the tests that `make test` leaves out since they 
 
 chaos: $(VENV)/.dev ## Put real replicas under random faults for three minutes, and check what they did
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
+chaos-store: $(VENV)/.dev ## The same for the job store that all replicas share, for two minutes
+	$(BIN)/python -m tests.chaos_store $(CHAOS_ARGS)
 
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows
 	$(MAKE) test VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt

@@ -330,7 +330,7 @@ def _add_import(commands: Any) -> None:
         "taken over before: those that have run since would run again",
     )
     command.add_argument("--json", action="store_true", help="print one JSON document")
-    command.set_defaults(run=importing.import_jobs, has_statuses=True)
+    command.set_defaults(run=importing.import_jobs)
 
 
 def _add(

@@ -47,6 +47,17 @@ APART = (0.1, 0.2)
 # Seconds for a burst; then what is missing is reported.
 PATIENCE = 300.0
 
+# How statements begin, and what they are.
+_STARTS = {
+    "WITH here AS": "look for due jobs",
+    "WITH asked AS": "claim",
+    "WITH ended AS": "release",
+    "SELECT job.id AS job_id": "look for dead runs of the store",
+    "SELECT task_name, claim_id": "look for dead runs of known tasks",
+    "DELETE FROM task_lock_job": "deletion of ended jobs",
+    "WITH pruned AS": "deletion of old tasks",
+}
+
 # Copies of a job that was added as any other.
 _COPIES = """
     INSERT INTO task_lock_job (id, func, trigger, options, arguments, executor, signature, version,
@@ -219,9 +230,10 @@ def _statements(effort: Effort, section: Section) -> None:
 
 
 def _kind(line: str) -> str:
-    """Return which statement a line of the log has, by what only that one says."""
+    """Return which statement a line of the log begins, by its first words."""
     words = " ".join(STATEMENT.split(line)[1].split())
-    return f"`{words[:40]}`" if words else "one of several lines"
+    known = [name for start, name in _STARTS.items() if words.startswith(start)]
+    return known[0] if known else f"`{words[:40]}`"
 
 
 def _burst(effort: Effort, section: Section) -> None:

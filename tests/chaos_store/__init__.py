@@ -1,0 +1,1 @@
+"""Random faults on replicas that share a job store: ``make chaos-store``."""
