@@ -128,7 +128,9 @@ def explain_rejection(
         return old_table(table)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         said = one_line(error)
-        return missing_grant(_named(table, said), user, said)
+        refused = _named(table, said)
+        deletes = ("DELETE",) if refused is job_table(table) else ()
+        return missing_grant(refused, user, said, (*_NEEDED_RIGHTS, *deletes))
     return TaskLockError(f"the task lock database ({where}) rejects this: {one_line(error)}")
 
 
