@@ -150,8 +150,10 @@ def explain_refusal(
         found = cursor.execute(_MISSING_RIGHTS, [quoted_name(refused)]).fetchone()["missing"]
     except psycopg.Error:  # as without a right on the schema
         found = []
-    # The right to delete is named where it alone is missing: most roles work without it.
-    rights = [right for right in found if right != "DELETE"] or found
+    # The right to delete is named where it alone is missing: most roles work without it, except
+    # with the jobs' table.
+    deletes = refused is job_table(table)
+    rights = [right for right in found if right != "DELETE" or deletes] or found
     return missing_grant(refused, user, said, rights)
 
 
