@@ -42,8 +42,8 @@ GUARD = """
 # Seconds from one thing that users do to the next, and from one fault to the next.
 USE, FAULT = (0.05, 0.4), (0.5, 2.5)
 # Seconds for which a process is stopped, shorter and longer than a hand-out; and for which answers
-# are lost, which is longer than a claim is tried.
-STOPPED, MUTE = (0.5, 7.0), 4.0
+# are lost: longer than a claim is tried, and so short that its lease has not ended by then.
+STOPPED, MUTE = (0.5, 7.0), 2.4
 # Seconds of peace at the end, in which all has to be caught up with.
 PEACE = 90.0
 
@@ -55,6 +55,7 @@ class Slot:
         self.proxy = Proxy(url)
         self.generation = 0
         self.stopped_at: float | None = None
+        self.muted_at: float | None = None
         self._number = number
         self._folder = folder
         self._ledger = ledger
@@ -98,18 +99,23 @@ class Slot:
         self.start()
 
     def mute(self) -> None:
-        """Lose the answer to the next statement that names a job, and all after it."""
+        """Lose the answer to the next claim, and all after it."""
         name = self.name.encode()
 
         def watch(data: bytes) -> bytes:
-            if name in data and any(part in data for part in (b"steady-", b"once-")):
+            names_job = any(part in data for part in (b"steady-", b"once-"))
+            # A look names jobs too, and a user's change.
+            is_other = any(part in data for part in (b'"free"', b"misfire"))
+            if name in data and names_job and not is_other:
                 self.proxy.to_client = lambda _data: b""
+                self.muted_at = self.muted_at or time.monotonic()
             return data
 
         self.proxy.to_server = watch
 
     def unmute(self) -> None:
         """Let answers through again, on new connections."""
+        self.muted_at = None
         self.proxy.to_server = self.proxy.to_client = pass_on
         self.proxy.cut_all()
 
@@ -137,7 +143,7 @@ class Monkey:
             *[self._kill] * 2,
             *[self._kill_at_step] * 3,
             *[self._stop] * 2,
-            *[self._mute] * 2,
+            *[self._mute] * 4,
             self._cut,
             self._restart,
             self._server_restart,
@@ -158,6 +164,9 @@ class Monkey:
             self.done[fault.__name__.strip("_").replace("_", " ")] += 1
             fault(self._rng.choice(self._slots))
         for slot in self._slots:
+            if slot.muted_at is not None and now > slot.muted_at + MUTE:
+                self.done["claim without an answer"] += 1
+                slot.unmute()
             if slot.process.poll() is not None:  # at a step
                 slot.start()
 
@@ -196,7 +205,6 @@ class Monkey:
 
     def _mute(self, slot: Slot) -> None:
         slot.mute()
-        self._in(MUTE, slot.unmute)
 
     def _cut(self, slot: Slot) -> None:
         slot.proxy.cut_all()

@@ -32,24 +32,27 @@ def check(entries: Sequence[Entry], server_log: str, said: str) -> list[str]:
 
 
 def _once(entries: Sequence[Entry]) -> Iterator[str]:
-    """Find run times that were begun twice, but not by a takeover."""
-    begun: dict[tuple[str, float], list[Entry]] = defaultdict(list)
+    """Find run times that were claimed again: only a takeover may begin what was begun."""
+    begun: dict[tuple[str, int], list[Entry]] = defaultdict(list)
     tokens: dict[tuple[str, int], list[Entry]] = defaultdict(list)
     for entry in entries:
-        if entry.kind == "begin":
-            tokens[entry.key, entry.token].append(entry)
-            if not entry.is_takeover:
-                begun[entry.key, entry.run_time].append(entry)
-    for (key, run_time), runs in begun.items():
-        if len(runs) > 1:
-            yield f"{key}: {run_time:.3f} began {len(runs)} times: {runs}"
+        if entry.kind != "begin":
+            continue
+        tokens[entry.key, entry.token].append(entry)
+        # A takeover learns the run time from the database, so that it is not exact.
+        slot = 0 if entry.key.startswith("once-") else round(entry.run_time / PERIOD)
+        begun[entry.key, slot].append(entry)
+    for (key, _), runs in begun.items():
+        first, *others = sorted(runs, key=lambda run: run.token)
+        if not all(run.is_takeover for run in others):
+            yield f"{key}: a run time was claimed twice: {[first, *others]}"
     for (key, token), runs in tokens.items():
         if len(runs) > 1:
             yield f"{key}: the token {token} was used {len(runs)} times: {runs}"
 
 
 def _one_offs(entries: Sequence[Entry]) -> Iterator[str]:
-    """Find one-off jobs that were added and did not run to their end, or were claimed twice."""
+    """Find one-off jobs that were added and did not run to their end."""
     ended = {entry.key for entry in entries if entry.kind == "end"}
     begun: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
@@ -61,16 +64,12 @@ def _one_offs(entries: Sequence[Entry]) -> Iterator[str]:
         if not entry.error and entry.key not in ended:
             what = "began and never ended" if begun[entry.key] else "never began"
             yield f"{entry.key}: was added at {entry.at:.3f}, and {what}: {begun[entry.key]}"
-        claims = [run for run in begun[entry.key] if not run.is_takeover]
-        if len(claims) > 1:
-            yield f"{entry.key}: was claimed {len(claims)} times: {claims}"
 
 
 def _steady(entries: Sequence[Entry]) -> Iterator[str]:
     """Find run times of jobs that nobody pauses or removes that did not run to their end."""
     for key in STEADY:
         ends = [entry for entry in entries if entry.kind == "end" and entry.key == key]
-        # A takeover learns the run time from the database, so that it is not exact.
         ran = {round(entry.run_time / PERIOD) for entry in ends}
         if not ran:
             yield f"{key}: never ran"

@@ -30,6 +30,11 @@ STEADY = [f"steady-{number}" for number in range(4)]
 PAUSED = [f"paused-{number}" for number in range(3)]
 # Seconds between their run times, and for which they run.
 PERIOD, TAKES = 2, 0.3
+# Times the period for which a dead run stands against others. By default that is soon over here,
+# and then it is not run again.
+MAX_FACTOR = 300
+# Seconds.
+LEASE, CLAIM_TIMEOUT = 3, 2
 
 # At which steps of a run time's life a replica can be killed: what is called there, and whether
 # before or after it.
@@ -109,8 +114,15 @@ def main(name: str, ledger: str) -> None:
         jobstores={"default": TaskLockJobStore(url, functions=["tests."], replica_id=name)},
         executors={
             "default": TaskLockExecutor(
-                url, replica_id=name, failover=True, lease=2, poll_interval=0.5,
-                max_takeovers=1000, claim_timeout=2, max_workers=4,
+                url,
+                replica_id=name,
+                failover=True,
+                lease=LEASE,
+                poll_interval=0.5,
+                max_takeovers=1000,
+                max_factor=MAX_FACTOR,
+                claim_timeout=CLAIM_TIMEOUT,
+                max_workers=4,
             )
         },
         job_defaults={"misfire_grace_time": None, "coalesce": False},
@@ -146,21 +158,28 @@ def _do(scheduler: Any, asked: dict[str, Any]) -> None:
         _step = key
         return
     begun, error = time.monotonic(), ""
+    if kind == "resume":  # from now on it may run again, whether or not this has an answer
+        _ledger.write(kind, begun, replica=_name, key=key)
     try:
-        if kind == "add":
-            at = datetime.now(timezone.utc) + timedelta(seconds=asked["after"])
-            scheduler.add_job(work, "date", run_date=at, id=key, args=[key, asked["takes"]])
-            if not scheduler.running:  # then it kept it for its next start, of which there is none
-                error = "the scheduler had been shut down"
-        elif kind == "add recurring":
-            _add(scheduler, key)
-        elif kind == "rename":
-            scheduler.modify_job(key, name=f"{_name} {begun}")
-        else:
-            getattr(scheduler, f"{kind}_job")(key)
+        _change(scheduler, **asked)
+        if not scheduler.running:  # it keeps a job for its next start then, of which there is none
+            error = "the scheduler had been shut down"
     except Exception as failure:  # noqa: BLE001  # as an application would
         error = repr(failure)
-    _ledger.write(kind, begun, replica=_name, key=key, until=time.monotonic(), error=error)
+    if kind != "resume":
+        _ledger.write(kind, begun, replica=_name, key=key, until=time.monotonic(), error=error)
+
+
+def _change(scheduler: Any, kind: str, key: str, after: float = 0.0, takes: float = 0.0) -> None:
+    if kind == "add":
+        at = datetime.now(timezone.utc) + timedelta(seconds=after)
+        scheduler.add_job(work, "date", run_date=at, id=key, args=[key, takes])
+    elif kind == "add recurring":
+        _add(scheduler, key)
+    elif kind == "rename":
+        scheduler.modify_job(key, name=f"{_name} {time.monotonic()}")
+    else:
+        getattr(scheduler, f"{kind}_job")(key)
 
 
 def _add(scheduler: Any, key: str, **options: Any) -> None:
