@@ -63,9 +63,9 @@ def test_a_one_off_job_that_was_added_and_did_not_run_is_found() -> None:
 
 def test_a_run_after_a_pause_is_found_unless_its_replica_was_stopped_before_it() -> None:
     pause = Entry("pause", 1.0, key="paused-1", until=1.1)
-    entries = [*steady(), pause, *run("paused-1", 4)]
+    entries = [*steady(), pause, *run("paused-1", 5)]
     assert "after its pause" in found(entries)
-    stop = Entry("stop", 1.0, replica="replica", until=8.05)
+    stop = Entry("stop", 1.0, replica="replica", until=10.05)
     assert found([*entries, stop]) == ""
     assert found([*entries, Entry("resume", 5.0, key="paused-1", until=5.1)]) == ""
 
