@@ -31,7 +31,7 @@ from apscheduler_tasklock._lock.protocol import (
     Statement,
     for_template,
 )
-from apscheduler_tasklock._lock.statements import NOT_RUNNING, settle_last
+from apscheduler_tasklock._lock.statements import NOT_RUNNING, SAFELY, settle_last
 from apscheduler_tasklock.schema.table import LONGEST_IDENTIFIER, job_table
 
 logger = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ class JobRows:
                 last_run_time = CASE WHEN %(runs)s::boolean THEN %(run_time)s::timestamptz
                                      ELSE last_run_time END,
                 {_NOT_HANDED_OUT}
-            WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {_BRIEFLY}
+            WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {SAFELY}
             RETURNING id
         """)
         runs = history.of(table)

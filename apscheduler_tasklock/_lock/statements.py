@@ -88,11 +88,11 @@ JUST_BEFORE = """GREATEST(interval '1 microsecond',
 
 # What the server crashes on must not be a claim that was answered: its token would be given to
 # somebody else. It holds for this statement's transaction only. True, and asked last.
-_DURABLY = """CASE WHEN current_setting('synchronous_commit') = 'off'
+DURABLY = """CASE WHEN current_setting('synchronous_commit') = 'off'
     THEN set_config('synchronous_commit', 'local', true) IS NOT NULL ELSE true END"""
 
 # Nor is a row that somebody has locked waited for for long: others want the connection.
-_SAFELY = f"({_DURABLY} AND set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL)"
+SAFELY = f"({DURABLY} AND set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL)"
 
 _RETURNED = """lock.task_name, lock.window_start AS new_start, lock.token AS new_token,
                lock.locked_until AS new_locked_until, lock.run_until AS new_run_until,
@@ -501,7 +501,7 @@ def claim(table: str, history: History | None = None) -> str:
     return f"""
         WITH asked AS ({_ASKED_ONE}), claimed AS (
             UPDATE {table} AS lock SET {_ONE.changes} FROM asked
-            WHERE lock.task_name = {_PARAMETERS["task_name"]} AND {_ONE.may_claim} AND {_SAFELY}
+            WHERE lock.task_name = {_PARAMETERS["task_name"]} AND {_ONE.may_claim} AND {SAFELY}
             RETURNING {_RETURNED}
         ){_death(history, table)}
         SELECT {_made_or_found(_ONE.made, {**_FOUND, **_ROW_FOUND})}
@@ -524,7 +524,7 @@ def claim_many(table: str, history: History | None = None) -> str:
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), claimed AS (
             UPDATE {table} AS lock SET {_MANY.changes} FROM asked JOIN free USING (task_name)
-            WHERE lock.task_name = free.task_name AND {_DURABLY}
+            WHERE lock.task_name = free.task_name AND {DURABLY}
             RETURNING {_RETURNED}
         ){_death(history, table)}
         SELECT asked.claim_id AS asked_claim_id,
@@ -539,7 +539,7 @@ def first_claim(table: str) -> str:
     return f"""
         WITH asked AS ({_ASKED_ONE})
         INSERT INTO {table} AS lock ({_ROW})
-        {_ONE.first_row} FROM asked WHERE {_SAFELY}
+        {_ONE.first_row} FROM asked WHERE {SAFELY}
         ON CONFLICT DO NOTHING
         RETURNING {_as({**_DECIDED_GRANTED, **_ROW_FOUND})}
     """
@@ -553,7 +553,7 @@ def first_claim_many(table: str) -> str:
     return f"""
         WITH asked AS ({_ASKED_MANY})
         INSERT INTO {table} AS lock ({_ROW})
-        {_MANY.first_row} FROM asked WHERE {_SAFELY} ORDER BY asked.task_name
+        {_MANY.first_row} FROM asked WHERE {SAFELY} ORDER BY asked.task_name
         ON CONFLICT DO NOTHING
         RETURNING lock.claim_id AS asked_claim_id, {_as({**_DECIDED_GRANTED, **_ROW_FOUND})}
     """
@@ -586,7 +586,7 @@ def claim_handed_out(table: str, history: History | None = None, *, jobs: str) -
             SELECT {_PARAMETERS["run_time"]} AS run_time, {_PARAMETERS["run_time"]} AS fired
         ), job AS (
             SELECT id FROM {jobs}
-            WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {_SAFELY}
+            WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {SAFELY}
             FOR NO KEY UPDATE
         ), claimed AS (
             UPDATE {table} AS lock SET {_ONE.changes} FROM asked, job
@@ -639,7 +639,7 @@ def settle_last(table: str, history: History, *, jobs: str) -> str:
             UPDATE {jobs} SET
                 next_run_time = NULL, ended = true,
                 handed_id = NULL, handed_to = NULL, handed_until = NULL
-            WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {_SAFELY}
+            WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {SAFELY}
             RETURNING id
         ), known AS (
             UPDATE {table} AS lock SET token = token + 1, recorded = recorded + 1
@@ -719,7 +719,7 @@ def take_over(table: str, history: History | None = None) -> str:
     return f"""
         WITH claimed AS (
             UPDATE {table} AS lock SET {_TAKE_OVER.changes}
-            WHERE lock.task_name = %(task_name)s AND {_TAKE_OVER.may_take_over} AND {_SAFELY}
+            WHERE lock.task_name = %(task_name)s AND {_TAKE_OVER.may_take_over} AND {SAFELY}
             RETURNING {_RETURNED}
         ){_death(history, table)}
         SELECT {_TAKE_OVER.made_or_found}
@@ -740,7 +740,7 @@ def take_over_many(table: str, history: History | None = None) -> str:
         ), claimed AS (
             UPDATE {table} AS lock SET {_TAKE_OVER_MANY.changes}
             FROM asked JOIN free USING (task_name)
-            WHERE lock.task_name = free.task_name AND {_DURABLY}
+            WHERE lock.task_name = free.task_name AND {DURABLY}
             RETURNING {_RETURNED}
         ){_death(history, table)}
         SELECT asked.claim_id AS asked_claim_id, {_TAKE_OVER_MANY.made_or_found}
@@ -791,7 +791,7 @@ def claim_requested(table: str, history: History | None = None) -> str:
                       lock.locked_until <= now() AND %(stable)s::boolean
                       AND (lock.run_until <= now() OR NOT (lock.failover OR lock.handed_over)
                            OR {nobody_does})))
-                  AND {_SAFELY}
+                  AND {SAFELY}
             RETURNING {_RETURNED}
         ){_death(history, table)}
         SELECT {_made_or_found(made, found)}
@@ -812,7 +812,7 @@ def release(table: str, history: History | None = None) -> str:
               WHERE NOT EXISTS (SELECT FROM ended)"""
     return f"""
         WITH ended AS (
-            UPDATE {table} AS lock SET {release.changes} WHERE {mine} AND {_SAFELY}
+            UPDATE {table} AS lock SET {release.changes} WHERE {mine} AND {SAFELY}
             RETURNING {release.ended}
         ){release.entry}{release.overtaken(late)}
         SELECT locked_until, now() AS database_time FROM ended
@@ -828,7 +828,7 @@ def hand_over(table: str, history: History | None = None) -> str:
     mine = "task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND finished_at IS NULL"
     return f"""
         WITH ended AS (
-            UPDATE {table} AS lock SET {release.hand_over} WHERE {mine} AND {_SAFELY}
+            UPDATE {table} AS lock SET {release.hand_over} WHERE {mine} AND {SAFELY}
             RETURNING {release.ended}
         ){release.entry}
         SELECT locked_until, now() AS database_time FROM ended
@@ -844,7 +844,7 @@ def release_many(table: str, history: History | None = None) -> str:
     release = _Release(_columns(_RELEASE_TYPES), history)
     found = "(lock.finished_at IS NULL OR NOT asked.hand_over)"
     update = f"""UPDATE {table} AS lock SET {{changes}} FROM asked JOIN free USING (task_name)
-                 WHERE lock.task_name = free.task_name AND {{which}} AND {_DURABLY}
+                 WHERE lock.task_name = free.task_name AND {{which}} AND {DURABLY}
                  RETURNING {release.ended}"""
     released = update.format(changes=release.changes, which="NOT asked.hand_over")
     handed_over = update.format(changes=release.hand_over, which="asked.hand_over")
@@ -872,7 +872,7 @@ def end_lease(table: str) -> str:
     return f"""
         UPDATE {table} AS lock SET locked_until = LEAST(lock.locked_until, now())
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND finished_at IS NULL
-          AND locked_by = ANY(%(holders)s::text[]) AND {_SAFELY}
+          AND locked_by = ANY(%(holders)s::text[]) AND {SAFELY}
         RETURNING locked_until, now() AS database_time
     """
 
@@ -896,7 +896,7 @@ def give_up(table: str, history: History | None = None) -> str:
                 error_type = CASE WHEN {dead} THEN NULL ELSE error_type END
             FROM dead
             WHERE lock.task_name = dead.task_name AND claim_id = %(claim_id)s::uuid
-              AND finished_at IS NULL AND locked_until <= now() AND {_SAFELY}
+              AND finished_at IS NULL AND locked_until <= now() AND {SAFELY}
             RETURNING lock.task_name, token, window_start, started_at, locked_by, kind, recorded,
                       dead.ended_at, dead.died
         ){f", entry AS ({entry})" if entry else ""}
@@ -913,7 +913,7 @@ def extend(table: str) -> str:
                 now() + %(lease)s::float8 * interval '1 second',
                 run_until + %(by)s::float8 * interval '1 second'))
         WHERE task_name = %(task_name)s AND claim_id = %(claim_id)s::uuid AND {STANDS}
-          AND {_SAFELY}
+          AND {SAFELY}
         RETURNING locked_until, run_until, now() AS database_time
     """
 
@@ -1035,7 +1035,7 @@ def tell_overdue(table: str) -> str:
         UPDATE {table} AS lock SET overdue_told_at = now()
         WHERE task_name = %(task_name)s AND overdue_told_at IS NULL AND overdue_at < now()
               AND finished_at IS NOT NULL AND window_start < due_at AND NOT {_IS_PAUSED}
-              AND NOT {DUE_IN_PAUSE} AND {_SAFELY}
+              AND NOT {DUE_IN_PAUSE} AND {SAFELY}
         RETURNING due_at, locked_by AS holder, token
     """
 
