@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic.operations import Operations
 from sqlalchemy.dialects.postgresql import JSONB
 
-from apscheduler_tasklock.schema.locking import grant_like
+from apscheduler_tasklock.schema.locking import grant_like, qualified
 from apscheduler_tasklock.schema.table import JOB_SUFFIX
 
 revision = "0003"
@@ -39,11 +39,12 @@ def upgrade(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("handed_to", sa.Text, nullable=True),
         sa.Column("handed_until", sa.DateTime(timezone=True), nullable=True),
         schema=schema,
-        postgresql_with={
-            "fillfactor": 70,
-            "autovacuum_vacuum_scale_factor": 0.02,
-            "autovacuum_vacuum_threshold": 1000,
-        },
+    )
+    # Not an option of create_table: SQLAlchemy 2.0.0 has none for these.
+    stored = qualified(jobs, schema).replace(":", r"\:")  # which begins a parameter
+    op.execute(
+        f"ALTER TABLE {stored} SET (fillfactor = 70, "
+        "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000)"
     )
     due = ["executor", "next_run_time"]
     _create_index(op, jobs, schema, "due", due, "next_run_time IS NOT NULL")

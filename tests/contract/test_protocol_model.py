@@ -609,7 +609,7 @@ class ClaimHistory(RuleBasedStateMachine):
             task, row.claim_id, row.token, finished, dead, expired, row.failover, row.deaths,
             row.handovers, row.handed_over, row.runs, row.window_start, row.locked_by, self.now,
             # Nobody has asked for a run, or told a schedule.
-            None, None, None, False, False, row.paused(self.now), False,
+            False, None, None, None, False, False, row.paused(self.now), False,
         )  # fmt: skip
 
     @action(task=tasks, replica=replicas, failover=mostly)
