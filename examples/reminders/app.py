@@ -20,7 +20,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, upgrade
+from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, TaskLockOptionError, upgrade
 from apscheduler_tasklock.demo.server import EmbeddedServer
 
 VARIABLE = "TASKLOCK_DATABASE_URL"
@@ -85,9 +85,12 @@ def add(reminder: Reminder) -> dict[str, Any]:
     text, seconds = reminder
     reminder_id = f"reminder-{uuid4().hex[:8]}"
     at = datetime.now(timezone.utc) + timedelta(seconds=seconds)
-    app.state.scheduler.add_job(
-        send, "date", run_date=at, args=[reminder_id, text], id=reminder_id, name="reminder"
-    )
+    try:
+        app.state.scheduler.add_job(
+            send, "date", run_date=at, args=[reminder_id, text], id=reminder_id, name="reminder"
+        )
+    except TaskLockOptionError as error:  # a text that PostgreSQL cannot store
+        raise HTTPException(422, str(error)) from None
     return {"id": reminder_id, "at": at, "added_by": os.getpid()}
 
 

@@ -16,6 +16,7 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlencode
 
 import psycopg
@@ -232,6 +233,8 @@ def test_the_example_of_reminders_sends_each_once_on_whichever_worker(
         began = re.findall(r"Started server process \[(\d+)\]", log.read_text())
         assert {reminder["sent_by"] for reminder in sent} <= {int(pid) for pid in began}
         assert waiting() == [later]
+        with pytest.raises(HTTPError, match="422"):
+            ask("/reminders", "POST", text="a\0b", seconds=1)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as page:
             assert "<li>tea 5, by worker" in page.read().decode()
         ask(f"/reminders/{later}", "DELETE")
