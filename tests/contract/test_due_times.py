@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import apscheduler
 import psycopg
 import pytest
 from apscheduler.triggers.cron import CronTrigger
@@ -93,6 +94,11 @@ def cron(zone: ZoneInfo, **fields: Any) -> CronTrigger:
     return CronTrigger(timezone=zone, **fields)
 
 
+# The library tells an interval in elapsed time, as APScheduler 3.11 counts it.
+ELAPSED = pytest.mark.skipif(
+    apscheduler.version_info < (3, 11),
+    reason="APScheduler 3.10 counts an interval by the wall clock, also across a clock change",
+)
 ACROSS_CLOCK_CHANGES = [
     pytest.param(cron(BERLIN, hour=4), datetime(2026, 3, 27, tzinfo=BERLIN), id="23 hours"),
     pytest.param(cron(BERLIN, hour=4), datetime(2026, 10, 23, tzinfo=BERLIN), id="25 hours"),
@@ -117,6 +123,7 @@ ACROSS_CLOCK_CHANGES = [
         IntervalTrigger(hours=5, start_date=datetime(2026, 3, 1, tzinfo=BERLIN), timezone=BERLIN),
         datetime(2026, 3, 28, tzinfo=BERLIN),
         id="an interval",
+        marks=ELAPSED,
     ),
     pytest.param(
         IntervalTrigger(
@@ -124,6 +131,7 @@ ACROSS_CLOCK_CHANGES = [
         ),
         datetime(2026, 3, 28, tzinfo=BERLIN),
         id="an interval without a common start",
+        marks=ELAPSED,
     ),
 ]
 
