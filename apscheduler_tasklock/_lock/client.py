@@ -70,7 +70,7 @@ from apscheduler_tasklock._lock.protocol import (
     TaskLockProtocol,
 )
 from apscheduler_tasklock._lock.releases import PendingRelease, PendingReleases, Release
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.check import (
     check_job_table,
@@ -476,18 +476,15 @@ class LockClient:
             some = tasks[begin : begin + MOST_TOGETHER]
             try:
                 locked += self.ask(partial(self._protocol.register, tasks=some))
-            except TaskLockDatabaseError:
+            except (TaskLockDatabaseError, TaskLockSchemaError):
                 raise
-            except TaskLockError:
-                if len(tasks) == 1:
-                    raise
-                for task in some:  # one task's mistake is its own, as a name of another encoding
-                    try:
+            except TaskLockError as error:
+                # One task's mistake is its own, as a name that the database's encoding lacks.
+                if len(some) == 1:
+                    logger.info("Task %r is not registered: %s", some[0].task_name, error)
+                else:
+                    for task in some:
                         locked += self.register([task])
-                    except TaskLockDatabaseError:
-                        raise
-                    except TaskLockError as error:
-                        logger.info("Task %r is not registered: %s", task.task_name, error)
         return locked
 
     def tell_overdue(self, task_name: str) -> Overdue | None:
@@ -499,11 +496,17 @@ class LockClient:
         return self.ask(partial(self._protocol.tell_overdue, task_name=task_name))
 
     def report_replica(
-        self, version: str, tasks: Sequence[str], dropped: Collection[str] = ()
+        self,
+        version: str,
+        tasks: Sequence[str],
+        dropped: Collection[str] = (),
+        *,
+        has_all: bool = True,
     ) -> None:
         """Say that this replica is alive, and which tasks it has.
 
         :param dropped: the tasks that it had, and that were removed here
+        :param has_all: whether it has had the time to get all of its jobs
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects that, as for a role without the right
         """
@@ -514,6 +517,7 @@ class LockClient:
                 version=version,
                 tasks=tasks,
                 dropped=dropped,
+                has_all=has_all,
                 started_at=self._started_at,
             )
         )

@@ -207,7 +207,8 @@ class JobRows:
         if runs is not None:
             self._settle_last = Statement(settle_last(lock, runs, jobs=jobs))
         self._give_back = Statement(f"""
-            UPDATE {jobs} SET {_NOT_HANDED_OUT}
+            UPDATE {jobs} SET handed_id = NULL, handed_to = NULL,
+                handed_until = CASE WHEN %(is_late)s::boolean THEN now() END
             WHERE handed_id = ANY(%(handed_ids)s::uuid[]) AND {_BRIEFLY}
         """)
         self._sweep = Statement(f"""
@@ -293,9 +294,13 @@ class JobRows:
             self._settle_last = None
             return self.settle(cursor, hand_out)
 
-    def give_back(self, cursor: Any, handed_ids: Sequence[UUID]) -> None:
-        """End hand-outs, so that the run times are handed out again."""
-        self._execute(cursor, self._give_back, {"handed_ids": list(handed_ids)})
+    def give_back(self, cursor: Any, handed_ids: Sequence[UUID], *, is_late: bool = False) -> None:
+        """End hand-outs, so that the run times are handed out again.
+
+        :param is_late: whether the replica has made them late, so that they are no misfires
+        """
+        parameters = {"handed_ids": list(handed_ids), "is_late": is_late}
+        self._execute(cursor, self._give_back, parameters)
 
     def sweep(self, cursor: Any) -> int:
         """Delete jobs that have ended and whose last run is over; return how many."""

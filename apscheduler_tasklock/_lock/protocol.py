@@ -927,6 +927,8 @@ class TaskLockProtocol:
         tasks: Sequence[str],
         started_at: datetime | None = None,
         dropped: Collection[str] = (),
+        *,
+        has_all: bool = True,
     ) -> datetime:
         """Say that this replica is alive, and which tasks it has; return when its id started.
 
@@ -934,6 +936,8 @@ class TaskLockProtocol:
 
         :param started_at: what this returned the first time; ``None`` then
         :param dropped: the tasks that it had, and that were removed here
+        :param has_all: whether it has had the time to get all of its jobs: what a replica before it
+            had, and it has not, was removed then
         """
         parameters = {
             "host": host,
@@ -944,7 +948,8 @@ class TaskLockProtocol:
         cursor.row_factory = dict_row
         row = self._execute(cursor, self._report_replica, parameters).fetchone()
         started: datetime = row["started_at"]
-        self._execute(cursor, self._retire, {"tasks": list(tasks), "dropped": list(dropped)})
+        successor_of = list(tasks) if has_all else []
+        self._execute(cursor, self._retire, {"tasks": successor_of, "dropped": list(dropped)})
         return started
 
     def stop_replica(self, cursor: Any) -> None:

@@ -1076,12 +1076,16 @@ def retire(table: str, replicas: str) -> str:
         UPDATE {table} AS lock SET due_at = NULL, overdue_at = NULL
         WHERE due_at IS NOT NULL AND finished_at IS NOT NULL AND NOT one_off
               AND task_name IN (
+                  SELECT task_name FROM {table}
+                  WHERE due_at IS NOT NULL AND finished_at IS NOT NULL AND NOT one_off
+                        AND task_name IN (
                   SELECT unnest(%(dropped)s::text[])
                   UNION
                   SELECT unnest(tasks) FROM {replicas}
                   WHERE stopped_at IS NOT NULL AND tasks && %(tasks)s::text[]
                   EXCEPT
                   SELECT unnest(tasks) FROM {replicas} WHERE {IS_ALIVE})
+                  ORDER BY task_name FOR NO KEY UPDATE SKIP LOCKED)
     """
 
 

@@ -196,8 +196,14 @@ class Poll:
         states = self._locks.read_runs(names, sorted(waiting)) if names else []
         self.has_looked = True
         self._rejected = False
-        for watcher in self._watchers:
-            watcher.look(states, waiting)
+        failed: list[TaskLockError] = []
+        for watcher in self._watchers:  # what one of them may not do keeps no other
+            try:
+                watcher.look(states, waiting)
+            except TaskLockError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _list_once(self) -> None:
         if not self._listed:

@@ -75,6 +75,7 @@ class Registrar:
         self._may_register = True
         self._may_report = True
         self._report_at = 0.0  # on the monotonic clock
+        self._has_all_at = 0.0  # likewise: jobs are added after the start, one by one
         self._reported: list[str] = []
         # The tasks that this replica had, and until when it says so, on the monotonic clock.
         self._dropped: dict[str, float] = {}
@@ -105,7 +106,8 @@ class Registrar:
                 self._report()
         except TaskLockDatabaseError:
             with self._lock:
-                self._changed = {**changed, **self._changed}
+                for key, moved in changed.items():
+                    self._changed[key] = moved or self._changed.get(key, False)
             raise
 
     def _take_changed(self, states: Sequence[RunState]) -> dict[JobKey, bool]:
@@ -170,26 +172,33 @@ class Registrar:
         return any(found is not None and found.next_in is not None for found in ours)
 
     def _register(self, changed: Mapping[JobKey, bool]) -> None:
-        tasks = {}  # of two jobs that are one task, one tells of it
-        for key, moved in changed.items():
-            try:
-                found = self._registration(key)
-            except Exception:  # of one job, as of its job store; the others are seen to
-                logger.exception("Job %r: its task could not be registered", key[0])
-                continue
-            if found is not None:
-                tasks[found.task_name] = replace(found, moved=moved)
+        tasks = self._registrations(changed)
         try:
-            for task_name in self._locks.register(list(tasks.values())):
+            for task_name in self._locks.register(tasks):
                 for key in self._poll.keys_of(task_name):
-                    self.note(key)
-            self._keep_fresh(tasks.values())
+                    self.note(key, moved=changed.get(key, False))
+            self._keep_fresh(tasks)
         except TaskLockDatabaseError:
             raise
         except TaskLockError as error:
             self._may_register = False
             self._fresh.clear()
             logger.info("Tasks that have not run are not registered from now on: %s", error)
+
+    def _registrations(self, changed: Mapping[JobKey, bool]) -> list[Registration]:
+        """Return what is to be told of these jobs' tasks."""
+        tasks = {}  # of two jobs that are one task, one tells of it
+        for key, moved in changed.items():
+            try:
+                found = self._registration(key)
+            except TaskLockDatabaseError:
+                raise
+            except Exception:  # of one job, as of its job store; the others are seen to
+                logger.exception("Job %r: its task could not be registered", key[0])
+                continue
+            if found is not None:
+                tasks[found.task_name] = replace(found, moved=moved)
+        return list(tasks.values())
 
     def _keep_fresh(self, tasks: Collection[Registration]) -> None:
         """Look at the rows of tasks for a while, for what :meth:`_look_at_fresh` does."""
@@ -201,18 +210,23 @@ class Registrar:
 
     def _list_stored(self) -> None:
         """Look at the tasks of a job store that all replicas share, whoever has added the job."""
+        known = {key for key in self._poll.job_keys() if self._is_registered_when_added(key[1])}
         stored = self._stored_tasks()
         if stored is None:
             return
-        known = {key for key in self._poll.job_keys() if self._is_registered_when_added(key[1])}
         for key in known - stored.keys():
             self._poll.forget(key)
-        for key in stored.keys() - known:
-            self._poll.know(stored[key], key, None)
+        for key, task_name in stored.items():
+            if not self._poll.knows(task_name, key):
+                self._poll.know(task_name, key, None)
 
     def _report(self) -> None:
         """Tell that this replica is alive, and at once if it has other tasks than before."""
+        if self._poll.closed:
+            return
         is_first = self._report_at == 0
+        if is_first:
+            self._has_all_at = time.monotonic() + REPORT_INTERVAL
         if time.monotonic() >= self._report_at:
             self._list_stored()
         names = sorted(set(self._poll.task_names()))
@@ -246,7 +260,12 @@ class Registrar:
 
     def _report_tasks(self, names: Sequence[str]) -> None:
         try:
-            self._locks.report_replica(_version(), names, list(self._dropped))
+            self._locks.report_replica(
+                _version(),
+                names,
+                list(self._dropped),
+                has_all=time.monotonic() >= self._has_all_at,
+            )
         except TaskLockDatabaseError:
             raise
         except TaskLockError:
@@ -255,7 +274,9 @@ class Registrar:
 
     def close(self) -> None:
         """Tell that this replica stops, unless it cannot be told."""
-        if self._report_at and self._may_report and self._locks.outage.reason is None:
+        has_reported = self._report_at and self._may_report
+        self._may_report = False
+        if has_reported and self._locks.outage.reason is None:
             try:
                 self._locks.stop_replica()
             except TaskLockError as error:

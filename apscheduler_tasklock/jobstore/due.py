@@ -153,7 +153,7 @@ class DueJobs:
         self._locks.stop_claiming()  # which ends what it waits for
         self._thread.join(timeout=1.0)
         try:
-            self._give_back(list(self._out))
+            self._give_back(list(self._out), is_late=True)
         except TaskLockError as error:  # the hand-outs end by themselves
             logger.debug("Hand-outs are not given back: %s", error)
 
@@ -296,6 +296,7 @@ class DueJobs:
         with self._changed:
             outs = dict(self._out)
             back = {handed_id for handed_id in self._not_taken if handed_id in outs}
+            running = set(back)  # elsewhere in this process: misfires decide, when that has ended
             self._not_taken.clear()
             for handed_id, out in outs.items():
                 is_old = now - out.since > GIVE_BACK_AFTER
@@ -309,7 +310,8 @@ class DueJobs:
             self._given_back[out.job_id] = out.run_time
             if now - out.since > GIVE_BACK_AFTER:  # others are to have it
                 self._left_to_others[out.job_id] = now + GIVE_BACK_AFTER
-        self._give_back(list(back))
+        self._give_back(list(running))
+        self._give_back(list(back - running), is_late=True)
 
     def _is_queued(self, out: _Out) -> bool:
         """Tell whether an executor still has the job of a hand-out."""
@@ -328,14 +330,18 @@ class DueJobs:
                 elif handed_id in self._out:
                     self._out[handed_id].renewed_at = now
 
-    def _give_back(self, handed_ids: list[UUID]) -> None:
-        """End hand-outs; what their executors have queued is fenced off."""
+    def _give_back(self, handed_ids: list[UUID], *, is_late: bool = False) -> None:
+        """End hand-outs; what their executors have queued is fenced off.
+
+        :param is_late: whether this replica has made them late, so that they are no misfires
+        """
         with self._changed:
             for handed_id in handed_ids:
                 self._out.pop(handed_id, None)
             self._ready = [job for job in self._ready if self._stands(job)]
         if handed_ids:
-            self._locks.ask(partial(self._rows.give_back, handed_ids=handed_ids))
+            give_back = partial(self._rows.give_back, handed_ids=handed_ids, is_late=is_late)
+            self._locks.ask(give_back)
 
     def _note_not_taken(self, handed_id: UUID) -> None:
         """Note that an executor did not take a job, since it runs there already."""

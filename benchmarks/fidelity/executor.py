@@ -74,7 +74,12 @@ class TravellingClient:
         return self._protocol.tell_overdue(self._cursor(), task_name)
 
     def report_replica(
-        self, version: str, tasks: Sequence[str], dropped: Sequence[str] = ()
+        self,
+        version: str,
+        tasks: Sequence[str],
+        dropped: Sequence[str] = (),
+        *,
+        has_all: bool = True,
     ) -> None:
         """Leave it: nothing here depends on who is alive."""
 

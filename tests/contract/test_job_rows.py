@@ -238,14 +238,16 @@ class TestHandOut:
         travel(4)
         assert other.fetch().jobs == []
 
+    @pytest.mark.parametrize("is_late", [False, True])
     def test_that_is_given_back_is_handed_out_again_at_once(
-        self, one: JobReplica, other: JobReplica
+        self, one: JobReplica, other: JobReplica, is_late: bool
     ) -> None:
+        """It is no misfire if the replica has made it late, as by a shutdown."""
         one.add()
         found = one.one()
-        one.jobs.give_back(one.cursor, [found.handed_id])
+        one.jobs.give_back(one.cursor, [found.handed_id], is_late=is_late)
         again = other.one()
-        assert not again.was_handed_out
+        assert again.was_handed_out is is_late
         assert not one.claims_job(found)
         assert other.claims_job(again)
 

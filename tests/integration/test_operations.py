@@ -30,6 +30,7 @@ from apscheduler_tasklock import (
     TaskState,
     TaskStatus,
 )
+from apscheduler_tasklock._scheduler import registration
 from tests.integration.conftest import Job
 from tests.support.polling import eventually
 from tests.support.roles import role
@@ -421,8 +422,14 @@ class TestOverdue:
 
     @pytest.mark.parametrize("how", ["removed", "deployed"])
     def test_a_task_that_was_removed_is_gone_and_no_alarm(
-        self, make_replica: MakeReplica, operator: TaskLocks, how: str
+        self,
+        make_replica: MakeReplica,
+        operator: TaskLocks,
+        how: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        # From then on a replica has all of its jobs: they are added one by one after the start.
+        monkeypatch.setattr(registration, "REPORT_INTERVAL", 0.5)
         replica = make_replica(**FAST)
         replica.scheduler.add_job(print, "cron", hour=3, id="job")
         replica.scheduler.add_job(print, "cron", hour=3, id="another")
