@@ -834,6 +834,7 @@ class TestDatabase:
         eventually(lambda: job_row(connection, one_off) is None)
         assert len(ran[one_off]) == 1
 
+    @pytest.mark.direct("pgbouncer's connections are older than the setting")
     @pytest.mark.parametrize("offset", ["-1 hour", "1 hour"])
     def test_another_clock_than_the_replicas_decides_when_it_is_due(
         self, make: Make, key: str, connection: Connection, offset: str
