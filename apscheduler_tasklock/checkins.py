@@ -350,7 +350,7 @@ def _ping(url: str, status: _Status, timeout: float) -> None:
 
 
 def _get(url: str, timeout: float) -> None:
-    # The scheme was checked when the URL was given.
+    # S310 warns of URLs that are no HTTP: the scheme was checked when the URL was given.
     request = Request(url, headers={"User-Agent": "apscheduler-tasklock"})  # noqa: S310
     try:
         urlopen(request, timeout=timeout).close()  # noqa: S310

@@ -6,7 +6,7 @@ import random
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +192,20 @@ def _where_it_is(thread: threading.Thread) -> str:
 def checkout() -> Path:
     """The root of the source tree."""
     return Path(__file__).parent.parent
+
+
+@pytest.fixture
+def known_task(connection: psycopg.Connection[Any]) -> Callable[[str], None]:
+    """Give a task a row, as if it had run long ago, for the first time after token 0."""
+
+    def make(name: str) -> None:
+        connection.execute(
+            "INSERT INTO task_lock (task_name, started_at, locked_until, window_start,"
+            " window_until, locked_by, claim_id, token, finished_at, run_until, failover, deaths,"
+            " handovers, handed_over, runs, one_off)"
+            " SELECT %s, past, past, past, past, 'before', gen_random_uuid(), 0, past, past, false,"
+            " 0, 0, false, '', false FROM (SELECT now() - interval '1 year' AS past) AS _",
+            [name],
+        )
+
+    return make

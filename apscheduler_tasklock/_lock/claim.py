@@ -255,52 +255,12 @@ class TakeoverAttempt(_Attempt[TakeoverRequest]):
         return False
 
 
-class ManualAttempt(_Attempt[ManualRequest]):
-    """A claim of a run that was asked for by hand, asked for until it is answered."""
-
-    def __init__(self, request: ManualRequest, context: ClaimContext) -> None:
-        super().__init__(request, context)
-        self.kind = ManualAttempt
+class _LoneAttempt(_Attempt[Asked]):
+    """A claim that travels alone, and cannot be asked for anew once it was granted."""
 
     @property
     def goes_alone(self) -> bool:
-        """Whether it does: these are rare."""
-        return True
-
-    def send(self, cursor: Any) -> Decision:
-        """Ask; the answer is ``None`` if the row is gone.
-
-        :raises TaskLockDatabaseError: answers take longer than the lease that they grant
-        """
-        context = self._context
-        context.pending.send_for(self.task_name, cursor)
-        sent = time.monotonic()
-        stable = context.outage.stable
-        answer = context.protocol.claim_requested(cursor, self.request, stable=stable)
-        if answer is not None:
-            context.clock.learn(
-                sent=sent,
-                answered=time.monotonic(),
-                database_time=answer.database_time,
-                bound=context.clock.latest(sent),
-            )
-            if answer.granted and is_over(answer, sent):
-                # It counts as dead by now. Its request is used up: an operator sees that.
-                self.in_doubt = True
-                raise TaskLockDatabaseError(TOO_LATE)
-        return Decision(answer, sent)
-
-
-class HandOutAttempt(_Attempt[ClaimRequest]):
-    """A claim of a run time that was handed out, asked for until it is answered."""
-
-    def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
-        super().__init__(request, context)
-        self.kind = HandOutAttempt
-
-    @property
-    def goes_alone(self) -> bool:
-        """Whether it does: its statement is for one job."""
+        """Whether it does: always."""
         return True
 
     def send(self, cursor: Any) -> Decision:
@@ -311,8 +271,7 @@ class HandOutAttempt(_Attempt[ClaimRequest]):
         context = self._context
         context.pending.send_for(self.task_name, cursor)
         sent = time.monotonic()
-        stable = context.outage.stable
-        answer = context.protocol.claim_handed_out(cursor, self.request, stable=stable)
+        answer = self._ask(cursor)
         if answer is not None:
             context.clock.learn(
                 sent=sent,
@@ -321,10 +280,42 @@ class HandOutAttempt(_Attempt[ClaimRequest]):
                 bound=context.clock.latest(sent),
             )
             if answer.granted and is_over(answer, sent):
-                # The job has moved on, so this claim cannot be asked for anew. It is handed over.
                 self.in_doubt = True
                 raise TaskLockDatabaseError(TOO_LATE)
         return Decision(answer, sent)
+
+    def _ask(self, cursor: Any) -> ClaimAnswer | None:
+        raise NotImplementedError
+
+
+class ManualAttempt(_LoneAttempt[ManualRequest]):
+    """A claim of a run that was asked for by hand, asked for until it is answered.
+
+    One that is granted too late counts as dead. Its request is used up: an operator sees that.
+    """
+
+    def __init__(self, request: ManualRequest, context: ClaimContext) -> None:
+        super().__init__(request, context)
+        self.kind = ManualAttempt
+
+    def _ask(self, cursor: Any) -> ClaimAnswer | None:
+        context = self._context
+        return context.protocol.claim_requested(cursor, self.request, stable=context.outage.stable)
+
+
+class HandOutAttempt(_LoneAttempt[ClaimRequest]):
+    """A claim of a run time that was handed out, asked for until it is answered.
+
+    One that is granted too late is handed over: its job has moved on.
+    """
+
+    def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
+        super().__init__(request, context)
+        self.kind = HandOutAttempt
+
+    def _ask(self, cursor: Any) -> ClaimAnswer | None:
+        context = self._context
+        return context.protocol.claim_handed_out(cursor, self.request, stable=context.outage.stable)
 
 
 def is_over(answer: ClaimAnswer, sent: float) -> bool:

@@ -207,7 +207,7 @@ def test_the_example_of_reminders_sends_each_once_on_whichever_worker(
         data = urlencode(form).encode() if form else None
         url = f"http://127.0.0.1:{port}{path}"
         request = urllib.request.Request(url, data, method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310  # HTTP
             found: dict[str, Any] = json.load(answer)
             return found
 

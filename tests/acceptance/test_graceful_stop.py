@@ -12,7 +12,7 @@ import pytest
 
 from tests.acceptance.conftest import ReplicaProcess, Rows
 from tests.acceptance.test_examples import free_port
-from tests.support.faults import FIRST_CLAIM, Fault
+from tests.support.faults import CLAIM, Fault
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy, proxy_to
 
@@ -132,7 +132,7 @@ def stop_while_a_claim_waits(
     start: StartReplica, stopped: ReplicaProcess, rows: Rows, job: dict[str, Any]
 ) -> ReplicaProcess:
     """Stop it while its claim is granted, and the answer has not arrived; return another."""
-    eventually(lambda: rows.get("job"))
+    eventually(lambda: rows["job"]["token"])
     other = start(*plain(), **job)
     other.says("refused job running")
     stopped.signal(signal.SIGTERM)
@@ -154,14 +154,16 @@ def test_a_window_whose_claim_is_answered_after_the_stop_began_is_run_by_another
     start_replica: StartReplica,
     proxy: Proxy,
     rows: Rows,
+    known_task: Callable[[str], None],
     tmp_path: Path,
     name: str,
     failover: bool,
 ) -> None:
+    known_task("job")
     gate = Gate(proxy)
 
     def shut_at_the_claim(_number: int, to_server: bool, data: bytes) -> bytes:
-        if to_server and FIRST_CLAIM in data:
+        if to_server and CLAIM in data:
             gate.shut()
         return data
 
@@ -178,9 +180,15 @@ def test_a_window_whose_claim_is_answered_after_the_stop_began_is_run_by_another
 @pytest.mark.direct("the proxy leads to the server")
 @pytest.mark.parametrize("failover", [False, True])
 def test_a_window_whose_claims_answer_is_lost_in_a_stop_is_run_by_another_replica(
-    start_replica: StartReplica, proxy: Proxy, rows: Rows, tmp_path: Path, failover: bool
+    start_replica: StartReplica,
+    proxy: Proxy,
+    rows: Rows,
+    known_task: Callable[[str], None],
+    tmp_path: Path,
+    failover: bool,
 ) -> None:
-    Fault(proxy, FIRST_CLAIM, "after", "swallowed", lambda: None)
+    known_task("job")
+    Fault(proxy, CLAIM, "after", "swallowed", lambda: None)
     job = daily(tmp_path, failover=failover)
     stopped = start_replica(*plain(), database=proxy.url, **job)
     ran_elsewhere(stopped, stop_while_a_claim_waits(start_replica, stopped, rows, job))

@@ -24,20 +24,9 @@ from tests.chaos_store.checker import check
 from tests.chaos_store.ledger import Ledger
 from tests.chaos_store.replica import PAUSED, PERIOD, STEADY, STEPS, command
 from tests.support.proxy import Proxy, pass_on
+from tests.support.stored_jobs import GUARD
 
 OK, FAULTS = 0, 1
-
-# A run time may only be moved back by a user, whose change makes the version grow.
-GUARD = """
-    CREATE FUNCTION guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-        IF NEW.next_run_time < OLD.next_run_time AND NEW.version = OLD.version THEN
-            RAISE EXCEPTION 'next_run_time of % falls from % to %',
-                OLD.id, OLD.next_run_time, NEW.next_run_time;
-        END IF;
-        RETURN NEW;
-    END $$;
-    CREATE TRIGGER guard BEFORE UPDATE ON task_lock_job FOR EACH ROW EXECUTE FUNCTION guard();
-"""
 
 # Seconds from one thing that users do to the next, and from one fault to the next.
 USE, FAULT = (0.05, 0.4), (0.5, 2.5)
@@ -68,9 +57,12 @@ class Slot:
         with (self._folder / f"{self.name}.log").open("wb") as log:
             self.process = subprocess.Popen(
                 command(self.name, str(self._ledger.path)),
-                stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
                 env={**os.environ, "DATABASE_URL": self.proxy.url},
-            )  # fmt: skip
+            )
 
     def tell(self, kind: str, key: str, **details: float) -> None:
         """Let the replica do something, if it lives."""
@@ -225,7 +217,7 @@ class Monkey:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the chaos; return the exit status: 1 if something was found."""
     options = _parser().parse_args(arguments)
-    seed = random.randrange(1_000_000) if options.seed is None else options.seed  # noqa: S311
+    seed = random.randrange(1_000_000) if options.seed is None else options.seed  # noqa: S311  # no secret
     repeat = f"--seed {seed} --seconds {options.seconds:g} --replicas {options.replicas}"
     print(f"Chaos of the job store: {repeat}", flush=True)
     with ExitStack() as stack:
@@ -240,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in range(options.replicas):
             slots.append(Slot(number, server.url, folder, ledger))
             stack.callback(slots[-1].close)
-        monkey = Monkey(random.Random(seed), slots, server)  # noqa: S311
+        monkey = Monkey(random.Random(seed), slots, server)  # noqa: S311  # seeded
         end = time.monotonic() + options.seconds
         while time.monotonic() < end:
             monkey.act()

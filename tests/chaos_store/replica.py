@@ -49,6 +49,7 @@ STEPS: dict[str, tuple[Any, str, bool]] = {
     "released": (LockClient, "release", True),
 }
 
+# What is written down, and by whom. Jobs are functions of a module, and find it there.
 _step = ""
 _ledger: Ledger
 _name = ""
@@ -126,7 +127,7 @@ def main(name: str, ledger: str) -> None:
             )
         },
         job_defaults={"misfire_grace_time": None, "coalesce": False},
-    )  # fmt: skip
+    )
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     for key in [*STEADY, *PAUSED]:
@@ -137,7 +138,7 @@ def main(name: str, ledger: str) -> None:
             break
         except Exception as error:  # noqa: BLE001  # the database is away: as a container restarts
             print(f"not started: {error!r}", flush=True)
-            os.execv(sys.executable, command(name, ledger))  # noqa: S606
+            os.execv(sys.executable, command(name, ledger))  # noqa: S606  # no shell
     threading.Thread(target=_listen, args=(scheduler, over), daemon=True).start()
     print("started", flush=True)
     over.wait()
@@ -152,7 +153,7 @@ def _listen(scheduler: Any, over: threading.Event) -> None:
 
 def _do(scheduler: Any, asked: dict[str, Any]) -> None:
     """Do what a user wants, and write down how that went."""
-    global _step  # noqa: PLW0603
+    global _step  # noqa: PLW0603  # see there
     kind, key = asked["kind"], asked["key"]
     if kind == "die":
         _step = key
@@ -184,6 +185,11 @@ def _change(scheduler: Any, kind: str, key: str, after: float = 0.0, takes: floa
 
 def _add(scheduler: Any, key: str, **options: Any) -> None:
     scheduler.add_job(
-        work, "interval", seconds=PERIOD, args=[key, TAKES], id=key,
-        start_date=datetime(2020, 1, 1, tzinfo=timezone.utc), **options,
-    )  # fmt: skip
+        work,
+        "interval",
+        seconds=PERIOD,
+        args=[key, TAKES],
+        id=key,
+        start_date=datetime(2020, 1, 1, tzinfo=timezone.utc),
+        **options,
+    )

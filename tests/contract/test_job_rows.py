@@ -524,9 +524,19 @@ class TestUsersChanges:
     def test_an_added_job_is_read_as_it_was_added(self, one: JobReplica) -> None:
         assert one.add(arguments={"args": [1.0, "é"]}, signature="s", task_name="task")
         assert one.jobs.read(one.cursor, "job") == JobRow(
-            "job", "jobs:job", {"type": "interval"}, {}, {"args": [1.0, "é"]}, "default", "s", 1,
-            one.now, None, False, "task",
-        )  # fmt: skip
+            "job",
+            "jobs:job",
+            {"type": "interval"},
+            {},
+            {"args": [1.0, "é"]},
+            "default",
+            "s",
+            1,
+            one.now,
+            None,
+            False,
+            "task",
+        )
 
     def test_an_id_that_is_taken_is_a_conflict_except_for_a_repeated_call(
         self, one: JobReplica

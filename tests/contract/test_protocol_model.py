@@ -606,11 +606,30 @@ class ClaimHistory(RuleBasedStateMachine):
         if row.handed_over:
             self.note("read: handed over")
         return (
-            task, row.claim_id, row.token, finished, dead, expired, row.failover, row.deaths,
-            row.handovers, row.handed_over, row.runs, row.window_start, row.locked_by, self.now,
+            task,
+            row.claim_id,
+            row.token,
+            finished,
+            dead,
+            expired,
+            row.failover,
+            row.deaths,
+            row.handovers,
+            row.handed_over,
+            row.runs,
+            row.window_start,
+            row.locked_by,
+            self.now,
             # Nobody has asked for a run, or told a schedule.
-            False, None, None, None, False, False, row.paused(self.now), False,
-        )  # fmt: skip
+            False,
+            None,
+            None,
+            None,
+            False,
+            False,
+            row.paused(self.now),
+            False,
+        )
 
     @action(task=tasks, replica=replicas, failover=mostly)
     def one_off_task_is_pruned_and_comes_back(self, task: str, **claim: Any) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
@@ -46,11 +47,11 @@ def test_of_two_replicas_one_runs_the_job_under_its_lock(
     )
     for job_id in ("job", "again"):
 
-        def executed(job_id: str = job_id) -> list[object]:
+        def executed(job_id: str = job_id) -> list[Any]:
             return [e for r in replicas for e in r.of(job_id) if e.code == EVENT_JOB_EXECUTED]
 
         [event] = eventually(executed)
-        token, _ = event.retval  # type: ignore[attr-defined]
+        token, _ = event.retval
         assert token > 0
     eventually(lambda: [j.id for j in replicas[1].scheduler.get_jobs()] == ["again"])
 

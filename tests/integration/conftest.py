@@ -8,7 +8,6 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine
 
@@ -67,23 +66,6 @@ def make_setup() -> Iterator[Callable[..., Setup]]:
     yield make
     for setup in made:
         setup.close()
-
-
-@pytest.fixture
-def known_task(connection: psycopg.Connection[Any]) -> Callable[[str], None]:
-    """Give a task a row, as if it had run long ago, for the first time after token 0."""
-
-    def make(name: str) -> None:
-        connection.execute(
-            "INSERT INTO task_lock (task_name, started_at, locked_until, window_start,"
-            " window_until, locked_by, claim_id, token, finished_at, run_until, failover, deaths,"
-            " handovers, handed_over, runs, one_off)"
-            " SELECT %s, past, past, past, past, 'before', gen_random_uuid(), 0, past, past, false,"
-            " 0, 0, false, '', false FROM (SELECT now() - interval '1 year' AS past) AS _",
-            [name],
-        )
-
-    return make
 
 
 @pytest.fixture

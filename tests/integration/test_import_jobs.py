@@ -154,7 +154,7 @@ def test_what_cannot_be_taken_over_is_named_with_the_reason(
     old.add("garbage", run_date=LATER)
     old.add("fine", run_date=LATER)
     [state] = connection.execute("SELECT job_state FROM apscheduler_jobs WHERE id = 'gone'")
-    changed = {**pickle.loads(state[0]), "func": "tests.support.stored_jobs:gone"}  # noqa: S301
+    changed = {**pickle.loads(state[0]), "func": "tests.support.stored_jobs:gone"}  # noqa: S301  # our own
     for name, pickled in (("gone", pickle.dumps(changed)), ("garbage", b"no pickle")):
         change = "UPDATE apscheduler_jobs SET job_state = %s WHERE id = %s"
         connection.execute(change, [pickled, name])
@@ -244,7 +244,7 @@ def test_modules_of_the_current_folder_are_found(
     (tmp_path / "shop_jobs.py").write_text("def send(key):\n    pass\n")
     old.add("job", run_date=LATER)
     [state] = connection.execute("SELECT job_state FROM apscheduler_jobs")
-    changed = {**pickle.loads(state[0]), "func": "shop_jobs:send"}  # noqa: S301
+    changed = {**pickle.loads(state[0]), "func": "shop_jobs:send"}  # noqa: S301  # our own
     connection.execute("UPDATE apscheduler_jobs SET job_state = %s", [pickle.dumps(changed)])
     script = "import sys; from apscheduler_tasklock.cli import main; sys.exit(main(sys.argv[1:]))"
     (tmp_path / "bin").mkdir()

@@ -117,10 +117,15 @@ class TestRuns:
     ) -> None:
         for number in range(3):
             make(replica_id=f"replica {number}").scheduler.add_job(
-                note, "interval", seconds=1, args=[key], id=key, replace_existing=True,
+                note,
+                "interval",
+                seconds=1,
+                args=[key],
+                id=key,
+                replace_existing=True,
                 start_date=now().replace(microsecond=0) + timedelta(seconds=1),
                 misfire_grace_time=None,
-            )  # fmt: skip
+            )
         eventually(lambda: len(ran[key]) >= 4)
         run_times = [run_time for run_time, *_ in ran[key]]
         assert len(set(run_times)) == len(run_times)
@@ -173,9 +178,14 @@ class TestRuns:
     ) -> None:
         replica = make(start=False)
         replica.scheduler.add_job(
-            note, "interval", hours=1, args=[key], id=key, misfire_grace_time=None,
+            note,
+            "interval",
+            hours=1,
+            args=[key],
+            id=key,
+            misfire_grace_time=None,
             next_run_time=now() - timedelta(hours=5, minutes=30),
-        )  # fmt: skip
+        )
         replica.start()
         replica.runs(key)
         row = eventually(lambda: job_row(connection, key))
@@ -187,9 +197,15 @@ class TestRuns:
         replicas = [make(start=False), make(start=False)]
         first = now() - timedelta(hours=3, minutes=30)
         replicas[0].scheduler.add_job(
-            note, "interval", hours=1, args=[key], id=key, misfire_grace_time=None,
-            coalesce=False, next_run_time=first,
-        )  # fmt: skip
+            note,
+            "interval",
+            hours=1,
+            args=[key],
+            id=key,
+            misfire_grace_time=None,
+            coalesce=False,
+            next_run_time=first,
+        )
         for replica in replicas:
             replica.start()
         replicas[0].runs(key, 4)
@@ -201,9 +217,14 @@ class TestRuns:
     ) -> None:
         replica = make()
         replica.scheduler.add_job(
-            note, "interval", hours=1, args=[key], id=key, misfire_grace_time=1,
+            note,
+            "interval",
+            hours=1,
+            args=[key],
+            id=key,
+            misfire_grace_time=1,
             next_run_time=now() - timedelta(minutes=5),
-        )  # fmt: skip
+        )
         replica.one(EVENT_JOB_MISSED, key)
         row = job_row(connection, key)
         assert row is not None
@@ -247,9 +268,13 @@ class TestRuns:
             try:
                 for number, missed in enumerate([False, True]):
                     scheduler.add_job(
-                        function, "date", run_date=now() - timedelta(seconds=60 * missed),
-                        args=[key], id=f"{key}-{number}", misfire_grace_time=20,
-                    )  # fmt: skip
+                        function,
+                        "date",
+                        run_date=now() - timedelta(seconds=60 * missed),
+                        args=[key],
+                        id=f"{key}-{number}",
+                        misfire_grace_time=20,
+                    )
                 async with asyncio.timeout(30):
                     while not ran[key] or scheduler.get_jobs():
                         await asyncio.sleep(0.02)
@@ -273,9 +298,14 @@ class TestRunning:
     ) -> None:
         replicas = [make(), make()]
         replicas[0].scheduler.add_job(
-            note_and_wait, "interval", seconds=1, args=[key], id=key, next_run_time=now(),
+            note_and_wait,
+            "interval",
+            seconds=1,
+            args=[key],
+            id=key,
+            next_run_time=now(),
             misfire_grace_time=None,
-        )  # fmt: skip
+        )
         replicas[0].runs(key)
         row = job_row(connection, key)
         assert row is not None
@@ -303,9 +333,15 @@ class TestRunning:
     ) -> None:
         replica = make()
         replica.scheduler.add_job(
-            note, "interval", seconds=1, args=[key], id=key, next_run_time=now(),
-            misfire_grace_time=None, kwargs={"task_lock": {"name": key}},
-        )  # fmt: skip
+            note,
+            "interval",
+            seconds=1,
+            args=[key],
+            id=key,
+            next_run_time=now(),
+            misfire_grace_time=None,
+            kwargs={"task_lock": {"name": key}},
+        )
         replica.runs(key)
         locks = TaskLocks(database_url)
         try:
@@ -332,9 +368,14 @@ class TestRunning:
     ) -> None:
         replica = make()
         replica.scheduler.add_job(
-            note, "interval", hours=1, args=[key], id=key, next_run_time=now(),
+            note,
+            "interval",
+            hours=1,
+            args=[key],
+            id=key,
+            next_run_time=now(),
             misfire_grace_time=None,
-        )  # fmt: skip
+        )
         replica.runs(key)
         replica.idle()
         locks = TaskLocks(database_url)
@@ -643,9 +684,14 @@ class TestRunsWhereItCan:
             replica.start()
         replicas[0].run_at(note, key, args=[key], **executor)
         replicas[0].scheduler.add_job(
-            note, "interval", seconds=1, args=[f"{key}-again"], id=f"{key}-again",
-            next_run_time=now(), **executor,
-        )  # fmt: skip
+            note,
+            "interval",
+            seconds=1,
+            args=[f"{key}-again"],
+            id=f"{key}-again",
+            next_run_time=now(),
+            **executor,
+        )
         replicas[0].runs(f"{key}-again", 3)
         assert len(ran[key]) == 1
         assert ran[key][0][1] is None
@@ -762,9 +808,14 @@ class TestDatabase:
     ) -> None:
         replica = make(database=proxy.url)
         replica.scheduler.add_job(
-            note, "interval", seconds=1, args=[key], id=key, next_run_time=now(),
+            note,
+            "interval",
+            seconds=1,
+            args=[key],
+            id=key,
+            next_run_time=now(),
             misfire_grace_time=None,
-        )  # fmt: skip
+        )
         replica.runs(key)
         proxy.accepting = False
         proxy.cut_all()
@@ -827,7 +878,9 @@ class TestDatabase:
         proxy.to_client = lose
         replica.run_at(note, one_off, args=[one_off])
         replica.one(EVENT_TASK_LOCK_ERROR, one_off)
-        assert (ran[one_off], job_row(connection, one_off)["ended"]) == ([], True)  # type: ignore[index]
+        row = job_row(connection, one_off)
+        assert row is not None
+        assert (ran[one_off], row["ended"]) == ([], True)
         other.scheduler.resume()
         proxy.to_client, proxy.accepting = pass_on, True
         other.runs(one_off)
@@ -881,8 +934,13 @@ class TestHandOuts:
         try:
             with jobs_lock(replica.scheduler):
                 replica.run_at(note, key)
-                eventually(lambda: connection.execute(
-                    "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL").rowcount)  # fmt: skip
+                eventually(
+                    lambda: (
+                        connection.execute(
+                            "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL"
+                        ).rowcount
+                    )
+                )
                 held = locks.hold(key, min_lock=0, max_lock=60)
                 held.__enter__()
             refused = replica.one(EVENT_TASK_LOCK_REFUSED, key)
@@ -902,8 +960,13 @@ class TestHandOuts:
             adds = make(start=False)
             adds.scheduler.start(paused=True)
             adds.run_at(note, key, misfire_grace_time=60)
-            eventually(lambda: connection.execute(
-                "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL").rowcount)  # fmt: skip
+            eventually(
+                lambda: (
+                    connection.execute(
+                        "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL"
+                    ).rowcount
+                )
+            )
             adds.scheduler.resume()
             adds.runs(key)
             assert not [e for e in blocked.events if e.code == EVENT_TASK_LOCK_GRANTED]
@@ -918,8 +981,13 @@ class TestHandOuts:
         with jobs_lock(replica.scheduler):
             replica.run_at(note_and_wait, key, jobstore="here", id=f"{key}-here")
             replica.run_at(note, f"{key}-stored", misfire_grace_time=None)
-            eventually(lambda: connection.execute(
-                "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL").rowcount)  # fmt: skip
+            eventually(
+                lambda: (
+                    connection.execute(
+                        "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL"
+                    ).rowcount
+                )
+            )
         replica.runs(key)
         other = make()
         other.runs(f"{key}-stored")
@@ -931,11 +999,21 @@ class TestHandOuts:
         replica = make()
         with jobs_lock(replica.scheduler):
             replica.run_at(note, key)
-            eventually(lambda: connection.execute(
-                "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL").rowcount)  # fmt: skip
+            eventually(
+                lambda: (
+                    connection.execute(
+                        "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL"
+                    ).rowcount
+                )
+            )
             replica.scheduler.pause()
-            eventually(lambda: not connection.execute(
-                "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL").rowcount)  # fmt: skip
+            eventually(
+                lambda: (
+                    not connection.execute(
+                        "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL"
+                    ).rowcount
+                )
+            )
         replica.shutdown()
         make().runs(key)
 

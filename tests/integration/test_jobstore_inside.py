@@ -46,7 +46,7 @@ ATTRIBUTES = {
 }
 
 
-class RecordedTrigger(BaseTrigger):  # type: ignore[misc]
+class RecordedTrigger(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
     """A trigger that records when it is asked."""
 
     calls: list[str]
@@ -56,7 +56,7 @@ class RecordedTrigger(BaseTrigger):  # type: ignore[misc]
         return now + timedelta(days=1)
 
 
-class RecordedExecutor(BaseExecutor):  # type: ignore[misc]
+class RecordedExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
     """An executor that records what is submitted to it."""
 
     def __init__(self, calls: list[str]) -> None:
@@ -70,7 +70,7 @@ class RecordedExecutor(BaseExecutor):  # type: ignore[misc]
         raise NotImplementedError
 
 
-class RecordedStore(MemoryJobStore):  # type: ignore[misc]
+class RecordedStore(MemoryJobStore):  # type: ignore[misc]  # APScheduler has no types
     """A job store that has one handed-out job, and records what is called."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ def test_a_job_is_added_by_a_method_that_can_be_replaced_before_and_after_the_st
     scheduler = BackgroundScheduler(timezone="UTC")
     explicit: dict[str, bool] = {}
 
-    class Store(MemoryJobStore):  # type: ignore[misc]
+    class Store(MemoryJobStore):  # type: ignore[misc]  # APScheduler has no types
         def start(self, scheduler: Any, alias: str) -> None:
             super().start(scheduler, alias)
             self.inside = SchedulerInside(scheduler, alias)

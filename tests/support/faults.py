@@ -12,7 +12,7 @@ from tests.support.proxy import Last, Proxy
 # for as long as psycopg does not prepare it, which is the first five times on a connection.
 CLAIM = b"), claimed AS ("
 TAKEOVER = b"WITH claimed AS ("
-FIRST_CLAIM = b"ON CONFLICT DO NOTHING"
+FIRST_CLAIM = b"ON CONFLICT DO NOTHING RETURNING true AS granted"
 RELEASE = b"finished_at = COALESCE("
 RENEWAL = b"AS renewal ("
 READ = b"AS read_only) AS server"

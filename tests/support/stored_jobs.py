@@ -12,6 +12,18 @@ from apscheduler_tasklock import TaskLockJobStore, current_lock
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 
+# A run time may only be moved back by a user, whose change makes the version grow.
+GUARD = """
+    CREATE FUNCTION guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF NEW.next_run_time < OLD.next_run_time AND NEW.version = OLD.version THEN
+            RAISE EXCEPTION 'next_run_time of % falls from % to %',
+                OLD.id, OLD.next_run_time, NEW.next_run_time;
+        END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER guard BEFORE UPDATE ON task_lock_job FOR EACH ROW EXECUTE FUNCTION guard();
+"""
+
 # What ran in this process: by a key, the replicas' tokens and run times.
 ran: dict[str, list[Any]] = defaultdict(list)
 _gates: dict[str, threading.Event] = {}

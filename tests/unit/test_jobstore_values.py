@@ -166,9 +166,17 @@ SOME_TIME = datetime(2026, 3, 28, 3, 0, tzinfo=BERLIN)
 TRIGGERS = {
     "cron": CronTrigger(hour="3", timezone=BERLIN),
     "cron with all": CronTrigger(
-        year="2026-2030", month="jan,mar", day="last", day_of_week="mon-fri", hour="*/2",
-        minute="1-59/7", second="5", start_date=SOME_TIME, end_date=SOME_TIME + timedelta(900),
-        timezone="Europe/Berlin", jitter=3,
+        year="2026-2030",
+        month="jan,mar",
+        day="last",
+        day_of_week="mon-fri",
+        hour="*/2",
+        minute="1-59/7",
+        second="5",
+        start_date=SOME_TIME,
+        end_date=SOME_TIME + timedelta(900),
+        timezone="Europe/Berlin",
+        jitter=3,
     ),
     "crontab": CronTrigger.from_crontab("*/5 9-17 * * mon-fri", "America/New_York"),
     "interval": IntervalTrigger(minutes=5, start_date=SOME_TIME, timezone=BERLIN),
@@ -184,7 +192,7 @@ TRIGGERS = {
     "or": OrTrigger(
         [AndTrigger([IntervalTrigger(days=1, timezone="UTC")]), DateTrigger(SOME_TIME)], jitter=5
     ),
-}  # fmt: skip
+}
 
 
 def run_times(trigger: Any) -> list[datetime]:
