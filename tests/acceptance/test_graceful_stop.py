@@ -189,6 +189,7 @@ def test_a_window_whose_claims_answer_is_lost_in_a_stop_is_run_by_another_replic
 ) -> None:
     known_task("job")
     Fault(proxy, CLAIM, "after", "swallowed", lambda: None)
-    job = daily(tmp_path, failover=failover)
+    # It is not to be asked for again before the stop, however long the other takes to start.
+    job = daily(tmp_path, failover=failover, claim_timeout=90)
     stopped = start_replica(*plain(), database=proxy.url, **job)
     ran_elsewhere(stopped, stop_while_a_claim_waits(start_replica, stopped, rows, job))
