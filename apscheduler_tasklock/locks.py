@@ -346,9 +346,11 @@ class TaskLocks:
 
         :param token: of the run that is to be ended, so that no newer one is
         :param force: also if its lease has not ended, so that its holder may be alive
-        :param run_again: whether its window is opened, so that the run time can be run again
+        :param run_again: whether its window is opened, so that the run time can be run again. A
+            job of the job store is due again at that run time, at once.
         :raises TaskLockNotFoundError: the task has no row
-        :raises TaskLockStateError: its last run is another one, or has ended; or it may be alive
+        :raises TaskLockStateError: its last run is another one, or has ended; or it may be alive;
+            or it is to be run again, and was asked for by hand
         :raises TaskLockError: the database is unavailable, or rejects that
         """
         slots = self._client.settings.history.runs

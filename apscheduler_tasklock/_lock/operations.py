@@ -84,6 +84,8 @@ class Operations:
 
     def __init__(self, table: Table) -> None:
         name = for_template(table)
+        self._name = name
+        self._jobs_name = for_template(job_table(table))
         self._runs = for_template(run_table(table))
         self._replicas = for_template(replica_table(table))
         # Replicas of one deployment have the same tasks, and say so in the same order.
@@ -161,7 +163,7 @@ class Operations:
                              AND NOT lock.handed_over THEN lock.locked_by END AS holder,
                    CASE WHEN lock.paused_until > now() THEN lock.paused_until END
                        AS task_paused_until
-            FROM {for_template(job_table(table))} AS job LEFT JOIN {name} AS lock USING (task_name)
+            FROM {self._jobs_name} AS job LEFT JOIN {name} AS lock USING (task_name)
             WHERE %(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[])
             ORDER BY job.next_run_time NULLS LAST, job.id LIMIT %(limit)s
         """)
@@ -196,33 +198,6 @@ class Operations:
                 SELECT FROM {self._replicas} WHERE {IS_ALIVE} AND tasks @> ARRAY[%(task)s::text])
             RETURNING request_id, task_name AS task, token, requested_by, requested_at,
                       request_until AS until
-        """)
-        freed = f"""
-            UPDATE {name} AS lock SET
-                finished_at = now(), claim_id = gen_random_uuid(), handed_over = false,
-                locked_until = now(), recorded = recorded + 1, deaths = 0, handovers = 0,
-                window_until = CASE WHEN %(run_again)s::boolean
-                                    THEN window_start - {JUST_BEFORE} ELSE window_until END
-            WHERE task_name = %(task)s AND token = %(token)s AND finished_at IS NULL
-                  AND (locked_until <= now() OR %(force)s::boolean)
-            RETURNING *"""
-        self._free_unrecorded = Statement(freed)
-        self._free = Statement(f"""
-            WITH freed AS ({freed}), entry AS (
-                INSERT INTO {self._runs} (task_name, slot, token, scheduled_at, started_at,
-                                          ended_at, replica, kind, outcome)
-                SELECT task_name, (recorded - 1) %% %(slots)s::int, token,
-                       CASE WHEN kind IN ('hold', 'manual') THEN NULL ELSE window_start END,
-                       started_at,
-                       now(), locked_by, COALESCE(kind, 'schedule'), 'freed' FROM freed
-                WHERE %(slots)s::int > 0
-                ON CONFLICT (task_name, slot) DO UPDATE SET
-                    token = excluded.token, scheduled_at = excluded.scheduled_at,
-                    started_at = excluded.started_at, ended_at = excluded.ended_at,
-                    replica = excluded.replica, kind = excluded.kind, outcome = excluded.outcome,
-                    error_type = NULL, error = NULL
-            )
-            SELECT task_name FROM freed
         """)
         self._forget = Statement(f"""
             WITH forgotten AS (
@@ -342,7 +317,8 @@ class Operations:
 
         :param slots: how many runs of each task the history keeps
         :raises TaskLockNotFoundError: the task has no row
-        :raises TaskLockStateError: its last run has another token, or has ended, or is alive
+        :raises TaskLockStateError: its last run has another token, or has ended, or is alive; or it
+            is to be run again, and was asked for by hand
         """
         cursor.row_factory = dict_row
         wanted = {
@@ -352,14 +328,68 @@ class Operations:
             "run_again": run_again,
             "slots": slots,
         }
+        moves_job = run_again and self._has_jobs(cursor)
         try:
-            freed = self._run(cursor, self._free, **wanted).fetchone()
+            statement = self._free(recorded=True, moves_job=moves_job)
+            freed = self._run(cursor, statement, **wanted).fetchone()
         except (UndefinedTable, InsufficientPrivilege):  # of the history, which is a convenience
-            freed = self._run(cursor, self._free_unrecorded, **wanted).fetchone()
+            statement = self._free(recorded=False, moves_job=moves_job)
+            freed = self._run(cursor, statement, **wanted).fetchone()
         if freed is None:
             self._check_there(cursor, [task])
             [now] = self.tasks(cursor, [escaped(task)], 1)
-            raise TaskLockStateError(_why_not_freed(now, token))
+            raise TaskLockStateError(_why_not_freed(now, token, run_again=run_again))
+
+    def _has_jobs(self, cursor: Any) -> bool:
+        """Tell whether there is a table of stored jobs."""
+        there = Statement("SELECT to_regclass(%(jobs)s) IS NOT NULL AS there")
+        [row] = self._all(cursor, there, jobs=self._jobs_name.replace("%%", "%"))
+        return bool(row["there"])
+
+    def _free(self, *, recorded: bool, moves_job: bool) -> Statement:
+        """Return the statement that ends a claim.
+
+        :param recorded: whether it has an entry in the run history
+        :param moves_job: whether a stored job is due again at the run time that it ran
+        """
+        entry = f"""
+            INSERT INTO {self._runs} (task_name, slot, token, scheduled_at, started_at,
+                                      ended_at, replica, kind, outcome)
+            SELECT task_name, (recorded - 1) %% %(slots)s::int, token,
+                   CASE WHEN kind IN ('hold', 'manual') THEN NULL ELSE window_start END,
+                   started_at,
+                   now(), locked_by, COALESCE(kind, 'schedule'), 'freed' FROM freed
+            WHERE %(slots)s::int > 0
+            ON CONFLICT (task_name, slot) DO UPDATE SET
+                token = excluded.token, scheduled_at = excluded.scheduled_at,
+                started_at = excluded.started_at, ended_at = excluded.ended_at,
+                replica = excluded.replica, kind = excluded.kind, outcome = excluded.outcome,
+                error_type = NULL, error = NULL
+        """
+        # It is late by nature, and so no misfire. One that its users have paused stays so.
+        moved = f"""
+            UPDATE {self._jobs_name} AS job SET
+                next_run_time = last_run_time, ended = false, version = version + 1,
+                handed_id = NULL, handed_to = NULL, handed_until = now()
+            FROM freed
+            WHERE job.task_name = freed.task_name AND last_run_time = freed.window_start
+                  AND (ended OR next_run_time IS NOT NULL)
+        """
+        more = [f"entry AS ({entry})"] * recorded + [f"moved AS ({moved})"] * moves_job
+        return Statement(f"""
+            WITH freed AS (
+                UPDATE {self._name} AS lock SET
+                    finished_at = now(), claim_id = gen_random_uuid(), handed_over = false,
+                    locked_until = now(), recorded = recorded + 1, deaths = 0, handovers = 0,
+                    window_until = CASE WHEN %(run_again)s::boolean
+                                        THEN window_start - {JUST_BEFORE} ELSE window_until END
+                WHERE task_name = %(task)s AND token = %(token)s AND finished_at IS NULL
+                      AND (locked_until <= now() OR %(force)s::boolean)
+                      AND NOT (%(run_again)s::boolean AND kind IS NOT DISTINCT FROM 'manual')
+                RETURNING *
+            ){"".join(f", {part}" for part in more)}
+            SELECT task_name FROM freed
+        """)
 
     def forget(self, cursor: Any, task: str) -> None:
         """Delete a task's row and its history.
@@ -423,11 +453,17 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
     )
 
 
-def _why_not_freed(task: TaskStatus, token: int) -> str:
+def _why_not_freed(task: TaskStatus, token: int, *, run_again: bool) -> str:
     if task.token != token:
         why = f"its last run has the token {task.token}"
     elif task.finished_at is not None:
         why = "its run has ended"
+    elif run_again and task.kind == "manual":
+        why = (
+            "its run was asked for by hand and has no window that could be opened; free it without "
+            "--run-again (`run_again=True`), and then ask for another with `apscheduler-tasklock "
+            "run`"
+        )
     else:
         why = (
             f"{task.holder!r} has it until {task.locked_until:%Y-%m-%d %H:%M:%S %Z} and may be "

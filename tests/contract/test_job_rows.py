@@ -16,7 +16,9 @@ import pytest
 
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.jobs import Fetched, HandedOutRow, JobChange, JobRow, JobRows
+from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.protocol import ClaimAnswer, ClaimRequest, HandOut
+from apscheduler_tasklock.errors import TaskLockStateError
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Replica, database_now, row
 
@@ -475,6 +477,58 @@ class TestClaim:
                 JobReplicaInAHurry("one", one.connection).claim_job(found)
         assert not one.claims_job(found)
         assert row(one.connection, "task of job")["locked_by"] == "other"
+
+
+class TestFree:
+    """An operator ends a run, and has it run again."""
+
+    @pytest.mark.parametrize("period", [PERIOD, None], ids=["recurring", "one-off"])
+    def test_makes_the_job_due_at_the_same_run_time(
+        self, one: JobReplica, other: JobReplica, travel: Travel, period: timedelta | None
+    ) -> None:
+        token = self.dead(one, travel, period=period)
+        self.free(one, token)
+        again = other.one()
+        assert again.row.next_run_time == again.row.last_run_time
+        assert again.was_handed_out, "it is no misfire"
+        assert again.row.version == 2
+        assert other.claims_job(again, period=period)
+        assert job_row(one.connection)["ended"] == (period is None)
+
+    def test_without_running_it_again_leaves_the_job(self, one: JobReplica, travel: Travel) -> None:
+        token = self.dead(one, travel)
+        before = job_row(one.connection)
+        self.free(one, token, run_again=False)
+        assert job_row(one.connection) == before
+
+    def test_leaves_a_job_that_users_have_paused(self, one: JobReplica, travel: Travel) -> None:
+        token = self.dead(one, travel)
+        one.connection.execute("UPDATE task_lock_job SET next_run_time = NULL")
+        self.free(one, token)
+        assert job_row(one.connection)["next_run_time"] is None
+
+    def test_leaves_a_job_whose_run_it_does_not_end(self, one: JobReplica, travel: Travel) -> None:
+        token = self.dead(one, travel)
+        before = job_row(one.connection)
+        with pytest.raises(TaskLockStateError):
+            self.free(one, token - 1)
+        assert job_row(one.connection) == before
+
+    @staticmethod
+    def dead(replica: JobReplica, travel: Travel, **claim: Any) -> int:
+        """Let a run die, and return its token."""
+        replica.add()
+        answer = replica.claim_job(replica.one(), **claim)
+        assert answer is not None
+        travel(11)
+        return answer.token
+
+    @staticmethod
+    def free(replica: JobReplica, token: int, *, run_again: bool = True) -> None:
+        operations = Operations(task_lock_table())
+        operations.free(
+            replica.cursor, "task of job", token, force=False, run_again=run_again, slots=100
+        )
 
 
 class JobReplicaInAHurry(JobReplica):

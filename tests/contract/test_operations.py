@@ -388,6 +388,24 @@ class TestFreeing:
         assert operator.runs("task")[0].outcome == "freed"
         assert one.granted(min_lock=200, lag=31, **JOB)
 
+    def test_of_a_run_by_hand_has_no_window_that_could_be_opened(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        _, answer = one.claim(**JOB)
+        travel(31)
+        operator.connection.execute("UPDATE task_lock SET kind = 'manual'")
+        with pytest.raises(TaskLockStateError, match="was asked for by hand"):
+            operator.freed(answer.token, run_again=True)
+        operator.freed(answer.token)
+
+    def test_works_where_there_are_no_stored_jobs(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        _, answer = one.claim(**JOB)
+        travel(31)
+        operator.connection.execute("DROP TABLE task_lock_job")
+        operator.freed(answer.token, run_again=True)
+
     @pytest.mark.parametrize("lease", [30, None], ids=["a lease", "no lease"])
     def test_one_that_may_be_alive_only_if_forced(
         self, one: Replica, operator: Operator, lease: float | None
