@@ -100,13 +100,14 @@ class HandedOutRow:
 
     :ivar row: the job
     :ivar handed_id: of this hand-out
-    :ivar was_handed_out: whether it had been handed out in time, to a replica that let it end
+    :ivar is_late_by_nature: whether it is late, and yet no misfire: it had been handed out in time,
+        and that has ended; or it came due while its task ran by hand
     :ivar paused_until: until when its task was paused last
     """
 
     row: JobRow
     handed_id: UUID
-    was_handed_out: bool
+    is_late_by_nature: bool
     paused_until: datetime | None
 
 
@@ -378,12 +379,17 @@ class JobRows:
 
 def _handed_out(row: dict[str, Any]) -> HandedOutRow:
     job = {name: row[name] for name in JobRow.__dataclass_fields__}
-    names = ("handed_id", "was_handed_out", "paused_until")
+    names = ("handed_id", "is_late_by_nature", "paused_until")
     return HandedOutRow(JobRow(**job), **{name: row[name] for name in names})
 
 
 def _fetch(jobs: str, lock: str) -> str:
     """Return the statement that hands out due jobs. With nothing due it writes nothing."""
+    recently = f"> now() - interval '{LATE_BY_NATURE} seconds'"
+    late = f"""COALESCE(job.handed_until {recently}, false)
+               OR COALESCE(lock.kind = 'manual' AND lock.finished_at {recently}
+                           AND job.next_run_time BETWEEN lock.started_at AND lock.finished_at,
+                           false)"""
     may_run = f"""lock.task_name IS NULL OR (
         {NOT_RUNNING} AND COALESCE(lock.paused_until <= now(), true))"""
     return f"""
@@ -392,8 +398,7 @@ def _fetch(jobs: str, lock: str) -> str:
         ), due AS (
             SELECT due.* FROM here, LATERAL (
                 SELECT job.id, lock.paused_until,
-                       job.handed_until > now() - interval '{LATE_BY_NATURE} seconds'
-                           AS was_handed_out
+                       {late} AS is_late_by_nature
                 FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
                 WHERE job.executor = here.executor AND job.next_run_time <= now()
                       AND (job.handed_until IS NULL OR job.handed_until <= now())
@@ -407,8 +412,7 @@ def _fetch(jobs: str, lock: str) -> str:
                 handed_id = gen_random_uuid(), handed_to = %(replica_id)s,
                 handed_until = now() + interval '{HAND_OUT} seconds'
             FROM due WHERE job.id = due.id
-            RETURNING {_COLUMNS}, job.handed_id, due.paused_until,
-                      COALESCE(due.was_handed_out, false) AS was_handed_out
+            RETURNING {_COLUMNS}, job.handed_id, due.paused_until, due.is_late_by_nature
         ), next AS (
             SELECT min(first.next_run_time) AS run_time FROM here, LATERAL (
                 SELECT next_run_time FROM {jobs} AS job

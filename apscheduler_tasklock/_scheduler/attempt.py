@@ -501,8 +501,10 @@ class RunAttempt:
 
     def _with_next_run(self, end: RunEnd) -> RunEnd:
         """Add when the next run time is due, if that of the claim has passed meanwhile."""
-        if self._submission.hand_out is not None:
-            return end  # a job of the job store is due when its row says so
+        hand_out = self._submission.hand_out
+        if hand_out is not None:
+            # What came due while it ran has waited in its row for this end, and is due now.
+            return end if hand_out.following is None else replace(end, next_in=0.0)
         if self._submission.is_manual:
             if end.outcome != "ok":
                 return end

@@ -440,7 +440,7 @@ class DueJobs:
             following,
             # By timestamps: two datetimes of one zone subtract to what its clocks show.
             due_at=received - (now.timestamp() - run_time.timestamp()),
-            is_late_by_nature=found.was_handed_out,
+            is_late_by_nature=found.is_late_by_nature,
         )
         in_pause = found.paused_until is not None and run_time < found.paused_until
         if in_pause and not definition_of(row).is_one_off:

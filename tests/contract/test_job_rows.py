@@ -161,7 +161,7 @@ class TestFetch:
         assert other.fetch().jobs == []
         travel(0.2)
         again = other.one()
-        assert (first.was_handed_out, again.was_handed_out) == (False, True)
+        assert (first.is_late_by_nature, again.is_late_by_nature) == (False, True)
         assert again.handed_id != first.handed_id
 
     def test_is_not_late_by_nature_what_nobody_was_there_for(
@@ -170,7 +170,20 @@ class TestFetch:
         one.add()
         one.fetch()
         travel(70)
-        assert not one.one().was_handed_out
+        assert not one.one().is_late_by_nature
+
+    @pytest.mark.parametrize(
+        ("kind", "due_in"), [("manual", 10), ("manual", -10), ("schedule", 10)]
+    )
+    def test_is_late_by_nature_what_came_due_while_its_task_ran_by_hand(
+        self, one: JobReplica, travel: Travel, kind: str, due_in: float
+    ) -> None:
+        one.add(due_in=due_in, task_name="task of job")
+        claim_id, _ = one.claim("task of job", lease=None)
+        one.connection.execute("UPDATE task_lock SET kind = %s", [kind])
+        travel(20)
+        one.release(claim_id, "task of job")
+        assert one.one().is_late_by_nature == ((kind, due_in) == ("manual", 10))
 
     def test_begins_with_what_is_due_for_longest_and_takes_no_more_than_there_are_workers(
         self, one: JobReplica, other: JobReplica
@@ -249,7 +262,7 @@ class TestHandOut:
         found = one.one()
         one.jobs.give_back(one.cursor, [found.handed_id], is_late=is_late)
         again = other.one()
-        assert again.was_handed_out is is_late
+        assert again.is_late_by_nature is is_late
         assert not one.claims_job(found)
         assert other.claims_job(again)
 
@@ -490,7 +503,7 @@ class TestFree:
         self.free(one, token)
         again = other.one()
         assert again.row.next_run_time == again.row.last_run_time
-        assert again.was_handed_out, "it is no misfire"
+        assert again.is_late_by_nature, "it is no misfire"
         assert again.row.version == 2
         assert other.claims_job(again, period=period)
         assert job_row(one.connection)["ended"] == (period is None)

@@ -314,6 +314,24 @@ class TestRunning:
         gate.open()
         replicas[0].runs(key, 2)
 
+    def test_what_waited_for_the_end_is_due_from_then_on_and_not_overdue_at_once(
+        self, make: Make, key: str, gate: Gate, database_url: str
+    ) -> None:
+        replica = make()
+        replica.scheduler.add_job(
+            note_and_wait, "interval", seconds=1, args=[key], id=key, next_run_time=now()
+        )
+        replica.runs(key)
+        with closing(TaskLocks(database_url)) as operator:
+            due_at = operator.tasks()[0].due_at
+            assert due_at is not None
+            eventually(lambda: now() > due_at)
+            replica.scheduler.pause()
+            gate.open()
+            eventually(lambda: operator.tasks()[0].finished_at)
+            [task] = operator.tasks()
+        assert task.due_at == task.finished_at
+
     def test_a_job_can_add_and_remove_its_own_id_while_it_runs(
         self, make: Make, key: str, gate: Gate, connection: Connection
     ) -> None:

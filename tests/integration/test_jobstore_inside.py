@@ -110,7 +110,7 @@ def scheduler(store: RecordedStore) -> Iterator[BackgroundScheduler]:
     scheduler.shutdown()
 
 
-def test_a_pass_calls_in_this_order_and_never_removes_what_was_handed_out(
+def test_a_pass_calls_in_this_order_and_never_removes_what_is_late_by_nature(
     scheduler: BackgroundScheduler, store: RecordedStore
 ) -> None:
     inside = SchedulerInside(scheduler, "default")
@@ -136,7 +136,7 @@ def test_a_pass_calls_in_this_order_and_never_removes_what_was_handed_out(
     ]
 
 
-def test_what_was_handed_out_is_updated_and_not_removed_also_without_a_following_run_time(
+def test_what_is_late_by_nature_is_updated_and_not_removed_also_without_a_following_run_time(
     scheduler: BackgroundScheduler, store: RecordedStore
 ) -> None:
     inside = SchedulerInside(scheduler, "default")
