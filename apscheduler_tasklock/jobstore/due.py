@@ -257,15 +257,32 @@ class DueJobs:
         # Also where all workers are busy: whoever ends is to wake this thread.
         self._has_more = any(got[alias] >= count for alias, count in free.items())
         self._look_in(self._pause(fetched))
-        ready = [
-            job
-            for found in fetched.jobs
-            if (job := self._prepared(found, fetched.database_time, received)) is not None
-        ]
-        if ready:
-            with self._changed:
-                self._ready += ready
-            self._scheduler.wake()
+        try:
+            self._prepare(fetched, received)
+        finally:  # whatever becomes of the rest of them
+            if self._ready:
+                self._scheduler.wake()
+
+    def _prepare(self, fetched: Fetched, received: float) -> None:
+        """Make the scheduler's jobs of what was handed out.
+
+        Each is ready on its own account: some run without a lock, and have been moved on already.
+        """
+        renewed_at = received
+        for number, found in enumerate(fetched.jobs):
+            if time.monotonic() - renewed_at > RENEW_AFTER:  # imports can take long
+                self._scheduler.wake()
+                waiting = [each.handed_id for each in fetched.jobs[number:]]
+                renewed_at = time.monotonic()
+                self._renew([*self._waiting_hand_outs(), *waiting])
+            job = self._prepared(found, fetched.database_time, received)
+            if job is not None:
+                with self._changed:
+                    self._ready.append(job)
+
+    def _waiting_hand_outs(self) -> list[UUID]:
+        with self._changed:
+            return list(self._out)
 
     def _others_jobs(self) -> list[str]:
         """Return the jobs that others are to have, since here they did not begin."""

@@ -39,7 +39,9 @@ from apscheduler_tasklock import (
     TaskLocks,
     TaskLockSchemaError,
 )
+from apscheduler_tasklock._lock.jobs import HAND_OUT
 from apscheduler_tasklock._scheduler import registration
+from apscheduler_tasklock.jobstore.due import RENEW_AFTER
 from apscheduler_tasklock.jobstore.triggers import encode_trigger
 from tests.support.internals import jobs_lock
 from tests.support.polling import eventually
@@ -54,6 +56,9 @@ from tests.support.stored_jobs import (
     note_on_the_loop,
     ran,
 )
+
+# What the statement has by which a run time without a lock is moved on.
+MOVED_WITHOUT_A_CLAIM = b"last_run_time = CASE WHEN"
 
 Make = Callable[..., StoreReplica]
 Connection = psycopg.Connection[Any]
@@ -714,6 +719,66 @@ class TestRunsWhereItCan:
         assert len(ran[key]) == 1
         assert ran[key][0][1] is None
         eventually(lambda: job_row(connection, key) is None)
+
+    @pytest.mark.direct("the proxy leads to the server")
+    def test_a_job_without_a_lock_runs_also_if_the_next_ones_answer_is_lost(
+        self, make: Make, key: str, proxy: Proxy
+    ) -> None:
+        replica = make(database=proxy.url)
+        replica.scheduler.pause()
+        keys = [f"{key}-{number}" for number in range(2)]
+        for each in keys:
+            replica.run_at(note, each, executor="default", kwargs={"task_lock": False})
+        moves: list[bytes] = []
+
+        def cut_the_second_move(_number: int, to_server: bool, data: bytes) -> bytes | None:
+            if to_server and MOVED_WITHOUT_A_CLAIM in data:
+                moves.append(data)
+                return None if len(moves) == 2 else data
+            return data
+
+        proxy.tap = cut_the_second_move
+        replica.scheduler.resume()
+        for each in keys:
+            replica.runs(each)
+        assert len(moves) == 3
+        assert [len(ran[each]) for each in keys] == [1, 1]
+
+    def test_what_was_handed_out_is_kept_while_others_modules_are_imported(
+        self,
+        make: Make,
+        key: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        connection: Connection,
+    ) -> None:
+        modules = [f"{key}_{number}".replace("-", "_") for number in range(2)]
+        gates = {module: Gate(module) for module in modules}
+        replica = make(store={"functions": ["tests.", *modules]})
+        replica.scheduler.pause()
+        monkeypatch.syspath_prepend(tmp_path)
+        for module in modules:
+            source = "from tests.support.stored_jobs import note, note_and_wait as wait"
+            (tmp_path / f"{module}.py").write_text(f"{source}\nwait({module!r})\n")
+            replica.run_at(note, f"job {module}")
+            update = "UPDATE task_lock_job SET func = %s WHERE id = %s"
+            connection.execute(update, [f"{module}:note", f"job {module}"])
+        first, second = modules
+        replica.scheduler.resume()
+        replica.runs(first)  # it is being imported
+        left = "SELECT handed_until - now() FROM task_lock_job WHERE id = %s"
+
+        def is_old() -> bool:
+            found = connection.execute(left, [f"job {second}"]).fetchone()
+            return found is not None and found[0].total_seconds() < HAND_OUT - 1.5 * RENEW_AFTER
+
+        eventually(is_old)
+        gates[first].open()
+        replica.runs(second)
+        assert not is_old()
+        gates[second].open()
+        for module in modules:
+            replica.runs(f"job {module}")
 
 
 class TestLimits:
