@@ -94,8 +94,8 @@ def _details(event: Event) -> str:
         return f"({when}, {event.holder} {has} it)"
     if event.kind == "killed":
         return f"({when}, token {event.token}, SIGKILL)"
-    if event.reason == "takeover":
-        return f"({when}, token {event.token}, takeover)"
+    if event.reason in ("takeover", "handed over"):
+        return f"({when}, token {event.token}, {event.reason})"
     return f"({when}, {event.detail or f'token {event.token}'})"
 
 

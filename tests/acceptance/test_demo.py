@@ -139,8 +139,10 @@ def test_piped_it_prints_events_then_a_table_then_the_verdict(start: Callable[..
         r" *\d+\.\d{3}s  replica [123]  (tick-2s|report-8s|flaky-2s) +"
         r"(granted|refused|released|raised) +\(scheduled \d\d:\d\d:\d\d\.\d\d, .+\)"
     )
-    kinds = Counter(found[2] for line in lines if (found := event.fullmatch(line)))
-    assert kinds["granted"] == kinds["released"] == int(match[2])
+    # What a claim is granted just as the demo ends is handed over without having begun.
+    told = [line for line in lines if not line.endswith(", handed over)")]
+    kinds = Counter(found[2] for line in told if (found := event.fullmatch(line)))
+    assert kinds["granted"] == kinds["released"] == int(match[2]), demo.out
     assert kinds["refused"] > kinds["granted"]
     assert kinds["raised"] >= 1
 

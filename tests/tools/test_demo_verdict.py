@@ -13,6 +13,7 @@ from apscheduler_tasklock.demo.jobs import DemoTask
 from apscheduler_tasklock.demo.verdict import Verdict, verdict
 from apscheduler_tasklock.demo.views import (
     compare_with_no_lock,
+    describe_event,
     describe_takeovers,
     explain_summary,
     summary,
@@ -318,6 +319,11 @@ def test_two_windows_that_began_twice_are_described_in_their_order() -> None:
 
 def fired(replica: int, kind: str, time: float, reason: str | None = None) -> Event:
     return Event(replica, kind, BASE + time + 0.1, "task", BASE + time, reason=reason)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("granted", "takeover"), ("released", "handed over")])
+def test_a_line_of_a_claim_says_what_is_special_about_it(kind: str, reason: str) -> None:
+    assert describe_event(fired(1, kind, 0, reason)).endswith(f", token None, {reason})")
 
 
 def test_the_fires_of_all_replicas_are_the_runs_that_there_would_be_without_the_lock() -> None:
