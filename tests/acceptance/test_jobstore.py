@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from tests.support.polling import eventually
+from tests.support.proxy import proxy_to
 from tests.support.stored_jobs import GUARD
 
 Start = Callable[..., "StoreProcess"]
@@ -28,17 +31,23 @@ Start = Callable[..., "StoreProcess"]
 class StoreProcess:
     """A process of tests/acceptance/stored.py."""
 
-    def __init__(self, log: Path, database_url: str, checkout: Path, settings: Any) -> None:
+    def __init__(
+        self, log: Path, database_url: str, ledger_url: str, checkout: Path, settings: Any
+    ) -> None:
         self.log = log
+        self._called = 0
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.acceptance.stored"],
+                # Its jobs find its module under the name that they are stored with.
+                [sys.executable, "-c", "from tests.acceptance.stored import main; main()"],
                 cwd=checkout,
                 env={
                     **os.environ,
                     "DATABASE_URL": database_url,
+                    "LEDGER_URL": ledger_url,
                     "SETTINGS": json.dumps(settings),
                 },
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -55,6 +64,24 @@ class StoreProcess:
         eventually(lambda: "Scheduler started" in self.said)
         return self
 
+    def ask(self, method: str, **named: Any) -> None:
+        """Let it call a method of its scheduler."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([method, named]).encode() + b"\n")
+        self._process.stdin.flush()
+        self._called += 1
+
+    def answers(self) -> list[str]:
+        """Wait until it has done all that it was asked, and return what became of that."""
+        answers = re.compile(r"^called \w+: (\w+)$", re.MULTILINE)
+        eventually(lambda: len(answers.findall(self.said)) == self._called)
+        return answers.findall(self.said)
+
+    def call(self, method: str, **named: Any) -> str:
+        """Let it call a method of its scheduler, and return what became of that."""
+        self.ask(method, **named)
+        return self.answers()[-1]
+
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
@@ -70,6 +97,8 @@ class StoreProcess:
         with suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
 
 class Ledger:
@@ -103,9 +132,9 @@ def start(tmp_path: Path, database_url: str, checkout: Path, ledger: Ledger) -> 
     with ExitStack() as ending:
         number = iter(range(100))
 
-        def start(**settings: Any) -> StoreProcess:
+        def start(*, database: str = database_url, **settings: Any) -> StoreProcess:
             log = tmp_path / f"process {next(number)}.log"
-            process = StoreProcess(log, database_url, checkout, settings)
+            process = StoreProcess(log, database, database_url, checkout, settings)
             ending.callback(process.end)
             return process
 
@@ -241,6 +270,175 @@ def test_after_all_were_down_it_goes_on_as_one_scheduler_that_restarts(
     ledger.runs("one-off")  # its grace time is none
     eventually(lambda: "was missed by" in second.said)
     assert ledger.of("recurring") == []
+
+
+def each_second(key: str, seconds: float = 0.0, **job: Any) -> dict[str, Any]:
+    """Return a job that all processes declare."""
+    return {
+        "trigger": "interval",
+        "seconds": 1,
+        "args": [key, seconds],
+        "id": key,
+        "replace_existing": True,
+        "misfire_grace_time": None,
+        **job,
+    }
+
+
+def database_now(ledger: Ledger) -> datetime:
+    found = ledger.connection.execute("SELECT clock_timestamp()").fetchone()
+    assert found is not None
+    return datetime.fromtimestamp(found[0].timestamp(), timezone.utc)
+
+
+def started(ledger: Ledger) -> list[datetime]:
+    """Return when the runs of all tasks were claimed."""
+    return [row[0] for row in ledger.connection.execute("SELECT started_at FROM task_lock_run")]
+
+
+@pytest.mark.slow
+class TestEachPromise:
+    """A row each of the table of promises in docs/job-store.md; others are above and below."""
+
+    def test_any_replica_can_add_change_pause_and_resume_a_job(
+        self, start: Start, ledger: Ledger
+    ) -> None:
+        one, two, three = (start() for _ in range(3))
+        for process in (one, two, three):
+            process.started()
+        assert one.call("add_job", **one_off("old", **{"in": 3600}, id="job")) == "done"
+        assert two.call("modify_job", job_id="job", args=["new"]) == "done"
+        assert three.call("pause_job", job_id="job") == "done"
+        assert one.call("resume_job", job_id="job") == "done"
+        due = {"trigger": "interval", "seconds": 1}
+        assert two.call("reschedule_job", job_id="job", **due) == "done"
+        ledger.runs("new", 2)
+        assert ledger.of("old") == []
+        assert three.call("remove_job", job_id="job") == "done"
+        assert one.call("remove_job", job_id="job") == "JobLookupError"
+
+    @pytest.mark.parametrize("method", ["pause_job", "remove_job"])
+    def test_nothing_is_claimed_once_a_pause_or_a_removal_has_returned(
+        self, start: Start, ledger: Ledger, method: str
+    ) -> None:
+        processes = [start(jobs=[each_second("job")]).started() for _ in range(2)]
+        ledger.runs("job", 2)
+        assert processes[0].call(method, job_id="job") == "done"
+        returned = database_now(ledger)
+        eventually(lambda: database_now(ledger) > returned + timedelta(seconds=3))
+        assert max(started(ledger)) < returned
+
+    def test_what_is_due_while_its_task_runs_waits_for_the_end(
+        self, start: Start, ledger: Ledger
+    ) -> None:
+        for process in [start(jobs=[each_second("job", 1.7)]) for _ in range(2)]:
+            process.started()
+        runs = ledger.runs("job", 4)
+        for before, after in pairwise(runs):
+            assert before["ended_at"] < after["began_at"]
+
+    @pytest.mark.parametrize(
+        ("lacking", "having", "job", "says"),
+        [
+            (
+                {"lacks": ["tests.acceptance.jobs"]},
+                {},
+                {"func": "tests.acceptance.jobs:touch"},
+                "cannot be imported here",
+            ),
+            ({}, {"executors": ["extra"]}, {"executor": "extra"}, ""),
+        ],
+        ids=["function", "executor"],
+    )
+    def test_a_function_or_an_executor_that_is_not_here_is_left_to_where_it_is(
+        self,
+        start: Start,
+        ledger: Ledger,
+        tmp_path: Path,
+        lacking: dict[str, Any],
+        having: dict[str, Any],
+        job: dict[str, Any],
+        says: str,
+    ) -> None:
+        old, new = start(**lacking).started(), start(**having).started()
+        new.stop()
+        args = [str(tmp_path / "ran")] if "func" in job else ["job"]
+        column = "func" if "func" in job else "executor"
+        assert old.call("add_job", **one_off("job", **{"in": 0.0})) == "done"
+        ledger.runs("job")
+        old.stop()
+        new.go_on()
+        assert new.call("add_job", **one_off("job", **{"in": 2.0}, args=args, **job)) == "done"
+        new.stop()
+        old.go_on()
+        eventually(lambda: says in old.said)
+        due = f"SELECT FROM task_lock_job WHERE {column} = %s AND next_run_time < now()"
+        eventually(lambda: ledger.connection.execute(due, [job[column]]).rowcount == 1)
+        new.go_on()
+        if "func" in job:
+            eventually((tmp_path / "ran").exists)
+        else:
+            assert ledger.runs("job", 2)[1]["pid"] == new.pid
+        assert old.said.count("cannot be imported here") == bool(says)
+
+    def test_a_database_that_is_away_ends_no_scheduler_and_users_are_told(
+        self, start: Start, ledger: Ledger, direct_url: str
+    ) -> None:
+        with proxy_to(direct_url) as proxy:
+            jobs = [each_second("job")]
+            processes = [start(database=proxy.url, jobs=jobs).started() for _ in range(2)]
+            ledger.runs("job", 2)
+            proxy.accepting = False
+            proxy.cut_all()
+            for process in processes:
+                assert process.call("pause_job", job_id="job") == "unavailable"
+            count = len(ledger.of("job"))
+            proxy.accepting = True
+            ledger.runs("job", count + 3)
+            for process in processes:
+                assert process.call("pause_job", job_id="job") == "done"
+                assert "Traceback" not in process.said
+
+    def test_a_job_can_add_and_remove_its_own_id_while_it_runs(
+        self, start: Start, ledger: Ledger
+    ) -> None:
+        for process in (
+            start(jobs=[one_off("job", 3, func="tests.acceptance.stored:work_and_add_itself")]),
+            start(),
+        ):
+            process.started()
+        ledger.runs("job", 4)
+        eventually(lambda: jobs_left(ledger) == 0)
+        assert len(ledger.of("job")) == 4
+
+    def test_two_replicas_change_different_attributes_of_one_job_and_both_stay(
+        self, start: Start, ledger: Ledger
+    ) -> None:
+        one, two = start(jobs=[one_off("job", **{"in": 3600})]).started(), start().started()
+        for number in range(1, 21):
+            one.ask("modify_job", job_id="job", name=f"name {number}")
+            two.ask("modify_job", job_id="job", misfire_grace_time=number)
+        assert {*one.answers(), *two.answers()} == {"done"}
+        row = ledger.connection.execute("SELECT options, version FROM task_lock_job").fetchone()
+        assert row is not None
+        options, version = row
+        assert (options["name"], options["misfire_grace_time"]) == ("name 20", 20)
+        assert version == 41
+
+    @pytest.mark.parametrize(
+        "job", [{"executor": "plain"}, {"kwargs": {"task_lock": False}}], ids=["plain", "off"]
+    )
+    def test_without_a_lock_each_run_time_is_run_at_most_once(
+        self, start: Start, ledger: Ledger, job: dict[str, Any]
+    ) -> None:
+        keys = [f"job-{number}" for number in range(20)]
+        settings = {"executors": ["plain"]}
+        dated = [one_off(key, **{"in": 3.0}, **job) for key in keys]
+        for process in (start(**settings, jobs=dated), start(**settings), start(**settings)):
+            process.started()
+        eventually(lambda: jobs_left(ledger) == 0)
+        for key in keys:
+            assert len(ledger.runs(key)) == 1
 
 
 @pytest.mark.slow
