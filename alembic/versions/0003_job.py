@@ -31,6 +31,10 @@ def upgrade(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("signature", sa.Text, nullable=True),
         sa.Column("version", sa.BigInteger, nullable=False),
         sa.Column("added_id", sa.Uuid, nullable=False),
+        sa.Column("changed_id", sa.Uuid, nullable=True),
+        sa.Column(
+            "changed_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()
+        ),
         sa.Column("next_run_time", sa.DateTime(timezone=True), nullable=True),
         sa.Column("last_run_time", sa.DateTime(timezone=True), nullable=True),
         sa.Column("ended", sa.Boolean, nullable=False),
@@ -38,6 +42,7 @@ def upgrade(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("handed_id", sa.Uuid, nullable=True),
         sa.Column("handed_to", sa.Text, nullable=True),
         sa.Column("handed_until", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("first_handed_at", sa.DateTime(timezone=True), nullable=True),
         schema=schema,
     )
     # Not an option of create_table: SQLAlchemy 2.0.0 has none for these.

@@ -564,12 +564,12 @@ class LockClient:
         return self.ask(partial(self.jobs.settle_missed, hand_out=hand_out, task_name=task_name))
 
     def give_back(self, hand_out: HandOut) -> None:
-        """End a hand-out; its run time is handed out again.
+        """End a hand-out whose task is running; its run time is handed out again after that.
 
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects that
         """
-        self.ask(partial(self.jobs.give_back, handed_ids=[hand_out.handed_id]))
+        self.ask(partial(self.jobs.give_back, handed_ids=[hand_out.handed_id], waits=True))
 
     def give_up(self, dead: RunState) -> bool:
         """Finish a dead run that is not to be run again; tell whether this replica did.

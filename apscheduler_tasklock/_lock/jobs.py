@@ -31,31 +31,40 @@ from apscheduler_tasklock._lock.protocol import (
     Statement,
     for_template,
 )
-from apscheduler_tasklock._lock.statements import NOT_RUNNING, SAFELY, settle_last
+from apscheduler_tasklock._lock.statements import (
+    HANDED_OUT_TO_NOBODY,
+    NOT_RUNNING,
+    SAFELY,
+    settle_last,
+)
 from apscheduler_tasklock.schema.table import LONGEST_IDENTIFIER, job_table
 
 logger = logging.getLogger(__name__)
 
 # Seconds for which a job is handed out, if that is not renewed.
 HAND_OUT = 5.0
-# Seconds after the end of a hand-out for which its replica counts as one that died on the way: what
-# it was to run is late by nature. Later than that, nobody was there, and it is a misfire.
-LATE_BY_NATURE = 60.0
+# Seconds from one hand-out of a run time to the next, at most, for which it counts as handed out
+# all the time. After more than that nobody was there, and it is as late as it is.
+LONGEST_BREAK = 60.0
+# Seconds for which a user's call may be repeated whose answer was lost, and more. For so long a job
+# that has ended is kept, so that the repetition finds what it has done.
+KEPT_FOR = 10.0
 
 _DEFINITION = ("func", "trigger", "options", "arguments", "executor", "signature")
+_AS_TEXT = ("trigger", "options", "arguments")
+_TIMES = ("next_run_time", "last_run_time")
+# One row that Python cannot read must not keep the others from being read: JSON comes as text,
+# which is parsed row by row, and times are such as Python has. `-infinity` is long ago.
 _COLUMNS = ", ".join(
-    f"job.{name}"
-    for name in (
-        "id",
-        *_DEFINITION,
-        "version",
-        "next_run_time",
-        "last_run_time",
-        "ended",
-        "task_name",
-    )
+    f"job.{name}::text"
+    if name in _AS_TEXT
+    else f"""CASE WHEN job.{name} IS NOT NULL
+                  THEN LEAST(GREATEST(job.{name}, '1970-01-01Z'), '9999-12-30Z') END AS {name}"""
+    if name in _TIMES
+    else f"job.{name}"
+    for name in ("id", *_DEFINITION, "version", *_TIMES, "ended", "task_name")
 )
-_NOT_HANDED_OUT = "handed_id = NULL, handed_to = NULL, handed_until = NULL"
+_RECURS = "trigger->>'type' IS DISTINCT FROM 'date'"
 # Neither waits long for a row that somebody has locked. See statements.py.
 _BRIEFLY = "set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL"
 # In the transaction of a user's change, so that whoever listens sees what was changed.
@@ -68,7 +77,8 @@ class JobRow:
 
     :ivar id: its id
     :ivar func: reference of its function
-    :ivar trigger: its trigger, as JSON-like data, and so what follows
+    :ivar trigger: its trigger, as JSON-like data, and so what follows; ``None`` if Python cannot
+        read it
     :ivar options: its name, grace time and the like
     :ivar arguments: what its function is called with
     :ivar executor: alias of its executor
@@ -93,6 +103,12 @@ class JobRow:
     ended: bool
     task_name: str | None
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> JobRow:
+        """Return what was read with ``_COLUMNS``."""
+        values = {name: row[name] for name in cls.__dataclass_fields__}
+        return cls(**values | {name: _parsed(row[name]) for name in _AS_TEXT})
+
 
 @dataclass(frozen=True)
 class HandedOutRow:
@@ -100,14 +116,14 @@ class HandedOutRow:
 
     :ivar row: the job
     :ivar handed_id: of this hand-out
-    :ivar is_late_by_nature: whether it is late, and yet no misfire: it had been handed out in time,
-        and that has ended; or it came due while its task ran by hand
+    :ivar first_late_by: seconds after its run time at which it was first handed out, if that was
+        before; if it came due while its task ran by hand, 0
     :ivar paused_until: until when its task was paused last
     """
 
     row: JobRow
     handed_id: UUID
-    is_late_by_nature: bool
+    first_late_by: float | None
     paused_until: datetime | None
 
 
@@ -199,7 +215,7 @@ class JobRows:
                 ended = %(following)s::timestamptz IS NULL,
                 last_run_time = CASE WHEN %(runs)s::boolean THEN %(run_time)s::timestamptz
                                      ELSE last_run_time END,
-                {_NOT_HANDED_OUT}
+                {HANDED_OUT_TO_NOBODY}
             WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {SAFELY}
             RETURNING id
         """)
@@ -208,20 +224,28 @@ class JobRows:
         if runs is not None:
             self._settle_last = Statement(settle_last(lock, runs, jobs=jobs))
         self._give_back = Statement(f"""
-            UPDATE {jobs} SET handed_id = NULL, handed_to = NULL,
-                handed_until = CASE WHEN %(is_late)s::boolean THEN now() END
+            UPDATE {jobs} SET handed_id = NULL, handed_to = NULL, handed_until = now(),
+                first_handed_at = CASE WHEN NOT %(waits)s::boolean THEN first_handed_at END
             WHERE handed_id = ANY(%(handed_ids)s::uuid[]) AND {_BRIEFLY}
         """)
         self._sweep = Statement(f"""
-            DELETE FROM {jobs} AS job WHERE ended AND NOT EXISTS (
+            DELETE FROM {jobs} AS job
+            WHERE ended AND changed_at < now() - interval '{KEPT_FOR} seconds' AND NOT EXISTS (
                 SELECT FROM {lock} AS lock
                 WHERE task_name = job.task_name AND finished_at IS NULL AND run_until > now())
         """)
+        # By way of the jobs: the tasks of jobs that ran once are kept for days, with their history.
         self._dead_runs = Statement(f"""
-            SELECT job.id AS job_id, job.executor, task_name
-            FROM {lock} AS lock JOIN {jobs} AS job USING (task_name)
-            WHERE lock.finished_at IS NULL AND lock.locked_until <= now()
-                  AND (lock.failover OR lock.handed_over)
+            WITH begun AS MATERIALIZED (
+                SELECT id AS job_id, executor, task_name FROM {jobs}
+                WHERE task_name IS NOT NULL AND (last_run_time IS NOT NULL OR {_RECURS})
+            )
+            SELECT begun.* FROM begun, LATERAL (
+                SELECT FROM {lock} AS lock
+                WHERE lock.task_name = begun.task_name AND lock.finished_at IS NULL
+                      AND lock.locked_until <= now() AND (lock.failover OR lock.handed_over)
+                OFFSET 0
+            ) AS dead
         """)
         self._read = Statement(f"""
             SELECT {_COLUMNS} FROM {jobs} AS job
@@ -230,11 +254,12 @@ class JobRows:
         """)
         self._recurring = Statement(f"""
             SELECT id AS job_id, executor, task_name FROM {jobs}
-            WHERE NOT ended AND task_name IS NOT NULL AND trigger->>'type' <> 'date'
+            WHERE NOT ended AND task_name IS NOT NULL AND {_RECURS}
         """)
         self._add = Statement(_add(jobs))
         self._added_id = Statement(f"SELECT added_id FROM {jobs} WHERE id = %(job_id)s")
         self._change = Statement(_change(jobs))
+        self._changed_id = Statement(f"SELECT changed_id FROM {jobs} WHERE id = %(job_id)s")
         self._remove = Statement(_remove(jobs, "id = %(job_id)s"))
         self._remove_all = Statement(_remove(jobs, "true"))
 
@@ -295,12 +320,13 @@ class JobRows:
             self._settle_last = None
             return self.settle(cursor, hand_out)
 
-    def give_back(self, cursor: Any, handed_ids: Sequence[UUID], *, is_late: bool = False) -> None:
+    def give_back(self, cursor: Any, handed_ids: Sequence[UUID], *, waits: bool = False) -> None:
         """End hand-outs, so that the run times are handed out again.
 
-        :param is_late: whether the replica has made them late, so that they are no misfires
+        :param waits: whether they wait for the end of a run: how late they are then is counted from
+            the run time. Else it is no misfire if the first hand-out came in time.
         """
-        parameters = {"handed_ids": list(handed_ids), "is_late": is_late}
+        parameters = {"handed_ids": list(handed_ids), "waits": waits}
         self._execute(cursor, self._give_back, parameters)
 
     def sweep(self, cursor: Any) -> int:
@@ -324,17 +350,13 @@ class JobRows:
 
         :param ended: whether one is wanted that has ended, or else one that has not
         """
-        cursor.row_factory = class_row(JobRow)
-        parameters = {"job_id": job_id, "ended": ended}
-        row: JobRow | None = self._execute(cursor, self._read, parameters).fetchone()
-        return row
+        rows = self._rows(cursor, self._read, {"job_id": job_id, "ended": ended})
+        return JobRow.of(rows[0]) if rows else None
 
     def read_all(self, cursor: Any) -> list[JobRow]:
         """Return all jobs that have not ended, by their next run times; paused ones last."""
-        cursor.row_factory = class_row(JobRow)
-        parameters = {"job_id": None, "ended": False}
-        rows: list[JobRow] = self._execute(cursor, self._read, parameters).fetchall()
-        return rows
+        rows = self._rows(cursor, self._read, {"job_id": None, "ended": False})
+        return [JobRow.of(row) for row in rows]
 
     def add(self, cursor: Any, job_id: str, change: JobChange, added_id: UUID) -> bool:
         """Add a job; tell whether its id was free.
@@ -349,14 +371,32 @@ class JobRows:
         return bool(found) and found[0]["added_id"] == added_id
 
     def change(
-        self, cursor: Any, job_id: str, version: int, change: JobChange, *, moves: bool
+        self,
+        cursor: Any,
+        job_id: str,
+        version: int,
+        change: JobChange,
+        changed_id: UUID,
+        *,
+        moves: bool,
     ) -> bool:
         """Change a job that has this version; tell whether it had. It ends a hand-out.
 
+        :param changed_id: made for this call: asking again with it, since the answer was lost,
+            changes nothing a second time
         :param moves: whether the next run time is changed
         """
-        parameters = {**change.parameters, "job_id": job_id, "version": version, "moves": moves}
-        return bool(self._execute(cursor, self._change, parameters).rowcount)
+        parameters = {
+            **change.parameters,
+            "job_id": job_id,
+            "version": version,
+            "changed_id": changed_id,
+            "moves": moves,
+        }
+        if self._execute(cursor, self._change, parameters).rowcount:
+            return True
+        found = self._rows(cursor, self._changed_id, {"job_id": job_id})
+        return bool(found) and found[0]["changed_id"] == changed_id
 
     def remove(self, cursor: Any, job_id: str) -> bool:
         """Remove a job; tell whether there was one."""
@@ -378,18 +418,25 @@ class JobRows:
 
 
 def _handed_out(row: dict[str, Any]) -> HandedOutRow:
-    job = {name: row[name] for name in JobRow.__dataclass_fields__}
-    names = ("handed_id", "is_late_by_nature", "paused_until")
-    return HandedOutRow(JobRow(**job), **{name: row[name] for name in names})
+    names = ("handed_id", "first_late_by", "paused_until")
+    return HandedOutRow(JobRow.of(row), **{name: row[name] for name in names})
+
+
+def _parsed(text: str) -> Any:
+    """Return what JSON says; ``None`` if Python cannot read what PostgreSQL can."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # such as a number of 5,000 digits
+        return None
 
 
 def _fetch(jobs: str, lock: str) -> str:
     """Return the statement that hands out due jobs. With nothing due it writes nothing."""
-    recently = f"> now() - interval '{LATE_BY_NATURE} seconds'"
-    late = f"""COALESCE(job.handed_until {recently}, false)
-               OR COALESCE(lock.kind = 'manual' AND lock.finished_at {recently}
-                           AND job.next_run_time BETWEEN lock.started_at AND lock.finished_at,
-                           false)"""
+    recently = f"> now() - interval '{LONGEST_BREAK} seconds'"
+    first_handed_at = f"CASE WHEN job.handed_until {recently} THEN job.first_handed_at END"
+    stood_against_manual_run = f"""
+        lock.kind = 'manual' AND lock.finished_at {recently}
+        AND job.next_run_time BETWEEN lock.started_at AND lock.finished_at"""
     may_run = f"""lock.task_name IS NULL OR (
         {NOT_RUNNING} AND COALESCE(lock.paused_until <= now(), true))"""
     return f"""
@@ -398,7 +445,10 @@ def _fetch(jobs: str, lock: str) -> str:
         ), due AS (
             SELECT due.* FROM here, LATERAL (
                 SELECT job.id, lock.paused_until,
-                       {late} AS is_late_by_nature
+                       {first_handed_at} AS first_handed_at,
+                       CASE WHEN {stood_against_manual_run} THEN 0 ELSE
+                            extract(epoch FROM {first_handed_at} - job.next_run_time) END::float8
+                           AS first_late_by
                 FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
                 WHERE job.executor = here.executor AND job.next_run_time <= now()
                       AND (job.handed_until IS NULL OR job.handed_until <= now())
@@ -410,9 +460,10 @@ def _fetch(jobs: str, lock: str) -> str:
         ), handed AS (
             UPDATE {jobs} AS job SET
                 handed_id = gen_random_uuid(), handed_to = %(replica_id)s,
-                handed_until = now() + interval '{HAND_OUT} seconds'
+                handed_until = now() + interval '{HAND_OUT} seconds',
+                first_handed_at = COALESCE(due.first_handed_at, now())
             FROM due WHERE job.id = due.id
-            RETURNING {_COLUMNS}, job.handed_id, due.paused_until, due.is_late_by_nature
+            RETURNING {_COLUMNS}, job.handed_id, due.paused_until, due.first_late_by
         ), next AS (
             SELECT min(first.next_run_time) AS run_time FROM here, LATERAL (
                 SELECT next_run_time FROM {jobs} AS job
@@ -438,18 +489,19 @@ def _add(jobs: str) -> str:
         "signature": "%(signature)s::text",
         "version": "1",
         "added_id": "%(added_id)s::uuid",
+        "changed_at": "now()",
         "next_run_time": "%(next_run_time)s::timestamptz",
         "ended": "false",
         "task_name": "%(task_name)s::text",
     }
     replaced = {name: f"excluded.{name}" for name in values if name != "id"}
-    replaced |= {"version": "job.version + 1", "last_run_time": "NULL"}
+    replaced |= {"version": "job.version + 1", "last_run_time": "NULL", "changed_id": "NULL"}
     return f"""
         WITH added AS (
             INSERT INTO {jobs} AS job ({", ".join(values)}) VALUES ({", ".join(values.values())})
             ON CONFLICT (id) DO UPDATE SET
                 {", ".join(f"{name} = {value}" for name, value in replaced.items())}
-            WHERE job.ended
+            WHERE job.ended AND job.added_id <> excluded.added_id
             RETURNING id
         )
         SELECT id FROM added WHERE {_TOLD}
@@ -465,9 +517,11 @@ def _change(jobs: str) -> str:
                 arguments = %(arguments)s::jsonb, executor = %(executor)s::text,
                 signature = %(signature)s::text, version = version + 1,
                 task_name = COALESCE(%(task_name)s::text, task_name),
+                changed_id = %(changed_id)s::uuid, changed_at = now(),
                 next_run_time = CASE WHEN %(moves)s::boolean THEN %(next_run_time)s::timestamptz
                                      ELSE next_run_time END,
-                {_NOT_HANDED_OUT}
+                handed_id = NULL, handed_to = NULL, handed_until = LEAST(handed_until, now()),
+                first_handed_at = CASE WHEN NOT %(moves)s::boolean THEN first_handed_at END
             WHERE id = %(job_id)s AND version = %(version)s::bigint AND NOT ended
             RETURNING id
         )

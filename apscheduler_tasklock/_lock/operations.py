@@ -366,11 +366,13 @@ class Operations:
                 replica = excluded.replica, kind = excluded.kind, outcome = excluded.outcome,
                 error_type = NULL, error = NULL
         """
-        # It is late by nature, and so no misfire. One that its users have paused stays so.
+        # As if it had been handed out in time, so that it is no misfire. One that its users have
+        # paused stays so.
         moved = f"""
             UPDATE {self._jobs_name} AS job SET
                 next_run_time = last_run_time, ended = false, version = version + 1,
-                handed_id = NULL, handed_to = NULL, handed_until = now()
+                handed_id = NULL, handed_to = NULL, handed_until = now(),
+                first_handed_at = last_run_time
             FROM freed
             WHERE job.task_name = freed.task_name AND last_run_time = freed.window_start
                   AND (ended OR next_run_time IS NOT NULL)

@@ -134,7 +134,8 @@ class HandOut:
     :ivar run_time: the run time, with a time zone
     :ivar following: the run time after it; ``None`` if there is none
     :ivar due_at: when it was due, on the monotonic clock, by the database's clock
-    :ivar is_late_by_nature: whether it was handed out in time before, to a replica that died
+    :ivar is_late_by_nature: whether it is late, and yet no misfire: it was handed out in time
+        before, to a replica that has not run it
     """
 
     job_id: str

@@ -94,6 +94,11 @@ DURABLY = """CASE WHEN current_setting('synchronous_commit') = 'off'
 # Nor is a row that somebody has locked waited for for long: others want the connection.
 SAFELY = f"({DURABLY} AND set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL)"
 
+# What a job's row says once its run time is run, missed or changed.
+HANDED_OUT_TO_NOBODY = (
+    "handed_id = NULL, handed_to = NULL, handed_until = NULL, first_handed_at = NULL"
+)
+
 _RETURNED = """lock.task_name, lock.window_start AS new_start, lock.token AS new_token,
                lock.locked_until AS new_locked_until, lock.run_until AS new_run_until,
                lock.deaths AS new_deaths, lock.recorded AS new_recorded"""
@@ -602,8 +607,7 @@ def claim_handed_out(table: str, history: History | None = None, *, jobs: str) -
             UPDATE {jobs} AS job SET
                 next_run_time = %(following)s::timestamptz,
                 ended = %(following)s::timestamptz IS NULL,
-                last_run_time = asked.run_time, task_name = {task_name},
-                handed_id = NULL, handed_to = NULL, handed_until = NULL
+                last_run_time = asked.run_time, task_name = {task_name}, {HANDED_OUT_TO_NOBODY}
             FROM asked, (SELECT FROM claimed UNION ALL SELECT FROM first) AS granted
             WHERE job.id = %(job_id)s AND job.handed_id = %(handed_id)s::uuid
         ){_death(history, table)}
@@ -637,8 +641,7 @@ def settle_last(table: str, history: History, *, jobs: str) -> str:
     return f"""
         WITH settled AS (
             UPDATE {jobs} SET
-                next_run_time = NULL, ended = true,
-                handed_id = NULL, handed_to = NULL, handed_until = NULL
+                next_run_time = NULL, ended = true, {HANDED_OUT_TO_NOBODY}
             WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {SAFELY}
             RETURNING id
         ), known AS (

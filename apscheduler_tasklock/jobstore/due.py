@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -65,6 +65,7 @@ class _Out:
     :ivar since: when it was handed out, on the monotonic clock
     :ivar renewed_at: when it was renewed last
     :ivar keeps: whether it is kept while it is queued: it was given back before
+    :ivar taken: whether the scheduler has it
     """
 
     job_id: str
@@ -73,6 +74,7 @@ class _Out:
     since: float
     renewed_at: float
     keeps: bool
+    taken: bool = False
 
 
 class Backoff:
@@ -153,7 +155,7 @@ class DueJobs:
         self._locks.stop_claiming()  # which ends what it waits for
         self._thread.join(timeout=1.0)
         try:
-            self._give_back(list(self._out), is_late=True)
+            self._give_back(list(self._out))
         except TaskLockError as error:  # the hand-outs end by themselves
             logger.debug("Hand-outs are not given back: %s", error)
 
@@ -167,8 +169,23 @@ class DueJobs:
         """Return what is to be run now. The scheduler calls it; it asks nobody."""
         with self._changed:
             ready, self._ready = self._ready, []
+            executors = self._scheduler.executors
             standing = [job for job in ready if self._stands(job)]
-        return sorted(standing, key=lambda job: job.run_time.timestamp())
+            # APScheduler would remove a job whose executor was removed: for all replicas. One that
+            # was handed out is given back.
+            here = [job for job in standing if job.executor in executors]
+            for job in here:
+                if job.hand_out is not None:
+                    self._out[job.hand_out.handed_id].taken = True
+        for job in standing:
+            if job.executor not in executors and job.hand_out is None:
+                logger.error(
+                    "Job %r: its run time %s is not run, since its executor %r was removed",
+                    job.id,
+                    job.run_time,
+                    job.executor,
+                )
+        return sorted(here, key=lambda job: job.run_time.timestamp())
 
     def _stands(self, job: HandedOutJob) -> bool:
         return job.hand_out is None or job.hand_out.handed_id in self._out
@@ -179,10 +196,13 @@ class DueJobs:
         return bool(self._ready)
 
     def job_begun(self, job_id: str) -> None:
-        """Note that a hand-out of a job was claimed, or cannot be any more."""
+        """Note that a hand-out of a job was claimed, or cannot be any more.
+
+        One that the scheduler does not have yet is another one: events can be late.
+        """
         with self._changed:
             for handed_id, out in list(self._out.items()):
-                if out.job_id == job_id and not self._is_ready(handed_id):
+                if out.job_id == job_id and out.taken:
                     del self._out[handed_id]
 
     def job_ended(self, job_id: str) -> None:
@@ -313,7 +333,7 @@ class DueJobs:
         with self._changed:
             outs = dict(self._out)
             back = {handed_id for handed_id in self._not_taken if handed_id in outs}
-            running = set(back)  # elsewhere in this process: misfires decide, when that has ended
+            running = set(back)  # as another scheduler's job in this process
             self._not_taken.clear()
             for handed_id, out in outs.items():
                 is_old = now - out.since > GIVE_BACK_AFTER
@@ -327,8 +347,8 @@ class DueJobs:
             self._given_back[out.job_id] = out.run_time
             if now - out.since > GIVE_BACK_AFTER:  # others are to have it
                 self._left_to_others[out.job_id] = now + GIVE_BACK_AFTER
-        self._give_back(list(running))
-        self._give_back(list(back - running), is_late=True)
+        self._give_back(list(running), waits=True)
+        self._give_back(list(back - running))
 
     def _is_queued(self, out: _Out) -> bool:
         """Tell whether an executor still has the job of a hand-out."""
@@ -347,17 +367,17 @@ class DueJobs:
                 elif handed_id in self._out:
                     self._out[handed_id].renewed_at = now
 
-    def _give_back(self, handed_ids: list[UUID], *, is_late: bool = False) -> None:
+    def _give_back(self, handed_ids: list[UUID], *, waits: bool = False) -> None:
         """End hand-outs; what their executors have queued is fenced off.
 
-        :param is_late: whether this replica has made them late, so that they are no misfires
+        :param waits: whether they wait for the end of a run
         """
         with self._changed:
             for handed_id in handed_ids:
                 self._out.pop(handed_id, None)
             self._ready = [job for job in self._ready if self._stands(job)]
         if handed_ids:
-            give_back = partial(self._rows.give_back, handed_ids=handed_ids, is_late=is_late)
+            give_back = partial(self._rows.give_back, handed_ids=handed_ids, waits=waits)
             self._locks.ask(give_back)
 
     def _note_not_taken(self, handed_id: UUID) -> None:
@@ -413,7 +433,7 @@ class DueJobs:
         try:
             self._codec.verify(row.id, definition, row.signature)
             attributes = self._codec.decode(definition)
-        except TaskLockError as error:
+        except Exception as error:  # noqa: BLE001  # whatever somebody has written into the row
             self._leave_alone(row, error)
             return None
         try:
@@ -443,13 +463,33 @@ class DueJobs:
         self, found: HandedOutRow, attributes: dict[str, Any], now: datetime, received: float
     ) -> HandedOutJob | None:
         """Return the job for its run time; ``None`` if that is settled unrun."""
+        if self._closed:  # an import may have taken longer than the shutdown waits
+            return None
         row, trigger = found.row, attributes["trigger"]
         assert row.next_run_time is not None
         zone = getattr(trigger, "timezone", None) or self._scheduler.timezone
         first, local_now = row.next_run_time.astimezone(zone), now.astimezone(zone)
+        grace = attributes["misfire_grace_time"]
+        is_late_by_nature = _is_late_by_nature(found, grace)
+        ends = [first]
+        if found.paused_until is not None:
+            ends.append(min(now, found.paused_until).astimezone(zone))
+        if grace is not None and not is_late_by_nature:
+            ends.append(local_now - timedelta(seconds=grace))
         run_time, following = due_run_time(
-            trigger, first, local_now, coalesce=attributes["coalesce"]
+            trigger,
+            first,
+            local_now,
+            coalesce=attributes["coalesce"],
+            missed_before=max(ends, key=datetime.timestamp),
         )
+        if run_time != first and not attributes["coalesce"]:
+            logger.warning(
+                "Job %r: its run times from %s on, before %s, are missed too",
+                row.id,
+                first,
+                run_time,
+            )
         hand_out = HandOut(
             row.id,
             found.handed_id,
@@ -457,7 +497,7 @@ class DueJobs:
             following,
             # By timestamps: two datetimes of one zone subtract to what its clocks show.
             due_at=received - (now.timestamp() - run_time.timestamp()),
-            is_late_by_nature=found.is_late_by_nature,
+            is_late_by_nature=is_late_by_nature,
         )
         in_pause = found.paused_until is not None and run_time < found.paused_until
         if in_pause and not definition_of(row).is_one_off:
@@ -510,6 +550,11 @@ class DueJobs:
 def is_drained(executor: Any) -> bool:
     """Tell whether an executor claims nothing any more, as before its container is stopped."""
     return isinstance(executor, TaskLockExecutor) and executor.locks.closed
+
+
+def _is_late_by_nature(found: HandedOutRow, grace: float | None) -> bool:
+    """Tell whether a run time was handed out in time before."""
+    return found.first_late_by is not None and (grace is None or found.first_late_by <= grace)
 
 
 def definition_of(row: JobRow) -> Definition:

@@ -15,7 +15,12 @@ MOST_STEPS = 10_000
 
 
 def due_run_time(
-    trigger: Any, first: datetime, now: datetime, *, coalesce: bool
+    trigger: Any,
+    first: datetime,
+    now: datetime,
+    *,
+    coalesce: bool,
+    missed_before: datetime | None = None,
 ) -> tuple[datetime, datetime | None]:
     """Return the run time that is to be run, and the one that follows it, if there is one.
 
@@ -23,25 +28,28 @@ def due_run_time(
     :param now: the database's time
     :param coalesce: whether the last run time that is due stands for all of them; else it is the
         first, and the one that follows may be due as well
+    :param missed_before: run times before it are not run. The last of them stands for all of them,
+        if it is not the last one of all.
     :raises EndlessTriggerError: the next run time cannot be found within bounds
     :raises Exception: whatever a custom trigger raises
     """
+    latest = now if coalesce else missed_before
+    if latest is None or latest.timestamp() <= first.timestamp():
+        return first, following_run_time(trigger, first, now)
     run_time = first
-    if coalesce and type(trigger) is IntervalTrigger and not trigger.jitter:
-        run_time = _last_of_interval(trigger, first, now)
+    if type(trigger) is IntervalTrigger and not trigger.jitter:
+        run_time = _last_of_interval(trigger, first, latest)
     following = following_run_time(trigger, run_time, now)
-    if coalesce:
-        for _ in range(MOST_STEPS):
-            if following is None or following.timestamp() > now.timestamp():
-                break
-            run_time, following = following, following_run_time(trigger, following, now)
+    for _ in range(MOST_STEPS):
+        if following is None or following.timestamp() > latest.timestamp():
+            break
+        run_time, following = following, following_run_time(trigger, following, now)
     return run_time, following
 
 
-def _last_of_interval(trigger: Any, first: datetime, now: datetime) -> datetime:
-    """Return the last run time of an interval that is due, without a walk."""
-    latest = now
-    if trigger.end_date is not None and trigger.end_date.timestamp() < now.timestamp():
+def _last_of_interval(trigger: Any, first: datetime, latest: datetime) -> datetime:
+    """Return the last run time of an interval up to a time, without a walk."""
+    if trigger.end_date is not None and trigger.end_date.timestamp() < latest.timestamp():
         latest = trigger.end_date
     passed = floor((latest.timestamp() - first.timestamp()) / trigger.interval_length)
     if passed < 1:

@@ -153,6 +153,8 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             executor whose task locks are in another place
         """
         super().start(scheduler, alias)
+        if self._due is not None:  # the scheduler's last start failed after this one's
+            self.shutdown()
         if self.locks.closed:
             self.locks = LockClient(self.locks.settings)
         inside = SchedulerInside(scheduler, alias)
@@ -420,7 +422,12 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
 
     def _write(self, row: JobRow, change: JobChange, *, moves: bool) -> bool:
         write = partial(
-            self.locks.jobs.change, job_id=row.id, version=row.version, change=change, moves=moves
+            self.locks.jobs.change,
+            job_id=row.id,
+            version=row.version,
+            change=change,
+            changed_id=uuid4(),
+            moves=moves,
         )
         return self._ask(write)
 

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
+    func,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
@@ -128,6 +129,8 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("signature", Text, nullable=True),
         Column("version", BigInteger, nullable=False),
         Column("added_id", Uuid, nullable=False),
+        Column("changed_id", Uuid, nullable=True),
+        Column("changed_at", moment(), nullable=False, server_default=func.now()),
         Column("next_run_time", moment(), nullable=True),
         Column("last_run_time", moment(), nullable=True),
         Column("ended", Boolean, nullable=False),
@@ -135,6 +138,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("handed_id", Uuid, nullable=True),
         Column("handed_to", Text, nullable=True),
         Column("handed_until", moment(), nullable=True),
+        Column("first_handed_at", moment(), nullable=True),
         schema=schema,
     )
     for suffix, columns, where in JOB_INDEXES:

@@ -15,7 +15,14 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.jobs import Fetched, HandedOutRow, JobChange, JobRow, JobRows
+from apscheduler_tasklock._lock.jobs import (
+    KEPT_FOR,
+    Fetched,
+    HandedOutRow,
+    JobChange,
+    JobRow,
+    JobRows,
+)
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.protocol import ClaimAnswer, ClaimRequest, HandOut
 from apscheduler_tasklock.errors import TaskLockStateError
@@ -57,6 +64,24 @@ class JobReplica(Replica):
         task_name = change.pop("task_name", None)
         run_time = None if due_in is None else self.now + timedelta(seconds=due_in)
         return JobChange({**columns, **change}, run_time, task_name)
+
+    def changes(
+        self,
+        *,
+        due_in: float | None = 0,
+        version: int = 1,
+        moves: bool = True,
+        changed_id: UUID | None = None,
+        **change: Any,
+    ) -> bool:
+        return self.jobs.change(
+            self.cursor,
+            "job",
+            version,
+            self.changed(due_in, **change),
+            changed_id or uuid4(),
+            moves=moves,
+        )
 
     def fetch(self, free: Mapping[str, int] | int = 10, **options: Any) -> Fetched:
         free = {"default": free} if isinstance(free, int) else free
@@ -161,7 +186,7 @@ class TestFetch:
         assert other.fetch().jobs == []
         travel(0.2)
         again = other.one()
-        assert (first.is_late_by_nature, again.is_late_by_nature) == (False, True)
+        assert (first.first_late_by, again.first_late_by) == (None, 0)
         assert again.handed_id != first.handed_id
 
     def test_is_not_late_by_nature_what_nobody_was_there_for(
@@ -170,12 +195,12 @@ class TestFetch:
         one.add()
         one.fetch()
         travel(70)
-        assert not one.one().is_late_by_nature
+        assert one.one().first_late_by is None
 
     @pytest.mark.parametrize(
         ("kind", "due_in"), [("manual", 10), ("manual", -10), ("schedule", 10)]
     )
-    def test_is_late_by_nature_what_came_due_while_its_task_ran_by_hand(
+    def test_counts_what_came_due_while_its_task_ran_by_hand_as_handed_out_in_time(
         self, one: JobReplica, travel: Travel, kind: str, due_in: float
     ) -> None:
         one.add(due_in=due_in, task_name="task of job")
@@ -183,7 +208,7 @@ class TestFetch:
         one.connection.execute("UPDATE task_lock SET kind = %s", [kind])
         travel(20)
         one.release(claim_id, "task of job")
-        assert one.one().is_late_by_nature == ((kind, due_in) == ("manual", 10))
+        assert one.one().first_late_by == (0 if (kind, due_in) == ("manual", 10) else None)
 
     def test_begins_with_what_is_due_for_longest_and_takes_no_more_than_there_are_workers(
         self, one: JobReplica, other: JobReplica
@@ -253,18 +278,55 @@ class TestHandOut:
         travel(4)
         assert other.fetch().jobs == []
 
-    @pytest.mark.parametrize("is_late", [False, True])
+    @pytest.mark.parametrize("waits", [False, True])
     def test_that_is_given_back_is_handed_out_again_at_once(
-        self, one: JobReplica, other: JobReplica, is_late: bool
+        self, one: JobReplica, other: JobReplica, waits: bool
     ) -> None:
-        """It is no misfire if the replica has made it late, as by a shutdown."""
-        one.add()
+        """It was handed out in time before, unless it has waited for the end of a run."""
+        one.add(due_in=-3)
         found = one.one()
-        one.jobs.give_back(one.cursor, [found.handed_id], is_late=is_late)
+        one.jobs.give_back(one.cursor, [found.handed_id], waits=waits)
         again = other.one()
-        assert again.is_late_by_nature is is_late
+        assert again.first_late_by == (None if waits else 3)
         assert not one.claims_job(found)
         assert other.claims_job(again)
+
+    def test_keeps_when_it_came_first_while_replicas_die_and_give_it_back(
+        self, one: JobReplica, other: JobReplica, travel: Travel
+    ) -> None:
+        one.add(due_in=-3)
+        found = one.one()
+        travel(50)  # it died
+        found = other.one()
+        assert found.first_late_by == 3
+        other.jobs.give_back(other.cursor, [found.handed_id])
+        travel(50)
+        found = one.one()
+        assert found.first_late_by == 3
+        assert one.changes(due_in=None, moves=False)  # its name, say
+        travel(50)
+        assert other.one().first_late_by == 3
+
+    def test_begins_anew_with_a_run_time_that_a_user_has_moved(self, one: JobReplica) -> None:
+        one.add(due_in=-3)
+        one.one()
+        assert one.changes(due_in=-2)
+        assert one.one().first_late_by is None
+
+    @pytest.mark.parametrize("by", ["claim", "settle"])
+    def test_begins_anew_with_the_next_run_time(
+        self, one: JobReplica, travel: Travel, by: str
+    ) -> None:
+        one.add()
+        found = one.one()
+        if by == "claim":
+            claim_id = uuid4()
+            assert one.claims_job(found, claim_id=claim_id)
+            one.release(claim_id, "task of job")
+        else:
+            assert one.jobs.settle(one.cursor, handed(found))
+        travel(61)
+        assert one.one().first_late_by is None
 
     def test_of_a_missed_run_time_is_settled_once(self, one: JobReplica) -> None:
         one.add()
@@ -281,7 +343,7 @@ class TestHandOut:
 
     @pytest.mark.parametrize("has_run", [False, True])
     def test_of_the_last_run_time_that_is_missed_is_in_the_history(
-        self, one: JobReplica, has_run: bool
+        self, one: JobReplica, travel: Travel, has_run: bool
     ) -> None:
         one.add()
         if has_run:
@@ -298,6 +360,7 @@ class TestHandOut:
         recorded = 2 if has_run else 1
         assert one.connection.execute(tokens).fetchall() == [(entry[1], recorded)]
         assert one.connection.execute(read).rowcount == recorded
+        travel(KEPT_FOR + 1)
         assert one.jobs.sweep(one.cursor) == 1
 
     def test_of_a_run_time_that_is_missed_and_not_the_last_is_told_elsewhere(
@@ -355,15 +418,18 @@ class TestClaim:
         assert answer is not None
         assert (answer.granted, answer.token) == (True, token + 1)
 
-    def test_of_the_last_run_time_ends_the_job(self, one: JobReplica) -> None:
+    def test_of_the_last_run_time_ends_the_job(self, one: JobReplica, travel: Travel) -> None:
         one.add()
         claim_id = uuid4()
         assert one.claims_job(one.one(), period=None, is_last=True, claim_id=claim_id)
         assert job_row(one.connection)["ended"]
         assert one.jobs.read(one.cursor, "job") is None
         assert one.jobs.read(one.cursor, "job", ended=True) is not None
+        travel(9)
         assert one.jobs.sweep(one.cursor) == 0
         one.release(claim_id, "task of job")
+        assert one.jobs.sweep(one.cursor) == 0, "its addition may be asked for again"
+        travel(2)
         assert one.jobs.sweep(one.cursor) == 1
         assert one.connection.execute("SELECT FROM task_lock").rowcount == 1
 
@@ -407,9 +473,9 @@ class TestClaim:
         one.add()
         found = one.one()
         if change == "change":
-            other.jobs.change(other.cursor, "job", 1, other.changed(executor="a"), moves=False)
+            other.changes(executor="a", moves=False)
         elif change == "pause":
-            other.jobs.change(other.cursor, "job", 1, other.changed(None), moves=True)
+            other.changes(due_in=None)
         elif change == "remove all":
             other.jobs.remove_all(other.cursor)
         else:
@@ -503,7 +569,7 @@ class TestFree:
         self.free(one, token)
         again = other.one()
         assert again.row.next_run_time == again.row.last_run_time
-        assert again.is_late_by_nature, "it is no misfire"
+        assert again.first_late_by == 0, "it is no misfire"
         assert again.row.version == 2
         assert other.claims_job(again, period=period)
         assert job_row(one.connection)["ended"] == (period is None)
@@ -625,9 +691,9 @@ class TestUsersChanges:
 
     def test_a_change_of_an_old_version_changes_nothing(self, one: JobReplica) -> None:
         one.add()
-        assert one.jobs.change(one.cursor, "job", 1, one.changed(executor="a"), moves=False)
+        assert one.changes(executor="a", moves=False)
         before = job_row(one.connection)
-        assert not one.jobs.change(one.cursor, "job", 1, one.changed(executor="b"), moves=False)
+        assert not one.changes(executor="b", moves=False)
         assert job_row(one.connection) == before
         assert (before["version"], before["executor"]) == (2, "a")
 
@@ -637,8 +703,50 @@ class TestUsersChanges:
         one.add()
         assert one.claims_job(one.one())
         stale = replace(one.changed(), next_run_time=one.now)
-        assert one.jobs.change(one.cursor, "job", 1, stale, moves=False)
+        assert one.jobs.change(one.cursor, "job", 1, stale, uuid4(), moves=False)
         assert job_row(one.connection)["next_run_time"] == one.now + PERIOD
+
+    def test_an_addition_whose_answer_was_lost_is_not_repeated_once_the_job_has_run(
+        self, one: JobReplica
+    ) -> None:
+        added_id, change = uuid4(), one.changed()
+        assert one.jobs.add(one.cursor, "job", change, added_id)
+        assert one.claims_job(one.one(), period=None, is_last=True)
+        assert one.jobs.add(one.cursor, "job", change, added_id)
+        assert job_row(one.connection)["ended"]
+        assert one.jobs.add(one.cursor, "job", change, uuid4()), "another one is one"
+        assert not job_row(one.connection)["ended"]
+
+    def test_a_change_whose_answer_was_lost_is_not_repeated_once_the_job_has_run(
+        self, one: JobReplica
+    ) -> None:
+        one.add(due_in=60)
+        changed_id = uuid4()
+        assert one.changes(changed_id=changed_id)
+        assert one.claims_job(one.one())
+        before = job_row(one.connection)
+        assert one.changes(changed_id=changed_id)
+        assert job_row(one.connection) == before
+
+    @pytest.mark.parametrize(
+        ("column", "value"),
+        [
+            ("next_run_time", "'-infinity'"),
+            ("next_run_time", "'0044-03-15 BC'"),
+            ("last_run_time", "'20000-01-01'"),
+            ("arguments", f"'{'[' * 4000}{']' * 4000}'"),
+            ("arguments", f"'{'9' * 5000}'"),
+        ],
+        ids=["-infinity", "BC", "far away", "deep", "long"],
+    )
+    def test_a_row_that_python_cannot_read_keeps_nobody_from_reading_the_others(
+        self, one: JobReplica, column: str, value: str
+    ) -> None:
+        one.add("bad")
+        one.add("good")
+        one.connection.execute(f"UPDATE task_lock_job SET {column} = {value} WHERE id = 'bad'")
+        assert {row.id for row in one.jobs.read_all(one.cursor)} == {"bad", "good"}
+        assert {found.row.id for found in one.fetch().jobs} == {"bad", "good"}
 
     def test_all_are_read_by_their_run_times_and_removed(self, one: JobReplica) -> None:
         one.jobs.add(one.cursor, "paused", one.changed(None), uuid4())
@@ -665,7 +773,7 @@ class TestUsersChanges:
             assert not one.add()
             assert one.claims_job(one.one())
             assert told() == 0
-            one.jobs.change(one.cursor, "job", 1, one.changed(), moves=False)
+            one.changes(moves=False)
             assert told() == 1
             one.jobs.remove(one.cursor, "job")
             assert told() == 1

@@ -76,6 +76,24 @@ def test_of_an_interval_that_was_due_for_years_is_found_without_a_walk() -> None
     assert run_time.microsecond == first.microsecond
 
 
+@pytest.mark.parametrize(
+    "trigger",
+    [IntervalTrigger(seconds=10, timezone="UTC"), CronTrigger(second="*/10", timezone="UTC")],
+    ids=["interval", "cron"],
+)
+def test_of_a_backlog_that_is_missed_the_last_one_stands_for_all(trigger: Any) -> None:
+    first, grace = NOW - timedelta(hours=1), timedelta(seconds=25)
+    run_time, following = due_run_time(
+        trigger, first, NOW, coalesce=False, missed_before=NOW - grace
+    )
+    assert (run_time, following) == (NOW - timedelta(seconds=30), NOW - timedelta(seconds=20))
+    late = NOW - timedelta(seconds=20)
+    assert due_run_time(trigger, late, NOW, coalesce=False, missed_before=NOW - grace) == (
+        late,
+        NOW - timedelta(seconds=10),
+    )
+
+
 def test_of_more_than_are_walked_leaves_the_rest_for_the_next_time() -> None:
     trigger = CronTrigger(second="*", timezone="UTC")
     first = NOW - timedelta(days=1)
