@@ -83,6 +83,10 @@ class HandedOutJob(Job):  # type: ignore[misc]  # APScheduler has no types
         """Return the run time, which is due by the database's clock."""
         return [self.run_time]
 
+    def __str__(self) -> str:
+        """Return what APScheduler's log lines call it."""
+        return f"{self.name} (trigger: {self.own_trigger}, run time: {self.run_time})"
+
 
 class SchedulerInside:
     """A scheduler, as the job store needs it.

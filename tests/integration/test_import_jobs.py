@@ -118,7 +118,9 @@ def test_jobs_keep_what_they_are_their_next_run_times_and_pauses(
 
 def test_a_job_that_was_taken_over_runs(old: Old, command: Command, database_url: str) -> None:
     key = f"job-{uuid4().hex[:8]}"
-    old.add(key, "interval", hours=1, next_run_time=datetime.now(timezone.utc))
+    old.add(
+        key, "interval", hours=1, next_run_time=datetime.now(timezone.utc), misfire_grace_time=None
+    )
     assert command("import-jobs", *FUNCTIONS).status == 0
     with shown_by(database_url):
         eventually(lambda: len(ran[key]) == 1)
@@ -193,7 +195,9 @@ def test_rows_are_signed_with_the_secret_of_a_file(
     secret = tmp_path / "secret"
     secret.write_bytes(b"a secret of 16 bytes or more" + ending)
     key = f"job-{uuid4().hex[:8]}"
-    old.add(key, "interval", hours=1, next_run_time=datetime.now(timezone.utc))
+    old.add(
+        key, "interval", hours=1, next_run_time=datetime.now(timezone.utc), misfire_grace_time=None
+    )
     answer = command("import-jobs", "--secret-file", str(secret))
     assert answer.status == 0
     assert "a secret of" not in answer.out + answer.err

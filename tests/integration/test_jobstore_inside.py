@@ -149,6 +149,14 @@ def test_what_is_late_by_nature_is_updated_and_not_removed_also_without_a_follow
     assert "remove_job" not in store.calls
 
 
+def test_it_is_called_by_its_own_trigger_and_run_time(scheduler: BackgroundScheduler) -> None:
+    trigger = CronTrigger(hour=3, timezone="UTC")
+    job = SchedulerInside(scheduler, "default").make_handed_out(
+        {**ATTRIBUTES, "name": "report", "trigger": trigger}, NOW, None, lambda: None
+    )
+    assert str(job) == f"report (trigger: cron[hour='3'], run time: {NOW})"
+
+
 def test_a_job_has_the_attributes_that_are_set_and_no_others() -> None:
     known = {*ATTRIBUTES, "trigger", "next_run_time", "_scheduler", "_jobstore_alias"}
     assert set(Job.__slots__) - {"__weakref__"} == known
