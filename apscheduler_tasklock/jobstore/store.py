@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -136,6 +137,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         self._inside: SchedulerInside | None = None
         self._due: DueJobs | None = None
         self._listener: Listener | None = None
+        self._fails_until = 0.0  # on the monotonic clock: users' calls, while an outage lasts
         replace_in_each_child(self)
 
     def replace_in_child(self) -> None:
@@ -337,7 +339,19 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
     # ---- how they are done ---------------------------------------------------------------------
 
     def _ask(self, statement: Callable[[Any], Answer]) -> Answer:
-        return self.locks.ask_for(CALL_TIMEOUT, statement)
+        """Ask the database; not right after a call that has failed, unless it is back.
+
+        APScheduler holds a lock meanwhile that its own loop needs: several calls that wait one
+        after the other would hold that up, and an event loop with it.
+        """
+        reason = self.locks.outage.reason
+        if reason is not None and time.monotonic() < self._fails_until:
+            raise TaskLockDatabaseError(reason)
+        try:
+            return self.locks.ask_for(CALL_TIMEOUT, statement)
+        except TaskLockDatabaseError:
+            self._fails_until = time.monotonic() + CALL_TIMEOUT
+            raise
 
     def _changed(self, job: Any) -> None:
         """Look for what may be due now, and tell the executor of a job that comes again."""

@@ -10,7 +10,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -780,6 +780,30 @@ class TestRunsWhereItCan:
         for module in modules:
             replica.runs(f"job {module}")
 
+    @pytest.mark.parametrize("lock", ["a lock", "no lock"])
+    def test_a_job_stays_if_its_executor_is_removed_when_it_is_due(
+        self, make: Make, key: str, lock: str, database_url: str, connection: Connection
+    ) -> None:
+        replica, other = make(start=False), make(start=False)
+        for each in (replica, other):
+            locked = lock == "a lock"
+            executor = TaskLockExecutor(database_url) if locked else ThreadPoolExecutor(2)
+            each.scheduler.add_executor(executor, "extra")
+        replica.start()
+        once = f"{key}-once"
+        with jobs_lock(replica.scheduler):  # so that it does not take what was handed out
+            given = {"executor": "extra", "next_run_time": now(), "misfire_grace_time": None}
+            replica.scheduler.add_job(note, "interval", hours=1, args=[key], id=key, **given)
+            eventually(replica.store.get_next_run_time)
+            replica.scheduler.remove_executor("extra")
+        replica.run_at(note, once)
+        replica.runs(once)
+        assert job_row(connection, key) is not None
+        other.start()
+        if lock == "a lock":
+            other.runs(key)
+        assert len(ran[key]) == (lock == "a lock")
+
 
 class TestLimits:
     @pytest.mark.parametrize(
@@ -883,6 +907,13 @@ class TestLimits:
         replica.runs(key, 2)
 
 
+def job_of(replica: StoreReplica, key: str) -> Any:
+    """Return a job, or ``None``, also while the database is away."""
+    with suppress(TaskLockDatabaseError):
+        return replica.scheduler.get_job(key)
+    return None
+
+
 class TestDatabase:
     """It is away, or its clock is another one than the replicas'."""
 
@@ -921,8 +952,46 @@ class TestDatabase:
         with pytest.raises(TaskLockDatabaseError):
             replica.run_at(note, key, after=3600)
         proxy.to_client = pass_on
+        eventually(lambda: job_of(replica, key))
         with pytest.raises(ConflictingIdError):
-            eventually(lambda: replica.run_at(note, key, after=3600) and False)
+            replica.run_at(note, key, after=3600)
+
+    def test_away_calls_that_follow_one_that_failed_do_not_wait_as_well(
+        self, make: Make, key: str, proxy: Proxy
+    ) -> None:
+        replica = make(database=proxy.url)
+        replica.scheduler.get_jobs()
+        proxy.accepting = False
+        proxy.cut_all()
+        for _ in range(100):  # each of them would try for two seconds
+            with pytest.raises(TaskLockDatabaseError):
+                replica.scheduler.get_job(key)
+
+    def test_away_at_the_start_it_is_started_again_and_runs_each_job_once(
+        self, make: Make, key: str, proxy: Proxy
+    ) -> None:
+        replica = make(start=False, database=proxy.url)
+        replica.scheduler.add_executor(ThreadPoolExecutor(2), "plain")
+        keys = [f"{key}-{number}" for number in range(8)]
+        for each in keys:
+            replica.run_at(note, each, executor="plain")
+        proxy.accepting = False
+        with pytest.raises(TaskLockDatabaseError):
+            replica.start()
+        proxy.accepting = True
+
+        def starts() -> bool:
+            with suppress(TaskLockDatabaseError):
+                replica.start()
+                return True
+            return False
+
+        eventually(starts)
+        names = [thread.name for thread in threading.enumerate()]
+        assert names.count("tasklock-jobs") == names.count("tasklock-listen") == 1
+        for each in keys:
+            replica.runs(each)
+            assert len(ran[each]) == 1
 
     def test_a_call_whose_answer_was_lost_is_no_conflict(
         self, make: Make, key: str, proxy: Proxy
