@@ -53,13 +53,19 @@ KEPT_FOR = 10.0
 _DEFINITION = ("func", "trigger", "options", "arguments", "executor", "signature")
 _AS_TEXT = ("trigger", "options", "arguments")
 _TIMES = ("next_run_time", "last_run_time")
+
+
+def _readable(time: str) -> str:
+    return f"""CASE WHEN {time} IS NOT NULL
+                    THEN LEAST(GREATEST({time}, '1970-01-01Z'), '9999-12-30Z') END"""
+
+
 # One row that Python cannot read must not keep the others from being read: JSON comes as text,
 # which is parsed row by row, and times are such as Python has. `-infinity` is long ago.
 _COLUMNS = ", ".join(
     f"job.{name}::text"
     if name in _AS_TEXT
-    else f"""CASE WHEN job.{name} IS NOT NULL
-                  THEN LEAST(GREATEST(job.{name}, '1970-01-01Z'), '9999-12-30Z') END AS {name}"""
+    else f"{_readable(f'job.{name}')} AS {name}"
     if name in _TIMES
     else f"job.{name}"
     for name in ("id", *_DEFINITION, "version", *_TIMES, "ended", "task_name")
@@ -252,6 +258,7 @@ class JobRows:
             WHERE (%(job_id)s::text IS NULL OR id = %(job_id)s::text) AND ended = %(ended)s::boolean
             ORDER BY next_run_time NULLS LAST, id
         """)
+        self._now = Statement("SELECT now() AS database_time")
         self._recurring = Statement(f"""
             SELECT id AS job_id, executor, task_name FROM {jobs}
             WHERE NOT ended AND task_name IS NOT NULL AND {_RECURS}
@@ -345,6 +352,11 @@ class JobRows:
         found: list[StoredTask] = self._execute(cursor, self._recurring, {}).fetchall()
         return found
 
+    def now(self, cursor: Any) -> datetime:
+        """Return the database's time."""
+        database_time: datetime = self._rows(cursor, self._now, {})[0]["database_time"]
+        return database_time
+
     def read(self, cursor: Any, job_id: str, *, ended: bool = False) -> JobRow | None:
         """Return a job.
 
@@ -379,12 +391,15 @@ class JobRows:
         changed_id: UUID,
         *,
         moves: bool,
+        found: JobRow | None = None,
     ) -> bool:
         """Change a job that has this version; tell whether it had. It ends a hand-out.
 
         :param changed_id: made for this call: asking again with it, since the answer was lost,
             changes nothing a second time
         :param moves: whether the next run time is changed
+        :param found: the row from which the next run time was computed, if it was: a job that has
+            been moved on since is not changed
         """
         parameters = {
             **change.parameters,
@@ -392,11 +407,13 @@ class JobRows:
             "version": version,
             "changed_id": changed_id,
             "moves": moves,
+            "is_computed": found is not None,
+            "found_time": found and found.next_run_time,
         }
         if self._execute(cursor, self._change, parameters).rowcount:
             return True
-        found = self._rows(cursor, self._changed_id, {"job_id": job_id})
-        return bool(found) and found[0]["changed_id"] == changed_id
+        rows = self._rows(cursor, self._changed_id, {"job_id": job_id})
+        return bool(rows) and rows[0]["changed_id"] == changed_id
 
     def remove(self, cursor: Any, job_id: str) -> bool:
         """Remove a job; tell whether there was one."""
@@ -523,6 +540,9 @@ def _change(jobs: str) -> str:
                 handed_id = NULL, handed_to = NULL, handed_until = LEAST(handed_until, now()),
                 first_handed_at = CASE WHEN NOT %(moves)s::boolean THEN first_handed_at END
             WHERE id = %(job_id)s AND version = %(version)s::bigint AND NOT ended
+                  AND (NOT %(is_computed)s::boolean
+                       OR {_readable("next_run_time")}
+                           IS NOT DISTINCT FROM %(found_time)s::timestamptz)
             RETURNING id
         )
         SELECT id FROM changed WHERE {_TOLD}

@@ -468,7 +468,8 @@ class RunAttempt:
         if not held.is_takeover or held.run_time is None:
             held.run_time = self.run_time
             return
-        if self._submission.run_time_is_shared(held.window_start):
+        submission = self._submission
+        if submission.is_stored or submission.run_time_is_shared(held.window_start):
             held.run_time = held.window_start
         held.run_time = held.run_time.astimezone(self.run_time.tzinfo)
         self.run_time = self._reports.run_time = held.run_time
@@ -501,10 +502,9 @@ class RunAttempt:
 
     def _with_next_run(self, end: RunEnd) -> RunEnd:
         """Add when the next run time is due, if that of the claim has passed meanwhile."""
-        hand_out = self._submission.hand_out
-        if hand_out is not None:
+        if self._submission.hand_out is not None or self._submission.is_stored:
             # What came due while it ran has waited in its row for this end, and is due now.
-            return end if hand_out.following is None else replace(end, next_in=0.0)
+            return replace(end, next_in=0.0)
         if self._submission.is_manual:
             if end.outcome != "ok":
                 return end

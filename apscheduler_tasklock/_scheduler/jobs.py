@@ -133,7 +133,8 @@ class ExecutorJobs:
         # The window of the row is not that of a run that was asked for by hand.
         run_time = self._now() if dead.manual else dead.window_start
         run_time = run_time.astimezone(self._scheduler.timezone)
-        return self.submission(job, key[1], task, [run_time]).for_dead_run(dead)
+        submission = self.submission(job, key[1], task, [run_time])
+        return submission.for_dead_run(dead, is_stored=self._scheduler.hands_out(key[1]))
 
     def requested(self, key: JobKey, task_name: str, request_id: UUID) -> Submission | None:
         """Return what runs a job by hand, if it is there; also while it is paused."""

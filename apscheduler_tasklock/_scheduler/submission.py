@@ -71,6 +71,8 @@ class Submission:
     :ivar claim_ids: the claims' ids, one per run time
     :ivar hand_out: of a job of the job store, whose run time was handed out to this replica; there
         is one run time then
+    :ivar is_stored: whether the row of the dead run has its very run time, by the database's clock,
+        as the job store writes it
     :ivar scheduler_pass: the pass of the scheduler in which it was submitted; ``None`` if it was
         not the scheduler that did
     """
@@ -93,6 +95,7 @@ class Submission:
     is_standby: bool = False
     claim_ids: Sequence[UUID] = ()
     hand_out: HandOut | None = None
+    is_stored: bool = False
     scheduler_pass: SchedulerPass | None = None
 
     @property
@@ -110,9 +113,9 @@ class Submission:
         """The job's id, and the alias of its store."""
         return self.job.id, self.jobstore
 
-    def for_dead_run(self, dead: RunState) -> Submission:
+    def for_dead_run(self, dead: RunState, *, is_stored: bool = False) -> Submission:
         """Return the same for the window of a run that died; it is late by nature."""
-        return replace(self, dead_run=dead, exempt_from_misfire=True)
+        return replace(self, dead_run=dead, exempt_from_misfire=True, is_stored=is_stored)
 
     @cached_property
     def awaited(self) -> bool:

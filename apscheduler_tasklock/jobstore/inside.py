@@ -8,6 +8,8 @@
   the scheduler changes nothing: the claim moves it on.
 - ``_real_add_job`` is called for each job, also for those that were added before the start, and
   gives it a ``next_run_time`` if it has none.
+- ``resume_job`` and ``reschedule_job`` compute a ``next_run_time`` and call ``update_job``, under
+  ``_jobstores_lock``, which may be taken again by the thread that has it.
 - ``scheduler._executors``; an executor's ``_instances``, and ``_pool._max_workers`` if it has one.
 - a ``Job``'s attributes, ``_scheduler`` and ``_jobstore_alias``, and that they can be set.
 """
@@ -102,23 +104,56 @@ class SchedulerInside:
         self._is_qt = any(kind.__name__ == "QtScheduler" for kind in type(scheduler).__mro__)
         self._adds: Callable[..., Any] = scheduler._real_add_job
         self._explicit: Any = None  # the job that is being added, if it came with a next run time
-        scheduler._real_add_job = self._note_and_add
+        self._computed: Any = None  # the same, if it came without one
+        self._computes = False  # whether a job gets a next run time, as it is resumed
+        self._resumes: Callable[..., Any] = scheduler.resume_job
+        self._reschedules: Callable[..., Any] = scheduler.reschedule_job
+        self._instead: Mapping[str, Callable[..., Any]] = {
+            "_real_add_job": self._note_and_add,
+            "resume_job": self._note_and_resume,
+            "reschedule_job": self._note_and_reschedule,
+        }
+        for name, method in self._instead.items():
+            setattr(scheduler, name, method)
 
     def leave(self) -> None:
         """Leave the scheduler as it was."""
-        if vars(self._scheduler).get("_real_add_job") == self._note_and_add:
-            del self._scheduler._real_add_job
+        for name, method in self._instead.items():
+            if vars(self._scheduler).get(name) == method:
+                delattr(self._scheduler, name)
 
     def _note_and_add(self, job: Any, *arguments: Any, **named: Any) -> Any:
         self._explicit = job if hasattr(job, "next_run_time") else None
+        self._computed = None if self._explicit is job else job
         try:
             return self._adds(job, *arguments, **named)
         finally:
-            self._explicit = None
+            self._explicit = self._computed = None
+
+    def _note_and_resume(self, *arguments: Any, **named: Any) -> Any:
+        return self._note_and_compute(self._resumes, *arguments, **named)
+
+    def _note_and_reschedule(self, *arguments: Any, **named: Any) -> Any:
+        return self._note_and_compute(self._reschedules, *arguments, **named)
+
+    def _note_and_compute(self, change: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        with self._scheduler._jobstores_lock:
+            self._computes = True
+            try:
+                return change(*arguments, **named)
+            finally:
+                self._computes = False
 
     def has_explicit_time(self, job: Any) -> bool:
         """Tell whether a job that is being added came with a next run time, ``None`` too."""
         return self._explicit is job
+
+    def has_computed_time(self, job: Any) -> bool:
+        """Tell whether the scheduler has computed a job's next run time, by this machine's clock.
+
+        It does so for a job that is added without one, is resumed, or gets another trigger.
+        """
+        return self._computed is job or self._computes
 
     @property
     def is_running(self) -> bool:

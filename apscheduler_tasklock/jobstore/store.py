@@ -6,8 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
@@ -19,6 +20,7 @@ from apscheduler.events import (
 )
 from apscheduler.jobstores.base import BaseJobStore, ConflictingIdError, JobLookupError
 from apscheduler.triggers.date import DateTrigger
+from apscheduler.triggers.interval import IntervalTrigger
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
@@ -42,7 +44,7 @@ from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec, MissingFunction
 from apscheduler_tasklock.jobstore.due import DueJobs, definition_of
 from apscheduler_tasklock.jobstore.inside import HandedOutJob, SchedulerInside, StoredJob
-from apscheduler_tasklock.jobstore.triggers import has_default_start
+from apscheduler_tasklock.jobstore.triggers import has_default_start, starts_from_now
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
 from apscheduler_tasklock.locks import lock_settings
 from apscheduler_tasklock.options import parse_positive_seconds
@@ -58,6 +60,9 @@ CALL_TIMEOUT = 2.0
 _TIMEOUT = 3.0
 # How often a change is tried whose job somebody else changes at the same time.
 MOST_CHANGES = 20
+# As far as clocks are no further off, an interval starts when its application says so: the question
+# for the database's time takes a while, too.
+_ON_THE_WAY = timedelta(seconds=1)
 # APScheduler's default, which is meant for jobs that come again.
 _DEFAULT_GRACE_TIME = 1
 
@@ -284,6 +289,9 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         """
         if isinstance(job.trigger, DateTrigger) and job.misfire_grace_time == _DEFAULT_GRACE_TIME:
             job.misfire_grace_time = None
+        if self._is_computed(job):
+            self._set_start(job)
+            job.next_run_time = self._first_time(job)
         definition = self._codec.encode(job)
         change = self._change_to(job, definition, job.next_run_time)
         add = partial(self.locks.jobs.add, job_id=job.id, change=change, added_id=uuid4())
@@ -301,11 +309,15 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         if isinstance(job, HandedOutJob):
             return  # its claim moves it on
         definition = self._codec.encode(job)
+        is_stored = isinstance(job, StoredJob)  # else it had its start when it was to be added
+        if is_stored and self._is_computed(job) and definition.trigger != job.row.trigger:
+            self._set_start(job)
+            definition = self._codec.encode(job)
         for _ in range(MOST_CHANGES):
             row = self._ask(partial(self.locks.jobs.read, job_id=job.id))
             if row is None:
                 raise JobLookupError(job.id)
-            update = self._save if isinstance(job, StoredJob) else self._declare
+            update = self._save if is_stored else self._declare
             if update(job, definition, row):
                 self._changed(job)
                 return
@@ -368,6 +380,31 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         claims = isinstance(executor, TaskLockExecutor) and executor.takes_hand_outs
         return executor if claims else None
 
+    def _is_computed(self, job: Any) -> bool:
+        """Tell whether a job's next run time was computed by this machine's clock."""
+        is_computed = self._inside is not None and self._inside.has_computed_time(job)
+        return is_computed and not isinstance(job.trigger, DateTrigger)
+
+    def _first_time(self, job: Any) -> datetime | None:
+        """Return the first run time of a job from now on, by the database's clock.
+
+        A machine whose clock is ahead would leave out what is due until then, and one whose clock
+        is behind would have run again what has been run.
+        """
+        assert self._inside is not None
+        now = self._ask(self.locks.jobs.now).astimezone(self._inside.timezone)
+        first: datetime | None = job.trigger.get_next_fire_time(None, now)
+        return first
+
+    def _set_start(self, job: Any) -> None:
+        """Let an interval that starts from now do so by the database's clock."""
+        if type(job.trigger) is not IntervalTrigger or not starts_from_now(job.trigger):
+            return
+        ahead = self._ask(self.locks.jobs.now) - datetime.now(timezone.utc)
+        if abs(ahead) > _ON_THE_WAY:
+            job.trigger = copy(job.trigger)  # which may be another job's, too
+            job.trigger.start_date += ahead
+
     def _change_to(
         self, job: Any, definition: Definition, next_run_time: datetime | None
     ) -> JobChange:
@@ -403,6 +440,9 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             for name, value in definition.options.items()
             if value != before.options.get(name)
         }
+        is_computed = self._is_computed(job)
+        if is_computed:
+            job.next_run_time = self._first_time(job)
         moves = not _is_same_moment(job.next_run_time, job.row.next_run_time)
         if not (changed or options or moves):
             return True
@@ -410,7 +450,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         change = self._change_to(job, merged, job.next_run_time)
         if not self._is_ours(row):  # to sign it would be to vouch for what somebody else wrote
             change = replace(change, columns={**change.columns, "signature": row.signature})
-        return self._write(row, change, moves=moves)
+        return self._write(row, change, moves=moves, is_computed=is_computed)
 
     def _declare(self, job: Any, definition: Definition, row: JobRow) -> bool:
         """Write a job that an application declares, as when it starts; tell whether that succeeded.
@@ -427,14 +467,20 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             if not is_explicit:
                 next_run_time = row.next_run_time
         elif not is_explicit:
-            moves, next_run_time = True, _first_run_time(definition, job.next_run_time, row)
+            moves = True
+            next_run_time = _first_run_time(definition, self._first_time(job), row)
         job.next_run_time = next_run_time and next_run_time.astimezone(self._inside.timezone)
         stays = _is_same_moment(next_run_time, row.next_run_time)
         if definition == now and stays and self._is_ours(row):
             return True
-        return self._write(row, self._change_to(job, definition, next_run_time), moves=moves)
+        change = self._change_to(job, definition, next_run_time)
+        return self._write(row, change, moves=moves, is_computed=moves and not is_explicit)
 
-    def _write(self, row: JobRow, change: JobChange, *, moves: bool) -> bool:
+    def _write(self, row: JobRow, change: JobChange, *, moves: bool, is_computed: bool) -> bool:
+        """Write what a user has made of a job; tell whether the row was still as it was read.
+
+        :param is_computed: whether the next run time depends on the one that was read
+        """
         write = partial(
             self.locks.jobs.change,
             job_id=row.id,
@@ -442,6 +488,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             change=change,
             changed_id=uuid4(),
             moves=moves,
+            found=row if is_computed else None,
         )
         return self._ask(write)
 

@@ -85,6 +85,11 @@ def has_default_start(data: Mapping[str, Any]) -> bool:
     return start is not None and bool(datetime.fromisoformat(start).microsecond)
 
 
+def starts_from_now(trigger: Any) -> bool:
+    """Tell the same of an interval trigger itself: it starts an interval after it was made."""
+    return bool(trigger.start_date.microsecond)
+
+
 def _zone(zone: Any) -> str:
     name = getattr(zone, "key", None) or getattr(zone, "zone", None)  # of zoneinfo, and of pytz
     if isinstance(name, str):

@@ -72,6 +72,7 @@ class JobReplica(Replica):
         version: int = 1,
         moves: bool = True,
         changed_id: UUID | None = None,
+        found: JobRow | None = None,
         **change: Any,
     ) -> bool:
         return self.jobs.change(
@@ -81,6 +82,7 @@ class JobReplica(Replica):
             self.changed(due_in, **change),
             changed_id or uuid4(),
             moves=moves,
+            found=found,
         )
 
     def fetch(self, free: Mapping[str, int] | int = 10, **options: Any) -> Fetched:
@@ -747,6 +749,19 @@ class TestUsersChanges:
         one.connection.execute(f"UPDATE task_lock_job SET {column} = {value} WHERE id = 'bad'")
         assert {row.id for row in one.jobs.read_all(one.cursor)} == {"bad", "good"}
         assert {found.row.id for found in one.fetch().jobs} == {"bad", "good"}
+
+    def test_a_run_time_that_was_computed_from_one_that_has_run_changes_nothing(
+        self, one: JobReplica
+    ) -> None:
+        one.add()
+        found = one.jobs.read(one.cursor, "job")
+        assert one.claims_job(one.one())
+        before = job_row(one.connection)
+        assert not one.changes(found=found)
+        assert job_row(one.connection) == before
+        found = one.jobs.read(one.cursor, "job")
+        assert one.changes(due_in=9, found=found)
+        assert job_row(one.connection)["next_run_time"] == one.now + timedelta(seconds=9)
 
     def test_all_are_read_by_their_run_times_and_removed(self, one: JobReplica) -> None:
         one.jobs.add(one.cursor, "paused", one.changed(None), uuid4())

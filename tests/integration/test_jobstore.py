@@ -75,6 +75,17 @@ def job_row(connection: Connection, job_id: str) -> dict[str, Any] | None:
     return cursor.execute("SELECT * FROM task_lock_job WHERE id = %s", [job_id]).fetchone()
 
 
+def set_clock(connection: Connection, offset: str) -> int:
+    """Set the database's clock for new connections; return the hours of the offset."""
+    connection.execute(
+        f"CREATE SCHEMA travel; CREATE FUNCTION travel.now() RETURNS timestamptz STABLE"
+        f" LANGUAGE sql AS $$SELECT pg_catalog.now() + interval '{offset}'$$"
+    )
+    path = "ALTER DATABASE {} SET search_path = travel, pg_catalog, public"
+    connection.execute(sql.SQL(path).format(sql.Identifier(connection.info.dbname)))
+    return int(offset.split(maxsplit=1)[0])
+
+
 @pytest.fixture
 def key() -> str:
     """An id that no other test uses."""
@@ -1045,14 +1056,8 @@ class TestDatabase:
         self, make: Make, key: str, connection: Connection, offset: str
     ) -> None:
         replica = make(start=False)
-        connection.execute(
-            f"CREATE SCHEMA travel; CREATE FUNCTION travel.now() RETURNS timestamptz STABLE"
-            f" LANGUAGE sql AS $$SELECT pg_catalog.now() + interval '{offset}'$$"
-        )
-        path = "ALTER DATABASE {} SET search_path = travel, pg_catalog, public"
-        connection.execute(sql.SQL(path).format(sql.Identifier(connection.info.dbname)))
+        hours = set_clock(connection, offset)
         replica.start()
-        hours = int(offset.split(maxsplit=1)[0])
         due = now() + timedelta(hours=hours, seconds=1.5)
         replica.scheduler.add_job(
             note, "interval", hours=3, args=[key], id=key, next_run_time=due, misfire_grace_time=1
@@ -1062,6 +1067,68 @@ class TestDatabase:
         late = (now() + timedelta(hours=hours) - due).total_seconds()
         assert 0 <= late < 30
         assert ran[key][0][0] == due
+
+    @pytest.mark.direct("pgbouncer's connections are older than the setting")
+    @pytest.mark.parametrize("offset", ["-1 hour", "1 hour"])
+    def test_another_clock_than_the_replicas_decides_when_it_is_due_next(
+        self, make: Make, key: str, connection: Connection, offset: str
+    ) -> None:
+        hours = set_clock(connection, offset)
+        replica = make()
+
+        def seconds_until(job: Any) -> float:
+            until: timedelta = job.next_run_time - now() - timedelta(hours=hours)
+            return until.total_seconds()
+
+        def add(**interval: Any) -> Any:
+            options = {"args": [key], "id": key, "replace_existing": True, **interval}
+            return replica.scheduler.add_job(note, "interval", **options)
+
+        start = datetime(2026, 1, 1, tzinfo=timezone.utc)
+        assert 240 < seconds_until(add(minutes=5)) <= 300
+        assert 0 < seconds_until(add(minutes=7, start_date=start)) <= 420
+        assert (
+            240
+            < seconds_until(replica.scheduler.reschedule_job(key, trigger="interval", minutes=5))
+            <= 300
+        )
+        replica.scheduler.pause_job(key)
+        assert 0 < seconds_until(replica.scheduler.resume_job(key)) <= 300
+        # What is given is not computed.
+        given = now() + timedelta(minutes=90)
+        assert add(minutes=7, next_run_time=given).next_run_time == given
+        replica.scheduler.modify_job(key, next_run_time=given + timedelta(minutes=1))
+        assert replica.scheduler.get_job(key).next_run_time == given + timedelta(minutes=1)
+
+    @pytest.mark.direct("pgbouncer's connections are older than the setting")
+    def test_a_takeover_has_the_run_time_of_another_clock(
+        self, make: Make, key: str, proxy: Proxy, connection: Connection
+    ) -> None:
+        hours = set_clock(connection, "1 hour")
+        other = make(poll_interval=0.3, failover=True)
+        other.scheduler.pause()
+        replica = make(database=proxy.url, claim_timeout=1, lease=2, failover=True)
+
+        claimed: list[int] = []
+
+        def lose(data: bytes) -> bytes | None:
+            query = (
+                "SELECT token FROM task_lock WHERE started_at IS NOT NULL AND finished_at IS NULL"
+            )
+            if row := connection.execute(query).fetchone():
+                proxy.accepting = False
+                claimed.append(row[0])
+                return None
+            return data
+
+        proxy.to_client = lose
+        due = now() + timedelta(hours=hours)
+        options = {"args": [key], "id": key, "next_run_time": due}
+        replica.scheduler.add_job(note, "interval", hours=3, **options)
+        eventually(lambda: claimed)
+        other.scheduler.resume()
+        run_time, token, _ = other.runs(key)[0]
+        assert (run_time, token) == (due, claimed[0] + 1)
 
 
 class TestHandOuts:

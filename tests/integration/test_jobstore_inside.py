@@ -197,6 +197,26 @@ def test_a_job_is_added_by_a_method_that_can_be_replaced_before_and_after_the_st
     }
 
 
+def test_what_computes_a_next_run_time_can_be_replaced(scheduler: BackgroundScheduler) -> None:
+    computed: list[bool] = []
+    inside = SchedulerInside(scheduler, "default")
+
+    class Store(MemoryJobStore):  # type: ignore[misc]  # APScheduler has no types
+        def update_job(self, job: Any) -> None:
+            computed.append(inside.has_computed_time(job))
+            super().update_job(job)
+
+    scheduler.add_jobstore(Store(), "other")
+    job = scheduler.add_job(note, "cron", hour=3, args=["a"], id="a", jobstore="other")
+    job.pause()
+    job.resume()
+    job.modify(name="b")
+    job.reschedule("cron", hour=4)
+    inside.leave()
+    job.reschedule("cron", hour=5)
+    assert computed == [False, True, False, True, False]
+
+
 class TestWorkers:
     @pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])
     def test_of_a_pool_are_counted(self, kind: Any) -> None:
