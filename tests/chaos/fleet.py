@@ -57,7 +57,7 @@ class Member:
             self.process = subprocess.Popen(
                 [*_die_with_parent(), *command],
                 cwd=CHECKOUT,
-                env={**os.environ, **_skewed_clock(newcomer.skew)},
+                env={**os.environ, **skewed_clock(newcomer.skew)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -267,7 +267,7 @@ def _died(member: Member, folder: Path) -> Event:
     return Event(time.monotonic(), "died", member.name, detail=f"status {status}: {last}")
 
 
-def _skewed_clock(skew: float) -> dict[str, str]:
+def skewed_clock(skew: float) -> dict[str, str]:
     if not skew:
         return {}
     # The monotonic clock is left alone, which measures time also on a machine with a wrong date.

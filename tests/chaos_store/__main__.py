@@ -3,120 +3,45 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import psycopg
 
 from apscheduler_tasklock import upgrade
 from apscheduler_tasklock.demo.server import EmbeddedServer
+from tests.chaos.fleet import find_faketime
 from tests.chaos_store.checker import check
+from tests.chaos_store.guard import WATCHES
 from tests.chaos_store.ledger import Ledger
-from tests.chaos_store.replica import PAUSED, PERIOD, STEADY, STEPS, command
-from tests.support.proxy import Proxy, pass_on
-from tests.support.stored_jobs import GUARD
+from tests.chaos_store.replica import FIXED, FLOATING, PAUSED, PERIOD, STEADY, STEPS, VERSIONS
+from tests.chaos_store.slot import Slot, newcomers
 
-OK, FAULTS = 0, 1
+OK, FAULTS, NO_CHAOS = 0, 1, 2
 
 # Seconds from one thing that users do to the next, and from one fault to the next.
 USE, FAULT = (0.05, 0.4), (0.5, 2.5)
 # Seconds for which a process is stopped, shorter and longer than a hand-out; and for which answers
 # are lost: longer than a claim is tried, and so short that its lease has not ended by then.
 STOPPED, MUTE = (0.5, 7.0), 2.4
+# Seconds from one restart to the next: while a version is rolled out; and while replicas of two
+# versions crash in turn, which are less than any interval.
+ROLLING, CRASHING = 1.5, 1.2
+# How many such crashes there are; and seconds until the next ones or the next version may come,
+# since who takes over is to live for some seconds.
+CRASHES, CALM = 6, 3.0
+# Seconds by which the machine's clock may be set meanwhile without any harm to the verdict.
+CLOCK_SET = 0.02
 # Seconds of peace at the end, in which all has to be caught up with.
 PEACE = 90.0
-
-
-class Slot:
-    """A place for one replica after the other, with a proxy before the database."""
-
-    def __init__(self, number: int, url: str, folder: Path, ledger: Ledger) -> None:
-        self.proxy = Proxy(url)
-        self.generation = 0
-        self.stopped_at: float | None = None
-        self.muted_at: float | None = None
-        self._number = number
-        self._folder = folder
-        self._ledger = ledger
-        self.start()
-
-    def start(self) -> None:
-        """Start a replica."""
-        self.generation += 1
-        self.name = f"replica-{self._number}.{self.generation}"
-        with (self._folder / f"{self.name}.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                command(self.name, str(self._ledger.path)),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                text=True,
-                env={**os.environ, "DATABASE_URL": self.proxy.url},
-            )
-
-    def tell(self, kind: str, key: str, **details: float) -> None:
-        """Let the replica do something, if it lives."""
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps({"kind": kind, "key": key, **details}) + "\n")
-            self.process.stdin.flush()
-
-    def stop(self) -> None:
-        """Stop the process, as a container is frozen."""
-        self.stopped_at = time.monotonic()
-        self.process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Let it go on."""
-        if self.stopped_at is not None:
-            self._ledger.write("stop", self.stopped_at, replica=self.name, until=time.monotonic())
-            self.stopped_at = None
-            self.process.send_signal(signal.SIGCONT)
-
-    def replace(self) -> None:
-        """Kill the replica, and start a new one."""
-        self.go_on()
-        self.process.kill()
-        self.process.wait()
-        self.start()
-
-    def mute(self) -> None:
-        """Lose the answer to the next claim, and all after it."""
-        name = self.name.encode()
-
-        def watch(data: bytes) -> bytes:
-            names_job = any(part in data for part in (b"steady-", b"once-"))
-            # A look names jobs too, and a user's change.
-            is_other = any(part in data for part in (b'"free"', b"misfire"))
-            if name in data and names_job and not is_other:
-                self.proxy.to_client = lambda _data: b""
-                self.muted_at = self.muted_at or time.monotonic()
-            return data
-
-        self.proxy.to_server = watch
-
-    def unmute(self) -> None:
-        """Let answers through again, on new connections."""
-        self.muted_at = None
-        self.proxy.to_server = self.proxy.to_client = pass_on
-        self.proxy.cut_all()
-
-    def close(self) -> None:
-        """End the replica and the proxy."""
-        self.go_on()
-        self.process.kill()
-        self.process.wait()
-        self.proxy.close()
 
 
 class Monkey:
@@ -130,14 +55,15 @@ class Monkey:
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._numbers = iter(range(1_000_000))
         self._doomed: list[str] = []
-        self._next_use = self._next_fault = time.monotonic()
+        self._next_use = self._next_fault = self._rolled_at = time.monotonic()
         self._faults: list[Callable[[Slot], None]] = [
             *[self._kill] * 2,
             *[self._kill_at_step] * 3,
             *[self._stop] * 2,
             *[self._mute] * 4,
             self._cut,
-            self._restart,
+            *[self._new_version] * 3,
+            self._crash_loops,
             self._server_restart,
         ]
 
@@ -152,9 +78,10 @@ class Monkey:
             self._use(self._rng.choice(self._slots))
         if now >= self._next_fault:
             self._next_fault = now + self._rng.uniform(*FAULT)
-            fault = self._rng.choice(self._faults)
-            self.done[fault.__name__.strip("_").replace("_", " ")] += 1
-            fault(self._rng.choice(self._slots))
+            fault, slot = self._rng.choice(self._faults), self._rng.choice(self._slots)
+            if now >= self._rolled_at or fault not in (self._new_version, self._crash_loops):
+                self.done[fault.__name__.strip("_").replace("_", " ")] += 1
+                fault(slot)
         for slot in self._slots:
             if slot.muted_at is not None and now > slot.muted_at + MUTE:
                 self.done["claim without an answer"] += 1
@@ -172,8 +99,9 @@ class Monkey:
         number = next(self._numbers)
         dice = self._rng.random()
         if dice < 0.6:
-            after, takes = self._rng.uniform(0, 3), self._rng.uniform(0.05, 1)
-            slot.tell("add", f"once-{number}", after=after, takes=takes)
+            # By this machine's clock: the replica's own may be wrong.
+            at, takes = time.time() + self._rng.uniform(0, 3), self._rng.uniform(0.05, 1)
+            slot.tell("add", f"once-{number}", at=at, takes=takes)
         elif dice < 0.8:
             slot.tell("rename", self._rng.choice(STEADY))
         elif dice < 0.9:
@@ -201,10 +129,28 @@ class Monkey:
     def _cut(self, slot: Slot) -> None:
         slot.proxy.cut_all()
 
-    def _restart(self, _slot: Slot) -> None:
-        """A rolling restart: one replica after the other ends in order."""
-        for number, slot in enumerate(self._slots):
-            self._in(number * 1.5, slot.process.terminate)
+    def _new_version(self, slot: Slot) -> None:
+        """A rolling restart: one replica after the other ends in order, for one of a new version.
+
+        Which is the one that this replica does not have, so that each version comes back.
+        """
+        version = _other(slot.version)
+        for number, one in enumerate(self._slots):
+            self._in(number * ROLLING, partial(self._roll, one, version))
+        self._rolled_at = time.monotonic() + len(self._slots) * ROLLING + CALM
+
+    def _roll(self, slot: Slot, version: int) -> None:
+        slot.version = version
+        slot.process.terminate()
+
+    def _crash_loops(self, slot: Slot) -> None:
+        """Two replicas of two versions die and come back in turn, and declare their jobs."""
+        number = self._slots.index(slot)
+        other = self._slots[(number + 1) % len(self._slots)]
+        other.version = _other(slot.version)
+        for turn in range(CRASHES):
+            self._in(turn * CRASHING, [slot, other][turn % 2].replace)
+        self._rolled_at = time.monotonic() + CRASHES * CRASHING + CALM
 
     def _server_restart(self, _slot: Slot) -> None:
         self._server.stop(self._rng.choice([signal.SIGINT, signal.SIGQUIT]))
@@ -214,11 +160,23 @@ class Monkey:
         self._later.append((time.monotonic() + seconds, what))
 
 
+def _other(version: int) -> int:
+    """Return the other version of the application."""
+    return next(one for one in VERSIONS if one != version)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the chaos; return the exit status: 1 if something was found."""
     options = _parser().parse_args(arguments)
+    skewed = not options.no_faketime
+    if skewed and find_faketime() is None:
+        print(
+            "faketime is not installed: apt-get install faketime, or --no-faketime", file=sys.stderr
+        )
+        return NO_CHAOS
     seed = random.randrange(1_000_000) if options.seed is None else options.seed  # noqa: S311  # no secret
     repeat = f"--seed {seed} --seconds {options.seconds:g} --replicas {options.replicas}"
+    repeat += " --no-faketime" if options.no_faketime else ""
     print(f"Chaos of the job store: {repeat}", flush=True)
     with ExitStack() as stack:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory()))
@@ -227,10 +185,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         server = stack.enter_context(EmbeddedServer({"max_connections": "100"}))
         upgrade(server.url)
         with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.execute(GUARD)
-        slots = []
+            connection.execute(WATCHES)
+        offset = _clock_offset()
+        slots: list[Slot] = []
         for number in range(options.replicas):
-            slots.append(Slot(number, server.url, folder, ledger))
+            comers = newcomers(seed, number, skewed=skewed)
+            slots.append(Slot(number, server.url, folder, ledger, comers))
             stack.callback(slots[-1].close)
         monkey = Monkey(random.Random(seed), slots, server)  # noqa: S311  # seeded
         end = time.monotonic() + options.seconds
@@ -241,7 +201,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stalled = _wait_for_peace(ledger, slots)
         entries = ledger.read()
         said = "".join(path.read_text() for path in sorted(folder.glob("replica-*.log")))
-        findings = [*stalled, *check(entries, server.log, said)]
+        if abs(_clock_offset() - offset) > CLOCK_SET:
+            print("The machine's clock was set meanwhile: there is no verdict.", file=sys.stderr)
+            return NO_CHAOS
+        findings = [*stalled, *check(entries, server.log, said, offset)]
     kinds = Counter(entry.kind for entry in entries)
     kinds["takeover"] = sum(entry.kind == "begin" and entry.is_takeover for entry in entries)
     kinds["failed change"] = sum(bool(entry.error) for entry in entries)
@@ -251,6 +214,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(finding)
     print(f"{len(findings)} findings" if findings else "no findings")
     return FAULTS if findings else OK
+
+
+def _clock_offset() -> float:
+    """Return what to add to the machine's monotonic clock for a wall clock time."""
+    return time.time() - time.monotonic()
 
 
 def _wait_for_peace(ledger: Ledger, slots: Sequence[Slot]) -> list[str]:
@@ -265,6 +233,8 @@ def _wait_for_peace(ledger: Ledger, slots: Sequence[Slot]) -> list[str]:
         entries = ledger.read()
         ended = {entry.key: entry.run_time for entry in entries if entry.kind == "end"}
         behind = [key for key in STEADY if ended.get(key, 0.0) < time.time() - 2 * PERIOD - 1]
+        lately = time.time() - 2 * max(VERSIONS) - 1
+        behind += [key for key in (FIXED, FLOATING) if ended.get(key, 0.0) < lately]
         behind += [e.key for e in entries if e.kind == "add" and not e.error and e.key not in ended]
     return [f"{key}: is not up to date after {PEACE:g} s of peace" for key in behind]
 
@@ -276,6 +246,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=int, help="of what happens (by default another one each time)"
     )
     parser.add_argument("--replicas", type=int, default=3, help="at a time (%(default)s)")
+    parser.add_argument("--no-faketime", action="store_true", help="leave the clocks as they are")
     parser.add_argument("--keep", metavar="FOLDER", help="keep the ledger and the logs there")
     return parser
 

@@ -14,11 +14,14 @@ from typing import Any
 class Entry:
     """A line.
 
-    :ivar kind: ``begin`` or ``end`` of a run; ``add``, ``rename``, ``pause``, ``resume`` or
-        ``remove`` of a job; ``stop`` and ``kill`` of a replica
+    :ivar kind: ``begin`` or ``end`` of a run; ``missed`` for a run time that counts as a misfire;
+        ``add``, ``rename``, ``pause``, ``resume`` or ``remove`` of a job; ``declare`` before a
+        replica declares its jobs and ``declared`` after it; ``stop`` of a replica, and ``gone``
+        once it has ended
     :ivar at: when, on the machine's monotonic clock; of what users do, when it was asked for
     :ivar until: when that was answered, or when a stopped process went on
     :ivar error: why it failed
+    :ivar period: the interval that a replica declares for the jobs that change
     """
 
     kind: str
@@ -30,6 +33,7 @@ class Entry:
     is_takeover: bool = False
     until: float = 0.0
     error: str = ""
+    period: float = 0.0
 
 
 @dataclass

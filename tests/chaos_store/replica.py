@@ -5,6 +5,7 @@ The lines of its standard input are what users do, and at which step it is to be
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -13,10 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from apscheduler.events import EVENT_JOB_MISSED
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, current_lock
@@ -30,6 +34,14 @@ STEADY = [f"steady-{number}" for number in range(4)]
 PAUSED = [f"paused-{number}" for number in range(3)]
 # Seconds between their run times, and for which they run.
 PERIOD, TAKES = 2, 0.3
+# Jobs whose interval is another one in each version of the application: one whose start is given,
+# so that its run times are multiples of the period, and one that counts from its last run.
+FIXED, FLOATING = "changing-fixed", "changing-floating"
+# Seconds between their run times, in the one version and in the other.
+VERSIONS = (2, 3)
+# Those of the steady jobs that have a grace time, and how many seconds: less than clocks are off,
+# and more than any run is late here.
+IN_GRACE, GRACE = STEADY[:2], 60
 # Times the period for which a dead run stands against others. By default that is soon over here,
 # and then it is not run again.
 MAX_FACTOR = 300
@@ -55,14 +67,33 @@ _ledger: Ledger
 _name = ""
 
 
-def command(name: str, ledger: str) -> list[str]:
+@dataclass(frozen=True)
+class Settings:
+    """What a replica is.
+
+    :ivar name: its name
+    :ivar ledger: path of the ledger
+    :ivar period: its version: the interval of the jobs that change
+    :ivar on_loop: whether its scheduler is an ``AsyncIOScheduler``
+    :ivar coroutines: whether its jobs are coroutines
+    """
+
+    name: str
+    ledger: str
+    period: int = VERSIONS[0]
+    on_loop: bool = False
+    coroutines: bool = False
+
+
+def command(settings: Settings) -> list[str]:
     """Return the command that runs a replica; the module has its own name, as the rows have it."""
-    code = f"from {__name__} import main; main({name!r}, {ledger!r})"
-    return [sys.executable, "-c", code]
+    code = f"from {__name__} import main; main()"
+    kind = ["--coroutines"] if settings.coroutines else []
+    return [sys.executable, "-c", code, json.dumps(asdict(settings)), *kind]
 
 
-def work(key: str, seconds: float) -> None:
-    """Be a job: write down that it begins, take so long, write down that it ends."""
+def _begin(key: str) -> dict[str, Any]:
+    """Write down that a run begins; return what is to be written when it ends."""
     held = current_lock()
     assert held is not None
     assert held.run_time is not None
@@ -76,8 +107,26 @@ def work(key: str, seconds: float) -> None:
     _ledger.write("begin", **told)
     if _step == "running":
         _die()
-    time.sleep(seconds)
-    _ledger.write("end", **told)
+    return told
+
+
+# One function under one name, as in a fleet that is moved from threads to an event loop.
+if "--coroutines" in sys.argv:
+
+    async def work(key: str, seconds: float) -> None:
+        """Be a job, on the event loop."""
+        told = _begin(key)
+        await asyncio.sleep(seconds)
+        _ledger.write("end", **told)
+
+else:
+
+    def work(key: str, seconds: float) -> None:
+        """Be a job: write down that it begins, take so long, write down that it ends."""
+        told = _begin(key)
+        # Not time.sleep(): libfaketime takes its absolute time for one of the wall clock.
+        threading.Event().wait(seconds)
+        _ledger.write("end", **told)
 
 
 def _die() -> None:
@@ -101,54 +150,95 @@ def _watch(step: str, owner: Any, method: str, *, after: bool) -> None:
     setattr(owner, method, watched)
 
 
-def main(name: str, ledger: str) -> None:
+def main() -> None:
     """Run the scheduler until SIGTERM, which ends it in order, or until standard input ends."""
     global _ledger, _name  # jobs have nothing else
-    _name, _ledger = name, Ledger(Path(ledger))
+    settings = Settings(**json.loads(sys.argv[1]))
+    _name, _ledger = settings.name, Ledger(Path(settings.ledger))
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stdout
     )
     for step, (owner, method, after) in STEPS.items():
         _watch(step, owner, method, after=after)
-    url = os.environ["DATABASE_URL"]
-    scheduler = BackgroundScheduler(
-        jobstores={"default": TaskLockJobStore(url, functions=["tests."], replica_id=name)},
-        executors={
-            "default": TaskLockExecutor(
-                url,
-                replica_id=name,
-                failover=True,
-                lease=LEASE,
-                poll_interval=0.5,
-                max_takeovers=1000,
-                max_factor=MAX_FACTOR,
-                claim_timeout=CLAIM_TIMEOUT,
-                max_workers=4,
-            )
-        },
-        job_defaults={"misfire_grace_time": None, "coalesce": False},
-    )
+    if settings.on_loop:
+        asyncio.run(_serve(settings))
+        return
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    for key in [*STEADY, *PAUSED]:
-        _add(scheduler, key, replace_existing=True)
-    while True:
-        try:
-            scheduler.start()
-            break
-        except Exception as error:  # noqa: BLE001  # the database is away: as a container restarts
-            print(f"not started: {error!r}", flush=True)
-            os.execv(sys.executable, command(name, ledger))  # noqa: S606  # no shell
-    threading.Thread(target=_listen, args=(scheduler, over), daemon=True).start()
-    print("started", flush=True)
+    scheduler = _make(BackgroundScheduler, settings, {"max_workers": 4})
+    _start(scheduler, settings)
+    threading.Thread(target=_listen, args=(scheduler, over.set), daemon=True).start()
     over.wait()
     scheduler.shutdown(wait=True)
 
 
-def _listen(scheduler: Any, over: threading.Event) -> None:
+async def _serve(settings: Settings) -> None:
+    """Do as a server whose lifespan starts the scheduler and shuts it down."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, over.set)
+    scheduler = _make(AsyncIOScheduler, settings, {})
+    _start(scheduler, settings)
+
+    def end() -> None:
+        loop.call_soon_threadsafe(over.set)
+
+    threading.Thread(target=_listen, args=(scheduler, end), daemon=True).start()
+    await over.wait()
+    scheduler.shutdown()
+    # It is shut down by a callback of the loop. Servers wait for the task of the lifespan.
+    await asyncio.sleep(0)
+
+
+def _make(kind: Any, settings: Settings, options: dict[str, Any]) -> Any:
+    url = os.environ["DATABASE_URL"]
+    executor = TaskLockExecutor(
+        url,
+        replica_id=_name,
+        failover=True,
+        lease=LEASE,
+        poll_interval=0.5,
+        max_takeovers=1000,
+        max_factor=MAX_FACTOR,
+        claim_timeout=CLAIM_TIMEOUT,
+        **options,
+    )
+    scheduler = kind(
+        jobstores={"default": TaskLockJobStore(url, functions=["tests."], replica_id=_name)},
+        executors={"default": executor},
+        job_defaults={"misfire_grace_time": None, "coalesce": False},
+    )
+    scheduler.add_listener(_note_missed, EVENT_JOB_MISSED)
+    for key in [*STEADY, *PAUSED]:
+        grace = GRACE if key in IN_GRACE else None
+        _add(scheduler, key, misfire_grace_time=grace, replace_existing=True)
+    _add(scheduler, FIXED, seconds=settings.period, replace_existing=True)
+    _add(scheduler, FLOATING, seconds=settings.period, start_date=None, replace_existing=True)
+    return scheduler
+
+
+def _note_missed(event: Any) -> None:
+    run_time = event.scheduled_run_time.timestamp()
+    _ledger.write("missed", replica=_name, key=event.job_id, run_time=run_time)
+
+
+def _start(scheduler: Any, settings: Settings) -> None:
+    """Start the scheduler, which declares the jobs; write down when, and how that went."""
+    version = {"replica": _name, "period": settings.period}
+    _ledger.write("declare", **version)
+    try:
+        scheduler.start()
+    except Exception as error:  # noqa: BLE001  # the database is away: as a container restarts
+        _ledger.write("declared", **version, error=repr(error))
+        print(f"not started: {error!r}", flush=True)
+        os.execv(sys.executable, command(settings))  # noqa: S606  # no shell
+    _ledger.write("declared", **version)
+    print("started", flush=True)
+
+
+def _listen(scheduler: Any, end: Callable[[], None]) -> None:
     for line in sys.stdin:
         threading.Thread(target=_do, args=(scheduler, json.loads(line)), daemon=True).start()
-    over.set()
+    end()
 
 
 def _do(scheduler: Any, asked: dict[str, Any]) -> None:
@@ -171,10 +261,10 @@ def _do(scheduler: Any, asked: dict[str, Any]) -> None:
         _ledger.write(kind, begun, replica=_name, key=key, until=time.monotonic(), error=error)
 
 
-def _change(scheduler: Any, kind: str, key: str, after: float = 0.0, takes: float = 0.0) -> None:
+def _change(scheduler: Any, kind: str, key: str, at: float = 0.0, takes: float = 0.0) -> None:
     if kind == "add":
-        at = datetime.now(timezone.utc) + timedelta(seconds=after)
-        scheduler.add_job(work, "date", run_date=at, id=key, args=[key, takes])
+        run_date = datetime.fromtimestamp(at, timezone.utc)
+        scheduler.add_job(work, "date", run_date=run_date, id=key, args=[key, takes])
     elif kind == "add recurring":
         _add(scheduler, key)
     elif kind == "rename":
@@ -184,12 +274,9 @@ def _change(scheduler: Any, kind: str, key: str, after: float = 0.0, takes: floa
 
 
 def _add(scheduler: Any, key: str, **options: Any) -> None:
-    scheduler.add_job(
-        work,
-        "interval",
-        seconds=PERIOD,
-        args=[key, TAKES],
-        id=key,
-        start_date=datetime(2020, 1, 1, tzinfo=timezone.utc),
+    interval = {
+        "seconds": PERIOD,
+        "start_date": datetime(2020, 1, 1, tzinfo=timezone.utc),
         **options,
-    )
+    }
+    scheduler.add_job(work, "interval", args=[key, TAKES], id=key, **interval)
