@@ -110,6 +110,7 @@ ALLOWED = {
         "_instances",
         "_jobstore_alias",
         "_jobstores",
+        "_jobstores_lock",
         "_max_workers",
         "_pool",
         "_real_add_job",
