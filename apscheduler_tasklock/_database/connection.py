@@ -202,7 +202,7 @@ def connector(
         try:
             connection.adapters.register_loader("timestamptz", _TimeOrEndLoader)
             with bounded_waits(connection, attempt, Deadline(closing)):
-                if not _is_direct(connection):
+                if not is_direct(connection):
                     connection.prepare_threshold = None
         except BaseException:
             connection.close()
@@ -224,7 +224,7 @@ def connect_parameters(url: URL) -> dict[str, Any]:
     return parameters
 
 
-def _is_direct(connection: psycopg.Connection[Any]) -> bool:
+def is_direct(connection: psycopg.Connection[Any]) -> bool:
     """Tell whether the server process is the one that was named at the login.
 
     A pooler answers the login by itself, and so with a process id of its own making. One that knows
@@ -232,5 +232,5 @@ def _is_direct(connection: psycopg.Connection[Any]) -> bool:
     and as every psycopg gives its statements the same names, a release of ours could there run what
     the application has prepared, or the other way round, without an error.
     """
-    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    row = raw_cursor(connection).execute("SELECT pg_backend_pid()").fetchone()
     return row is not None and row[0] == connection.info.backend_pid

@@ -288,12 +288,12 @@ def make_second_pool(
     attempt = attempt_limit(timeout)
     if isinstance(database, Engine):
         engine = database
-        return Pool(OwnConnection(lambda: _open_apart(engine), ended), attempt, own=False)
+        return Pool(OwnConnection(lambda: open_apart(engine), ended), attempt, own=False)
     connect = connector(as_url(database), attempt, application_name, None)
     return Pool(OwnConnection(connect, ended), attempt, own=True)
 
 
-def _open_apart(engine: Engine) -> psycopg.Connection[Any]:
+def open_apart(engine: Engine) -> psycopg.Connection[Any]:
     """Open a connection as an application's engine does, of which its pool knows nothing."""
     # By a pool for this one: the engine's may be used up, or locked for ever in a forked child.
     proxy = engine.pool.recreate().connect()
