@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from datetime import datetime, timedelta, timezone
@@ -38,12 +39,14 @@ from apscheduler_tasklock import (
     TaskLockOptionError,
     TaskLocks,
     TaskLockSchemaError,
+    upgrade,
 )
 from apscheduler_tasklock._lock.jobs import HAND_OUT
 from apscheduler_tasklock._scheduler import registration
 from apscheduler_tasklock.jobstore.due import RENEW_AFTER
+from apscheduler_tasklock.jobstore.inside import running_jobs
 from apscheduler_tasklock.jobstore.triggers import encode_trigger
-from tests.support.internals import jobs_lock
+from tests.support.internals import jobs_lock, pool_of, replace_passes
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, pass_on
 from tests.support.roles import role
@@ -115,6 +118,54 @@ def make(database_url: str) -> Iterator[Make]:
             return replica
 
         yield make
+
+
+def wait_for_one_due_after(replica: StoreReplica, key: str, moment: datetime) -> None:
+    """Wait until a job has run that came due after a moment.
+
+    Whatever was due by then was looked for together with it, or before.
+    """
+    later = f"{key}-later"
+    run_date = moment + timedelta(seconds=0.1)
+    replica.scheduler.add_job(
+        note, "date", run_date=run_date, args=[later], id=later, misfire_grace_time=None
+    )
+    replica.runs(later)
+
+
+def handed_out(connection: Connection) -> int:
+    """Return how many jobs are handed out."""
+    return connection.execute("SELECT FROM task_lock_job WHERE handed_to IS NOT NULL").rowcount
+
+
+def queue(replica: StoreReplica, key: str, gate: Gate) -> None:
+    """Let a job wait for the only worker, of which the job store does not know that it is busy."""
+    pool_of(replica.executor).submit(gate.event.wait, 60)
+    replica.run_at(note, key)
+
+
+# What a user may do that makes a job due, by what is tested with it.
+CHANGES: dict[str, Callable[[StoreReplica, str], Any]] = {
+    "adds it": lambda replica, key: replica.run_at(note, key),
+    "adds it for later": lambda replica, key: replica.run_at(note, key, after=0.5),
+    "moves it": lambda replica, key: replica.scheduler.modify_job(key, next_run_time=now()),
+    "gives it another schedule": lambda replica, key: replica.scheduler.reschedule_job(
+        key, trigger="date", run_date=now()
+    ),
+}
+
+
+def listens_and_has_looked(connection: Connection, replica: StoreReplica) -> int:
+    """Tell whether a replica listens, and has looked for what it may have missed before that."""
+    name = f"tasklock {replica.store.locks.replica_id}"
+    return connection.execute(
+        "SELECT FROM pg_stat_activity AS listening JOIN pg_stat_activity AS looking"
+        " USING (datname, application_name) WHERE application_name = %s"
+        " AND listening.state = 'idle' AND listening.query LIKE 'LISTEN %%'"
+        " AND looking.state = 'idle' AND looking.query LIKE '%%json_to_recordset(%%'"
+        " AND looking.query_start > listening.state_change",
+        [name],
+    ).rowcount
 
 
 class TestRuns:
@@ -325,7 +376,7 @@ class TestRunning:
         replicas[0].runs(key)
         row = job_row(connection, key)
         assert row is not None
-        eventually(lambda: now() > row["next_run_time"] + timedelta(seconds=1.5))
+        wait_for_one_due_after(replicas[0], key, row["next_run_time"])
         assert len(ran[key]) == 1
         gate.open()
         replicas[0].runs(key, 2)
@@ -339,13 +390,13 @@ class TestRunning:
         )
         replica.runs(key)
         with closing(TaskLocks(database_url)) as operator:
-            due_at = operator.tasks()[0].due_at
+            due_at = operator.tasks(key)[0].due_at
             assert due_at is not None
-            eventually(lambda: now() > due_at)
+            wait_for_one_due_after(replica, key, due_at)
             replica.scheduler.pause()
             gate.open()
-            eventually(lambda: operator.tasks()[0].finished_at)
-            [task] = operator.tasks()
+            eventually(lambda: operator.tasks(key)[0].finished_at)
+            [task] = operator.tasks(key)
         assert task.due_at == task.finished_at
 
     def test_a_job_can_add_and_remove_its_own_id_while_it_runs(
@@ -381,12 +432,13 @@ class TestRunning:
         try:
             locks.pause(key)
             replica.idle()
-            paused_at, count = now(), len(ran[key])
+            count = len(ran[key])
             replica.run_at(
                 note, f"{key}-once", args=[f"{key}-once"], kwargs={"task_lock": {"name": key}}
             )
-            connection.execute("UPDATE task_lock_job SET task_name = %s", [key])
-            eventually(lambda: now() > paused_at + timedelta(seconds=2.5))
+            rename = "UPDATE task_lock_job SET task_name = %s WHERE id = %s"
+            connection.execute(rename, [key, f"{key}-once"])
+            wait_for_one_due_after(replica, key, now() + timedelta(seconds=1.5))
             assert (len(ran[key]), ran[f"{key}-once"]) == (count, [])
             locks.resume(key)
             resumed_at = now()
@@ -418,7 +470,7 @@ class TestRunning:
             replica.scheduler.modify_job(key, next_run_time=now())
             due = job_row(connection, key)
             assert due is not None
-            eventually(lambda: now() > due["next_run_time"] + timedelta(seconds=0.1))
+            wait_for_one_due_after(replica, key, due["next_run_time"])
             locks.resume(key)
         finally:
             locks.close()
@@ -460,7 +512,8 @@ class TestUsersChanges:
         self, make: Make, key: str
     ) -> None:
         one, other = make(), make()
-        for number in range(10):
+        kept = f"{key}-10"
+        for number in range(11):
             job_id = f"{key}-{number}"
             one.scheduler.add_job(
                 note, "interval", seconds=0.2, args=[job_id], id=job_id, misfire_grace_time=None
@@ -476,8 +529,7 @@ class TestUsersChanges:
             one.idle()  # a run that was claimed just before may still begin
             other.idle()
             counts[job_id] = len(ran[job_id])
-        later = now() + timedelta(seconds=1)
-        eventually(lambda: now() > later)
+        one.runs(kept, len(ran[kept]) + 5)
         assert {job_id: len(ran[job_id]) for job_id in counts} == counts
 
     def test_of_different_attributes_at_once_both_stay(self, make: Make, key: str) -> None:
@@ -514,13 +566,19 @@ class TestUsersChanges:
         assert one.scheduler.get_jobs() == []
         assert "removed, for all replicas: 1" in caplog.text
 
-    def test_wake_a_replica_that_sleeps(self, make: Make, key: str) -> None:
-        """By LISTEN, or within the poll's interval."""
-        one = make(store={"poll_interval": 0.2}, executor=ThreadPoolExecutor(1))
-        adds = make(start=False)
-        adds.scheduler.start(paused=True)
-        adds.run_at(note, key)
-        one.runs(key)
+    @pytest.mark.direct("a pooler tells nobody")
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_reach_a_replica_that_polls_each_minute(
+        self, make: Make, key: str, connection: Connection, change: str
+    ) -> None:
+        changing = make(start=False)
+        changing.scheduler.start(paused=True)  # so that only the other one can run it
+        if not change.startswith("adds it"):
+            changing.scheduler.add_job(note, "cron", year=2099, args=[key], id=key)
+        sleeper = make(store={"poll_interval": 60, "replica_id": f"sleeper of {key}"})
+        eventually(lambda: listens_and_has_looked(connection, sleeper))
+        CHANGES[change](changing, key)
+        sleeper.runs(key)
 
 
 class TestDeclaredJobs:
@@ -840,14 +898,21 @@ class TestLimits:
         with pytest.raises(TaskLockOptionError, match="needs functions="):
             TaskLockJobStore(database_url)
 
-    def test_the_executor_has_to_have_its_locks_beside_the_jobs(self, database_url: str) -> None:
+    @pytest.mark.parametrize("place", [{"table": "other"}, {"schema": "elsewhere"}])
+    def test_the_executor_has_to_have_its_locks_beside_the_jobs(
+        self, database_url: str, direct_url: str, place: dict[str, str]
+    ) -> None:
+        upgrade(direct_url, **place)  # so that all is there, but in two places
+        executor = TaskLockExecutor(database_url, **place)
         scheduler = BackgroundScheduler(
             jobstores={"default": TaskLockJobStore(database_url, functions=["tests."])},
-            executors={"default": TaskLockExecutor(database_url, table="other")},
+            executors={"default": executor},
         )
-        with pytest.raises((TaskLockOptionError, TaskLockSchemaError)):
-            scheduler.start()
-        scheduler.state = 0
+        try:
+            with pytest.raises(TaskLockOptionError, match="'default' has its task locks in"):
+                scheduler.start()
+        finally:
+            executor.shutdown()
 
     def test_two_stores_of_one_scheduler_cannot_have_one_table(
         self, make: Make, database_url: str
@@ -947,8 +1012,8 @@ class TestDatabase:
         with pytest.raises(TaskLockDatabaseError):
             replica.scheduler.get_job(key)
         replica.idle()
-        count, later = len(ran[key]), now() + timedelta(seconds=2)
-        eventually(lambda: now() > later)
+        count, refused = len(ran[key]), proxy.refused
+        eventually(lambda: proxy.refused >= refused + 10)
         assert len(ran[key]) == count
         assert replica.executor.health().live
         proxy.accepting = True
@@ -1136,10 +1201,11 @@ class TestHandOuts:
         self, make: Make, key: str, connection: Connection
     ) -> None:
         drained = make()
+        drained.scheduler.add_executor(ThreadPoolExecutor(1), "plain")
         assert drained.executor.drain(5)
         drained.run_at(note, key)
-        later = now() + timedelta(seconds=1)
-        eventually(lambda: now() > later)
+        drained.run_at(note, f"{key}-plain", args=[f"{key}-plain"], executor="plain", after=0.2)
+        drained.runs(f"{key}-plain")
         row = job_row(connection, key)
         assert row is not None
         assert (ran[key], row["handed_to"]) == ([], None)
@@ -1153,13 +1219,7 @@ class TestHandOuts:
         try:
             with jobs_lock(replica.scheduler):
                 replica.run_at(note, key)
-                eventually(
-                    lambda: (
-                        connection.execute(
-                            "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL"
-                        ).rowcount
-                    )
-                )
+                eventually(lambda: handed_out(connection))
                 held = locks.hold(key, min_lock=0, max_lock=60)
                 held.__enter__()
             refused = replica.one(EVENT_TASK_LOCK_REFUSED, key)
@@ -1179,61 +1239,57 @@ class TestHandOuts:
             adds = make(start=False)
             adds.scheduler.start(paused=True)
             adds.run_at(note, key, misfire_grace_time=60)
-            eventually(
-                lambda: (
-                    connection.execute(
-                        "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL"
-                    ).rowcount
-                )
-            )
+            eventually(lambda: handed_out(connection))
             adds.scheduler.resume()
             adds.runs(key)
             assert not [e for e in blocked.events if e.code == EVENT_TASK_LOCK_GRANTED]
         assert len(ran[key]) == 1
 
-    def test_what_waits_for_a_worker_is_renewed_and_its_carrier_fenced_off_when_it_is_given_back(
+    def test_what_waits_for_a_worker_is_renewed(
         self, make: Make, key: str, gate: Gate, connection: Connection
     ) -> None:
-        """The worker is taken by a job of another store after the hand-out was submitted."""
+        queue(make(max_workers=1), key, gate)
+        ends: dict[Any, set[datetime]] = defaultdict(set)  # of each hand-out
+
+        def is_renewed() -> bool:
+            row = job_row(connection, key)
+            assert row is not None
+            if row["handed_id"] is not None:
+                ends[row["handed_id"]].add(row["handed_until"])
+            return any(len(each) > 1 for each in ends.values())
+
+        eventually(is_renewed)
+        assert ran[key] == []
+
+    def test_what_waits_too_long_is_given_back_and_its_queued_carrier_fenced_off(
+        self, make: Make, key: str, gate: Gate
+    ) -> None:
         replica = make(max_workers=1)
-        replica.scheduler.add_jobstore("memory", "here")
-        with jobs_lock(replica.scheduler):
-            replica.run_at(note_and_wait, key, jobstore="here", id=f"{key}-here")
-            replica.run_at(note, f"{key}-stored", misfire_grace_time=None)
-            eventually(
-                lambda: (
-                    connection.execute(
-                        "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL"
-                    ).rowcount
-                )
-            )
-        replica.runs(key)
-        other = make()
-        other.runs(f"{key}-stored")
+        queue(replica, key, gate)
+        eventually(lambda: key in running_jobs(replica.executor))
+        make().runs(key)
         gate.open()
         replica.idle()
-        assert len(ran[f"{key}-stored"]) == 1
+        assert len(ran[key]) == 1
 
-    def test_a_shutdown_gives_them_back(self, make: Make, key: str, connection: Connection) -> None:
+    def test_a_scheduler_that_is_paused_gives_them_back(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
         replica = make()
         with jobs_lock(replica.scheduler):
             replica.run_at(note, key)
-            eventually(
-                lambda: (
-                    connection.execute(
-                        "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL"
-                    ).rowcount
-                )
-            )
+            eventually(lambda: handed_out(connection))
             replica.scheduler.pause()
-            eventually(
-                lambda: (
-                    not connection.execute(
-                        "SELECT FROM task_lock_job WHERE handed_to IS NOT NULL"
-                    ).rowcount
-                )
-            )
+            eventually(lambda: not handed_out(connection))
+        make().runs(key)
+
+    def test_a_shutdown_gives_them_back(self, make: Make, key: str, connection: Connection) -> None:
+        replica = make()
+        replace_passes(replica.scheduler, lambda: None)  # which would take them
+        replica.run_at(note, key)
+        eventually(lambda: handed_out(connection))
         replica.shutdown()
+        assert (handed_out(connection), ran[key]) == (0, [])
         make().runs(key)
 
     def test_after_a_restart_of_the_scheduler_it_goes_on(self, make: Make, key: str) -> None:
