@@ -54,6 +54,7 @@ class ExecutorJobs:
         self._submit = submit
         self._clock = clock
         self._schedules: dict[JobKey, tuple[Any, str]] = {}
+        self._told_missing: set[str] = set()  # references of functions
 
     def resolve(self, job: Any, jobstore: str) -> ResolvedTask:
         """Return the task that a job is, and its lock options.
@@ -137,10 +138,12 @@ class ExecutorJobs:
         return submission.for_dead_run(dead, is_stored=self._scheduler.hands_out(key[1]))
 
     def requested(self, key: JobKey, task_name: str, request_id: UUID) -> Submission | None:
-        """Return what runs a job by hand, if it is there; also while it is paused."""
+        """Return what runs a job by hand, if it is there and can run; also while it is paused."""
         job = self._scheduler.job(*key)
-        task = None if job is None else self._resolved(job, key[1])
-        if job is None or task is None or task.name != task_name:
+        if job is None or not self._can_run(job):
+            return None
+        task = self._resolved(job, key[1])
+        if task is None or task.name != task_name:
             return None
         now = self._now().astimezone(self._scheduler.timezone)
         submission = self.submission(job, key[1], task, [now])
@@ -230,17 +233,34 @@ class ExecutorJobs:
         self._submit(submission, not_now)
 
     def _find(self, key: JobKey, task_name: str, runs: str) -> tuple[Any, ResolvedTask] | None:
-        """Return a job as it is now, if it is not paused and still is this task.
+        """Return a job as it is now, if it is not paused, can run here, and still is this task.
 
         One of the job store that has ended is found until its run is over.
         """
         job = self._scheduler.job(*key) or self._scheduler.ended_job(*key)
         if job is None or (job.next_run_time is None and not getattr(job, "has_ended", False)):
             return None
+        if not self._can_run(job):
+            return None
         task = self._resolved(job, key[1])
         if task is None or task.name != task_name or what_runs(job) != runs:
             return None
         return job, task
+
+    def _can_run(self, job: Any) -> bool:
+        """Tell whether a job's function is here. If not, a replica that has it runs the job."""
+        if getattr(job, "has_function", True):
+            return True
+        reference = function_reference(job)
+        if reference not in self._told_missing:  # for a function once, as of what is due
+            self._told_missing.add(reference)
+            logger.warning(
+                "Job %r: a run that died, or was asked for by hand, is left to other replicas: "
+                "its function %r is not available here",
+                job.id,
+                reference,
+            )
+        return False
 
     def tell_what_the_lock_limits(self, job: Any, jobstore: str, task: ResolvedTask) -> None:
         """Log what of a job's own settings the lock does not leave as it is."""

@@ -53,11 +53,13 @@ class StoredJob(Job):  # type: ignore[misc]  # APScheduler has no types
     """A job as it was read for a user.
 
     :ivar row: what was read, with which changes are compared
+    :ivar has_function: whether its function was loaded, so that this replica may run it
     """
 
-    __slots__ = ("row",)
+    __slots__ = ("has_function", "row")
 
     row: JobRow
+    has_function: bool
 
     @property
     def has_ended(self) -> bool:
@@ -196,10 +198,12 @@ class SchedulerInside:
         """Let it be called no more."""
         self._scheduler.remove_listener(listener)
 
-    def make_stored(self, attributes: Mapping[str, Any], row: JobRow) -> StoredJob:
+    def make_stored(
+        self, attributes: Mapping[str, Any], row: JobRow, *, has_function: bool
+    ) -> StoredJob:
         """Return a job as it is shown to users."""
         job: StoredJob = self._make(StoredJob, attributes)
-        job.row = row
+        job.row, job.has_function = row, has_function
         return job
 
     def make_handed_out(

@@ -523,6 +523,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
                 **attributes,
             },
             row,
+            has_function=not isinstance(function, MissingFunction),
         )
 
     def __repr__(self) -> str:

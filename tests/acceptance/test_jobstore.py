@@ -381,6 +381,24 @@ class TestEachPromise:
             assert ledger.runs("job", 2)[1]["pid"] == new.pid
         assert old.said.count("cannot be imported here") == bool(says)
 
+    def test_a_run_that_died_is_left_to_where_its_function_is(
+        self, start: Start, ledger: Ledger
+    ) -> None:
+        """As in a rolling deployment: the old version finds it first."""
+        job = one_off("job", 3, func="tests.acceptance.new_version:work")
+        first = start(executor=FAILOVER, jobs=[job])
+        ledger.runs("job")
+        old = start(executor=FAILOVER, lacks=["tests.acceptance.new_version"]).started()
+        first.kill()
+        eventually(lambda: "is left to other replicas" in old.said)
+        new = start(executor=FAILOVER).started()
+        again = ledger.runs("job", 2)[1]
+        assert (again["pid"], again["is_takeover"]) == (new.pid, True)
+        eventually(lambda: jobs_left(ledger) == 0)
+        assert ledger.of("job")[1]["ended_at"] is not None
+        assert len(ledger.of("job")) == 2
+        assert old.said.count("is left to other replicas") == 1
+
     def test_a_database_that_is_away_ends_no_scheduler_and_users_are_told(
         self, start: Start, ledger: Ledger, direct_url: str
     ) -> None:

@@ -790,6 +790,47 @@ class TestRunsWhereItCan:
         eventually(lambda: job_row(connection, key) is None)
 
     @pytest.mark.direct("the proxy leads to the server")
+    def test_a_dead_run_is_not_taken_over_where_its_function_is_not_allowed(
+        self,
+        make: Make,
+        key: str,
+        gate: Gate,
+        proxy: Proxy,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        failover = {"failover": True, "lease": 2, "poll_interval": 0.3}
+        holder = make(database=proxy.url, **failover)
+        holder.run_at(note_and_wait, key)
+        holder.runs(key)
+        lacking = make(store={"functions": ["elsewhere."]}, **failover)
+        proxy.accepting = False  # the holder is as good as dead
+        proxy.cut_all()
+        eventually(lambda: "is left to other replicas" in caplog.text)
+        row = job_row(connection, key)
+        assert row is not None
+        assert (row["ended"], len(ran[key]), lacking.codes(key)) == (True, 1, [])
+        make(**failover).runs(key, 2)
+        assert lacking.codes(key) == []
+        assert caplog.text.count("is left to other replicas") == 1
+
+    def test_a_run_by_hand_is_not_begun_where_its_function_is_not_allowed(
+        self, make: Make, key: str, database_url: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        having = make(poll_interval=0.3)
+        having.scheduler.add_job(note, "cron", year=2099, args=[key], id=key)
+        lacking = make(store={"functions": ["elsewhere."]}, poll_interval=0.3)
+        with closing(TaskLocks(database_url)) as locks:
+            eventually(lambda: sum(key in seen.tasks for seen in locks.replicas()) == 2)
+            having.shutdown()
+            locks.request_run(key)
+            eventually(lambda: "is left to other replicas" in caplog.text)
+            assert locks.runs(key) == []
+            make(poll_interval=0.3).runs(key)
+            [run] = eventually(lambda: locks.runs(key))
+        assert (run.kind, run.outcome, lacking.codes(key)) == ("manual", "ok", [])
+
+    @pytest.mark.direct("the proxy leads to the server")
     def test_a_job_without_a_lock_runs_also_if_the_next_ones_answer_is_lost(
         self, make: Make, key: str, proxy: Proxy
     ) -> None:
