@@ -292,15 +292,14 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         if self._is_computed(job):
             self._set_start(job)
             job.next_run_time = self._first_time(job)
-        definition = self._codec.encode(job)
-        change = self._change_to(job, definition, job.next_run_time)
-        add = partial(self.locks.jobs.add, job_id=job.id, change=change, added_id=uuid4())
-        if not self._ask(add):
+        if not self._add(job, self._codec.encode(job)):
             raise ConflictingIdError(job.id)
         self._changed(job)
 
     def update_job(self, job: Any) -> None:
         """Save what a user has changed of a job; of one that a scheduler runs, nothing.
+
+        A job that is declared with ``replace_existing=True`` is added if it is gone by now.
 
         :raises JobLookupError: there is no such job
         :raises TaskLockOptionError: as :meth:`add_job`
@@ -315,10 +314,15 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             definition = self._codec.encode(job)
         for _ in range(MOST_CHANGES):
             row = self._ask(partial(self.locks.jobs.read, job_id=job.id))
-            if row is None:
-                raise JobLookupError(job.id)
-            update = self._save if is_stored else self._declare
-            if update(job, definition, row):
+            if is_stored:
+                if row is None:
+                    raise JobLookupError(job.id)
+                is_done = self._save(job, definition, row)
+            elif row is None:  # it has ended, or was removed, since its id was taken
+                is_done = self._add(job, definition)
+            else:
+                is_done = self._declare(job, definition, row)
+            if is_done:
                 self._changed(job)
                 return
         raise TaskLockError(f"job {job.id!r} is changed by others all the time; nothing was saved")
@@ -424,6 +428,12 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         columns = {**definition.columns, "signature": signature}
         return JobChange(columns, next_run_time, task_name)
 
+    def _add(self, job: Any, definition: Definition) -> bool:
+        """Add a job; tell whether its id was free."""
+        change = self._change_to(job, definition, job.next_run_time)
+        add = partial(self.locks.jobs.add, job_id=job.id, change=change, added_id=uuid4())
+        return self._ask(add)
+
     def _save(self, job: StoredJob, definition: Definition, row: JobRow) -> bool:
         """Write what was changed of a job since it was read; tell whether that succeeded.
 
@@ -468,7 +478,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
                 next_run_time = row.next_run_time
         elif not is_explicit:
             moves = True
-            next_run_time = _first_run_time(definition, self._first_time(job), row)
+            next_run_time = _first_run_time(job, definition, row, self._first_time(job))
         job.next_run_time = next_run_time and next_run_time.astimezone(self._inside.timezone)
         stays = _is_same_moment(next_run_time, row.next_run_time)
         if definition == now and stays and self._is_ours(row):
@@ -541,18 +551,21 @@ def _is_same_moment(one: datetime | None, other: datetime | None) -> bool:
     return one.timestamp() == other.timestamp()
 
 
-def _first_run_time(
-    definition: Definition, computed: datetime | None, row: JobRow
-) -> datetime | None:
-    """Return the first run time under a schedule that was changed.
+def _first_run_time(job: Any, definition: Definition, row: JobRow) -> datetime | None:
+    """Return the first run time under a schedule that was changed; ``None`` if there is none.
 
     An interval without a start counts from the last run: else replicas of an old and a new version
     that restart over and over would push the job ahead of themselves for ever.
+
+    :param job: whose next run time is that of a job that is new
     """
+    computed: datetime | None = job.next_run_time
     if definition.trigger.get("type") != "interval" or not has_default_start(definition.trigger):
         return computed
-    if row.last_run_time is not None:
-        days, seconds, microseconds = definition.trigger["length"]
-        return row.last_run_time + timedelta(days, seconds, microseconds)
     times = [time for time in (computed, row.next_run_time) if time is not None]
-    return min(times, default=None)
+    if row.last_run_time is not None:
+        times = [row.last_run_time + job.trigger.interval]
+    first, end = min(times, default=None), job.trigger.end_date
+    if first is None or end is None:
+        return first
+    return first if max(first, datetime.now(timezone.utc)) <= end else None

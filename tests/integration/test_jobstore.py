@@ -52,6 +52,7 @@ from tests.support.proxy import Proxy, pass_on
 from tests.support.roles import role
 from tests.support.stored_jobs import (
     Gate,
+    OwnTrigger,
     StoreReplica,
     note,
     note_and_fail,
@@ -658,6 +659,62 @@ class TestDeclaredJobs:
         assert first is not None
         assert row is not None
         assert row["next_run_time"] == first["next_run_time"]
+
+    def test_with_another_interval_that_has_ended_have_no_next_run_time(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make()
+        declare = {"args": [key], "id": key, "replace_existing": True}
+        replica.scheduler.add_job(note, "interval", hours=1, next_run_time=now(), **declare)
+        replica.runs(key)
+        next_run_times = []
+        for hours, end in [(2, timedelta(hours=-1)), (3, timedelta(hours=1))]:
+            trigger = {"trigger": "interval", "hours": hours, "end_date": now() + end}
+            replica.scheduler.add_job(note, **trigger, **declare)
+            row = job_row(connection, key)
+            assert row is not None
+            next_run_times.append(row["next_run_time"])
+        assert next_run_times == [None, None]
+
+    def test_with_another_schedule_are_resumed(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make()
+        replica.scheduler.add_job(note, "cron", hour=3, args=[key], id=key)
+        replica.scheduler.pause_job(key)
+        declare = {"args": [key], "id": key, "replace_existing": True}
+        replica.scheduler.add_job(note, "cron", hour=4, **declare)
+        row = job_row(connection, key)
+        assert row is not None
+        assert row["next_run_time"] > now()
+
+    def test_that_end_or_are_removed_at_that_moment_are_added(
+        self, database_url: str, key: str, connection: Connection
+    ) -> None:
+        class Slow(TaskLockJobStore):
+            """Meanwhile the job that has the id is removed."""
+
+            def add_job(self, job: Any) -> None:
+                try:
+                    super().add_job(job)
+                except ConflictingIdError:
+                    connection.execute("DELETE FROM task_lock_job WHERE id = %s", [job.id])
+                    raise
+
+        scheduler = BackgroundScheduler(
+            jobstores={"default": Slow(database_url, functions=["tests."])},
+            executors={"default": TaskLockExecutor(database_url)},
+        )
+        scheduler.start()
+        try:
+            declare = {"args": [key], "id": key, "replace_existing": True}
+            scheduler.add_job(note, "cron", hour=3, **declare)
+            scheduler.add_job(note, "cron", hour=4, **declare)
+            row = job_row(connection, key)
+        finally:
+            scheduler.shutdown()
+        assert row is not None
+        assert (row["version"], row["trigger"]["fields"]["hour"]) == (1, "4")
 
     @pytest.mark.parametrize("started", [True, False])
     def test_with_a_next_run_time_have_that(
@@ -1388,6 +1445,13 @@ def test_every_replica_has_a_recurring_job_whoever_has_added_it(
         other.runs(key)
         other.scheduler.remove_job(key)
         eventually(lambda: locks.tasks(key)[0].gone)
+
+
+def test_a_job_whose_trigger_is_pickled_comes_again_too(make: Make, key: str) -> None:
+    replica = make(store={"serializer": "pickle", "secret": "a secret of ours"})
+    replica.scheduler.add_job(note, OwnTrigger(hour=3), args=[key], id=key)
+    replica.run_at(note, f"{key}-once", after=3600)
+    assert [task.job_id for task in replica.store.recurring_tasks()] == [key]
 
 
 def test_an_event_loop_is_not_held_up_while_the_database_does_not_answer(

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from apscheduler.triggers.cron import CronTrigger
+
 from apscheduler_tasklock import TaskLockJobStore, current_lock
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
@@ -50,6 +52,12 @@ def note_and_fail(key: str) -> None:
 
 async def note_on_the_loop(key: str) -> None:
     note(key)
+
+
+class OwnTrigger(CronTrigger):  # type: ignore[misc]  # APScheduler has no types
+    """A trigger that JSON cannot hold, since it is not one of APScheduler's."""
+
+    __slots__ = ()
 
 
 class Gate:
