@@ -163,6 +163,8 @@ class SchedulerAdapter:
         return job if job is not None and self._is_ours(job) else None
 
     def _is_ours(self, job: Any) -> bool:
+        if not getattr(job, "is_readable", True):  # which only users' calls are to see
+            return False
         return self._scheduler._executors.get(job.executor) is self._executor
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from apscheduler.triggers.base import BaseTrigger
+
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.jobstore.triggers import (
     declared_schedule,
@@ -17,7 +19,13 @@ from apscheduler_tasklock.jobstore.triggers import (
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
 from apscheduler_tasklock.jobstore.values import UnreadableError, UnstorableError, decode, encode
 
-_OPTIONS = ("name", "misfire_grace_time", "coalesce", "max_instances")
+# With the types that APScheduler lets them have.
+_OPTIONS: Mapping[str, type | tuple[type, ...]] = {
+    "name": str,
+    "misfire_grace_time": (int, type(None)),
+    "coalesce": bool,
+    "max_instances": int,
+}
 _PICKLE = "pickle"
 
 
@@ -71,6 +79,28 @@ class MissingFunction:
         raise LookupError(f"the function {self._reference!r} is not available in this process")
 
 
+class UnreadableTrigger(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
+    """Stands for the trigger of a job whose row cannot be read.
+
+    :param error: why it cannot
+    """
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: UnreadableError) -> None:
+        self._error = error
+
+    def get_next_fire_time(self, _previous_fire_time: Any, _now: Any) -> Any:
+        """Say that nobody knows. Of a job without a next time, ``resume_job`` would remove the row.
+
+        :raises UnreadableError: always
+        """
+        raise UnreadableError(f"it has no next run time that is known: {self}")
+
+    def __str__(self) -> str:
+        return f"unreadable: {self._error}"
+
+
 class JobCodec:
     """Writes jobs for the table, and reads them.
 
@@ -120,26 +150,53 @@ class JobCodec:
         except UnstorableError as error:
             raise UnstorableError(f"{where}: {error}") from error.__cause__
 
-    def decode(self, definition: Definition) -> dict[str, Any]:
+    def decode(self, definition: Definition, *, is_ours: bool = True) -> dict[str, Any]:
         """Return the attributes of a job, without its function.
 
+        :param is_ours: whether its row was verified; no pickle is read of one that was not
         :raises UnreadableError: its row cannot be read
         """
-        trigger, arguments = self._checked(definition.trigger), self._checked(definition.arguments)
+        arguments = self._checked(definition.arguments, is_ours=is_ours)
         try:
             if _PICKLE in arguments:
                 args, kwargs = _unpickled(arguments)
             else:
                 args, kwargs = decode(arguments["args"]), decode(arguments["kwargs"])
             options = {name: decode(definition.options[name]) for name in _OPTIONS}
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise UnreadableError(f"its row lacks {error}") from error
+        if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
+            raise UnreadableError("its arguments are no list and no object")
+        for name, kinds in _OPTIONS.items():
+            if not isinstance(options[name], kinds):
+                raise UnreadableError(f"its {name} cannot be {options[name]!r}")
         return {
-            "trigger": _unpickled(trigger) if _PICKLE in trigger else decode_trigger(trigger),
+            "trigger": self.decode_trigger(definition, is_ours=is_ours),
             "executor": definition.executor,
             "args": tuple(args),
             "kwargs": kwargs,
             **options,
+        }
+
+    def decode_trigger(self, definition: Definition, *, is_ours: bool = True) -> Any:
+        """Return the trigger of a job; see :meth:`decode`.
+
+        :raises UnreadableError: it cannot be read
+        """
+        trigger = self._checked(definition.trigger, is_ours=is_ours)
+        return _unpickled(trigger) if _PICKLE in trigger else decode_trigger(trigger)
+
+    def placeholder(self, job_id: str, definition: Definition, error: UnreadableError) -> Any:
+        """Return attributes with which a job is shown whose row cannot be read."""
+        return {
+            "trigger": UnreadableTrigger(error),
+            "executor": definition.executor,
+            "args": (),
+            "kwargs": {},
+            "name": job_id,
+            "misfire_grace_time": None,
+            "coalesce": True,
+            "max_instances": 1,
         }
 
     def load_function(self, definition: Definition) -> Any:
@@ -162,11 +219,13 @@ class JobCodec:
         if self._signer is not None:
             self._signer.verify(job_id, definition.columns, signature)
 
-    def _checked(self, data: Any) -> Mapping[str, Any]:
+    def _checked(self, data: Any, *, is_ours: bool) -> Mapping[str, Any]:
         if not isinstance(data, dict):
             raise UnreadableError(f"its row has {type(data).__name__} where an object belongs")
         if _PICKLE in data and not self._pickles:
             raise UnreadableError("it is pickled, and this job store reads JSON")
+        if _PICKLE in data and not is_ours:  # to read it could run any code
+            raise UnreadableError("it is pickled, and its signature is none of ours")
         return data
 
     def _encode_trigger(self, trigger: Any) -> dict[str, Any]:

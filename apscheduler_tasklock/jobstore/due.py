@@ -53,6 +53,8 @@ MARGIN = 0.002
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 # Seconds for which it is remembered that a job was here.
 MEMORY = 600.0
+# How many names of such things are remembered.
+MOST_REMEMBERED = 10_000
 # Seconds after which a scheduler that does not run is looked at again.
 NOT_RUNNING_INTERVAL = 0.2
 
@@ -89,6 +91,8 @@ class Backoff:
         if until <= time.monotonic():  # of several at once, one counts
             longer = min(LONGEST_BACKOFF, max(FIRST_BACKOFF, pause * 2))
             self._until[name] = (time.monotonic() + longer, longer)
+        if len(self._until) > MOST_REMEMBERED:  # names come and go; the first ones begin anew
+            self._until.pop(next(iter(self._until)))
         return not pause
 
     def clear(self, name: str) -> None:

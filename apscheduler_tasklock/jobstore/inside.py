@@ -54,17 +54,26 @@ class StoredJob(Job):  # type: ignore[misc]  # APScheduler has no types
 
     :ivar row: what was read, with which changes are compared
     :ivar has_function: whether its function was loaded, so that this replica may run it
+    :ivar is_readable: whether its row could be read; else its attributes are placeholders
+    :ivar placeholders: these attributes, by name; empty if it could be read
     """
 
-    __slots__ = ("has_function", "row")
+    __slots__ = ("has_function", "is_readable", "placeholders", "row")
 
     row: JobRow
     has_function: bool
+    is_readable: bool
+    placeholders: Mapping[str, Any]
 
     @property
     def has_ended(self) -> bool:
         """Whether its last run time was claimed."""
         return self.row.ended
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a user has changed more than the next run time of one that cannot be read."""
+        return any(getattr(self, name) != value for name, value in self.placeholders.items())
 
 
 class HandedOutJob(Job):  # type: ignore[misc]  # APScheduler has no types
@@ -199,11 +208,13 @@ class SchedulerInside:
         self._scheduler.remove_listener(listener)
 
     def make_stored(
-        self, attributes: Mapping[str, Any], row: JobRow, *, has_function: bool
+        self, attributes: Mapping[str, Any], row: JobRow, *, has_function: bool, is_readable: bool
     ) -> StoredJob:
         """Return a job as it is shown to users."""
         job: StoredJob = self._make(StoredJob, attributes)
-        job.row, job.has_function = row, has_function
+        job.row, job.has_function, job.is_readable = row, has_function, is_readable
+        kept = {name: value for name, value in attributes.items() if name != "next_run_time"}
+        job.placeholders = {} if is_readable else kept
         return job
 
     def make_handed_out(

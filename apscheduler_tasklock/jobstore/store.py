@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -42,10 +43,11 @@ from apscheduler_tasklock.events import (
 )
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec, MissingFunction
-from apscheduler_tasklock.jobstore.due import DueJobs, definition_of
+from apscheduler_tasklock.jobstore.due import Backoff, DueJobs, definition_of
 from apscheduler_tasklock.jobstore.inside import HandedOutJob, SchedulerInside, StoredJob
 from apscheduler_tasklock.jobstore.triggers import has_default_start, starts_from_now
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
+from apscheduler_tasklock.jobstore.values import UnreadableError
 from apscheduler_tasklock.locks import lock_settings
 from apscheduler_tasklock.options import parse_positive_seconds
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, job_table
@@ -139,6 +141,8 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
                 "%s: what jobs are called with is pickled; who has the secret can run any code",
                 where,
             )
+        self._missing = Backoff()  # modules
+        self._unreadable = Backoff()  # ids of jobs; each is told of once
         self._inside: SchedulerInside | None = None
         self._due: DueJobs | None = None
         self._listener: Listener | None = None
@@ -272,12 +276,11 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
     def get_all_jobs(self) -> list[Any]:
         """Return all jobs, also those that cannot run here; by their run times, paused ones last.
 
-        One whose row cannot be read is left out, with an ERROR.
+        One whose row cannot be read has its id, next run time and executor only.
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        rows = self._ask(self.locks.jobs.read_all)
-        return [job for row in rows if (job := self._shown(row)) is not None]
+        return [self._shown(row) for row in self._ask(self.locks.jobs.read_all)]
 
     def add_job(self, job: Any) -> None:
         """Add a job.
@@ -307,7 +310,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         """
         if isinstance(job, HandedOutJob):
             return  # its claim moves it on
-        definition = self._codec.encode(job)
+        definition = self._definition(job)
         is_stored = isinstance(job, StoredJob)  # else it had its start when it was to be added
         if is_stored and self._is_computed(job) and definition.trigger != job.row.trigger:
             self._set_start(job)
@@ -369,10 +372,26 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             self._fails_until = time.monotonic() + CALL_TIMEOUT
             raise
 
+    def _definition(self, job: Any) -> Definition:
+        """Return what is stored of a job.
+
+        :raises TaskLockOptionError: it cannot be stored
+        """
+        if not isinstance(job, StoredJob) or job.is_readable:
+            return self._codec.encode(job)
+        if job.is_changed:
+            raise TaskLockOptionError(
+                f"job {job.id!r} can be paused, removed, or replaced by add_job(..., "
+                f"replace_existing=True), and not changed: its row is {job.trigger}"
+            )
+        return definition_of(job.row)
+
     def _changed(self, job: Any) -> None:
         """Look for what may be due now, and tell the executor of a job that comes again."""
         if self._due is not None:
             self._due.wake()
+        if isinstance(job, StoredJob) and not job.is_readable:
+            return
         executor = self._executor_of(job)
         if executor is not None and not isinstance(job.trigger, DateTrigger):
             with suppress(TaskLockOptionError):  # of an option that was changed, and is told then
@@ -443,20 +462,19 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         changed = {
             name: value
             for name, value in definition.columns.items()
-            if name != "options" and value != before.columns[name]
-        }
-        options = {
-            name: value
-            for name, value in definition.options.items()
-            if value != before.options.get(name)
+            if value != before.columns[name]
         }
         is_computed = self._is_computed(job)
         if is_computed:
             job.next_run_time = self._first_time(job)
         moves = not _is_same_moment(job.next_run_time, job.row.next_run_time)
-        if not (changed or options or moves):
+        if not (changed or moves):
             return True
-        merged = replace(now, options={**now.options, **options}, **changed)
+        if "options" in changed:  # each of them is an attribute of its own
+            of_job = changed["options"].items()
+            options = {name: value for name, value in of_job if value != before.options.get(name)}
+            changed["options"] = {**now.options, **options}
+        merged = replace(now, **changed)
         change = self._change_to(job, merged, job.next_run_time)
         if not self._is_ours(row):  # to sign it would be to vouch for what somebody else wrote
             change = replace(change, columns={**change.columns, "signature": row.signature})
@@ -472,7 +490,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         is_explicit = self._inside.has_explicit_time(job)
         next_run_time = job.next_run_time
         moves = is_explicit
-        if now.trigger and now.schedule == definition.schedule:
+        if self._has_schedule(row, definition):
             definition = replace(definition, trigger=now.trigger)
             if not is_explicit:
                 next_run_time = row.next_run_time
@@ -485,6 +503,21 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             return True
         change = self._change_to(job, definition, next_run_time)
         return self._write(row, change, moves=moves, is_computed=moves and not is_explicit)
+
+    def _has_schedule(self, row: JobRow, definition: Definition) -> bool:
+        """Tell whether a row has the declared schedule, and its trigger may therefore stay.
+
+        One that cannot be read, or that somebody else wrote, has another one: to keep its trigger
+        would be to sign it.
+        """
+        if not self._is_ours(row):
+            return False
+        now = definition_of(row)
+        try:
+            self._codec.decode_trigger(now)
+        except UnreadableError:
+            return False
+        return bool(now.schedule == definition.schedule)
 
     def _write(self, row: JobRow, change: JobChange, *, moves: bool, is_computed: bool) -> bool:
         """Write what a user has made of a job; tell whether the row was still as it was read.
@@ -509,32 +542,48 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             return False
         return True
 
-    def _shown(self, row: JobRow) -> StoredJob | None:
+    def _shown(self, row: JobRow) -> StoredJob:
         """Return a job for users; its function may be one that is missing here."""
         assert self._inside is not None
-        definition = definition_of(row)
+        definition, is_ours = definition_of(row), self._is_ours(row)
         try:
-            self._codec.verify(row.id, definition, row.signature)
-            function = self._codec.load_function(definition)
-        except Exception:  # noqa: BLE001  # whatever an import raises; who runs it tells of it
-            function = MissingFunction(row.func)
-        try:
-            attributes = self._codec.decode(definition)
-        except TaskLockError as error:
-            logger.error("Job %r cannot be read: %s", row.id, error)
-            return None
+            attributes, is_readable = self._codec.decode(definition, is_ours=is_ours), True
+        except UnreadableError as error:
+            attributes, is_readable = self._codec.placeholder(row.id, definition, error), False
+            if self._unreadable.add(row.id):
+                logger.error("Job %r cannot be read, only paused and removed: %s", row.id, error)
+        function = self._function(definition) if is_ours and is_readable else None
         next_run_time = row.next_run_time and row.next_run_time.astimezone(self._inside.timezone)
         return self._inside.make_stored(
             {
                 "id": row.id,
-                "func": function,
+                "func": MissingFunction(row.func) if function is None else function,
                 "func_ref": row.func,
                 "next_run_time": next_run_time,
                 **attributes,
             },
             row,
-            has_function=not isinstance(function, MissingFunction),
+            has_function=function is not None,
+            is_readable=is_readable,
         )
+
+    def _function(self, definition: Definition) -> Any:
+        """Return a job's function; ``None`` if it cannot be imported here, or is not allowed.
+
+        A module whose import fails is imported anew each time, which may take long. So it is tried
+        again ever later, and not for each job, nor each time that somebody lists the jobs.
+        """
+        module = definition.func.partition(":")[0]
+        if module in self._missing.names():
+            return None
+        try:
+            function = self._codec.load_function(definition)
+        except Exception as error:  # noqa: BLE001  # whatever an import raises; who runs it tells of it
+            if not isinstance(error, UntrustedError) and sys.modules.get(module) is None:
+                self._missing.add(module)
+            return None
+        self._missing.clear(module)
+        return function
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} ({self.locks.where})>"

@@ -57,7 +57,7 @@ def decode_trigger(data: Any) -> Any:
         raise UnreadableError(f"it has a trigger of an unknown type, {kind!r}")
     try:
         return _DECODERS[kind](data)
-    except (KeyError, TypeError, ValueError, AttributeError, LookupError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UnreadableError(f"it has a {kind} trigger that cannot be read: {error}") from error
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import re
 import threading
+from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -88,6 +90,39 @@ def set_clock(connection: Connection, offset: str) -> int:
     path = "ALTER DATABASE {} SET search_path = travel, pg_catalog, public"
     connection.execute(sql.SQL(path).format(sql.Identifier(connection.info.dbname)))
     return int(offset.split(maxsplit=1)[0])
+
+
+# What somebody may have made of a job's row: a column, and what is merged into it.
+BROKEN = [
+    ("trigger", '{"type": "moon"}'),
+    ("trigger", '{"length": [1e15, 0, 0]}'),
+    ("trigger", '{"start_date": "yesterday"}'),
+    ("trigger", '{"timezone": 3}'),
+    ("trigger", "[]"),
+    ("arguments", '{"args": 3}'),
+    ("arguments", '{"kwargs": []}'),
+    ("options", '{"max_instances": "many"}'),
+    ("options", "[]"),
+]
+
+
+def break_row(connection: Connection, job_id: str, column: str, value: str) -> None:
+    """Merge something into a JSON column of a job."""
+    connection.execute(
+        f"UPDATE task_lock_job SET {column} = CASE WHEN jsonb_typeof(%(value)s::jsonb) = 'object'"
+        f" THEN {column} || %(value)s::jsonb ELSE %(value)s::jsonb END WHERE id = %(job_id)s",
+        {"value": value, "job_id": job_id},
+    )
+
+
+class Malicious:
+    """Writes something down when its pickle is read."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __reduce__(self) -> Any:
+        return note, (self.key,)
 
 
 @pytest.fixture
@@ -820,6 +855,99 @@ class TestRunsWhereItCan:
         eventually(lambda: "a trigger of an unknown type, 'moon'" in caplog.text)
         assert ran[key] == []
         assert job_row(connection, f"{key}-never") is not None
+
+    @pytest.mark.parametrize(("column", "value"), BROKEN)
+    def test_a_job_whose_row_cannot_be_read_is_listed_paused_and_removed(
+        self, make: Make, key: str, connection: Connection, column: str, value: str
+    ) -> None:
+        replica = make()
+        replica.scheduler.add_job(note, "interval", hours=1, args=[key], id=key)
+        break_row(connection, key, column, value)
+        before = job_row(connection, key)
+        [job] = replica.scheduler.get_jobs()
+        assert (job.id, job.next_run_time) == (key, before and before["next_run_time"])
+        assert replica.scheduler.pause_job(key).next_run_time is None
+        after = job_row(connection, key)
+        assert before is not None
+        assert after == {**before, "next_run_time": None, "version": 2}
+        for change in (
+            lambda: replica.scheduler.resume_job(key),
+            lambda: replica.scheduler.modify_job(key, name="another"),
+        ):
+            with pytest.raises(TaskLockOptionError):
+                change()
+        assert job_row(connection, key) == after
+        replica.scheduler.remove_job(key)
+        assert job_row(connection, key) is None
+
+    @pytest.mark.parametrize(("column", "value"), BROKEN)
+    def test_declaring_a_job_mends_a_row_that_cannot_be_read(
+        self, make: Make, key: str, connection: Connection, column: str, value: str
+    ) -> None:
+        replica = make()
+        declare = {"args": [key], "id": key, "replace_existing": True}
+        replica.scheduler.add_job(note, "interval", hours=1, **declare)
+        before = job_row(connection, key)
+        break_row(connection, key, column, value)
+        replica.scheduler.add_job(note, "interval", hours=1, **declare)
+        row = job_row(connection, key)
+        assert before is not None
+        assert row is not None
+        for name in ("options", "arguments"):
+            assert row[name] == before[name]
+        assert row["trigger"]["length"] == before["trigger"]["length"]
+        assert row["next_run_time"] == before["next_run_time"]
+        replica.scheduler.modify_job(key, next_run_time=now())
+        replica.runs(key)
+
+    def test_declaring_a_job_signs_nothing_of_a_row_that_somebody_else_wrote(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make(store={"secret": "a secret of ours"})
+        declare = {"trigger": "interval", "hours": 1, "args": [key], "id": key}
+        replica.scheduler.add_job(note, **declare)
+        before = job_row(connection, key)
+        theirs = "2020-02-02T02:02:02.020202+00:00"
+        break_row(connection, key, "trigger", f'{{"start_date": "{theirs}"}}')
+        replica.scheduler.add_job(note, replace_existing=True, **declare)
+        row = job_row(connection, key)
+        assert before is not None
+        assert row is not None
+        assert row["signature"] not in (None, before["signature"])
+        assert row["trigger"]["start_date"] != theirs
+
+    def test_a_pickle_that_nobody_signed_is_not_read(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make(store={"serializer": "pickle", "secret": "a secret of ours"})
+        replica.run_at(note, key, after=3600)
+        pickled = b64encode(pickle.dumps(Malicious(key))).decode()
+        break_row(connection, key, "arguments", f'{{"pickle": "{pickled}"}}')
+        [job] = replica.scheduler.get_jobs()
+        assert job.id == key
+        replica.scheduler.pause_job(key)
+        assert ran[key] == []
+
+    def test_a_module_that_cannot_be_imported_is_not_imported_each_time_that_jobs_are_listed(
+        self,
+        make: Make,
+        key: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        connection: Connection,
+    ) -> None:
+        module = key.replace("-", "_")
+        replica = make(store={"functions": ["tests.", module]})
+        monkeypatch.syspath_prepend(tmp_path)
+        source = "from tests.support.stored_jobs import note"
+        (tmp_path / f"{module}.py").write_text(f"{source}\nnote({key!r})\nraise OSError\n")
+        for number in range(3):
+            replica.run_at(note, f"{key}-{number}", after=3600)
+        connection.execute("UPDATE task_lock_job SET func = %s || ':' || id", [module])
+        for _ in range(20):
+            assert len(replica.scheduler.get_jobs()) == 3
+        # Of 60 times: it is tried again after 1, 2, 4 and so on seconds.
+        assert 1 <= len(ran[key]) < 10
 
     @pytest.mark.parametrize(
         "executor", [{"executor": "plain"}, {"kwargs": {"task_lock": False}}], ids=["plain", "off"]
