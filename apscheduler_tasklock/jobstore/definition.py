@@ -95,7 +95,9 @@ class UnreadableTrigger(BaseTrigger):  # type: ignore[misc]  # APScheduler has n
 
         :raises UnreadableError: always
         """
-        raise UnreadableError(f"it has no next run time that is known: {self}")
+        raise UnreadableError(
+            f"its row cannot be read, so nobody knows its run times: {self._error}"
+        )
 
     def __str__(self) -> str:
         return f"unreadable: {self._error}"
@@ -163,10 +165,12 @@ class JobCodec:
             else:
                 args, kwargs = decode(arguments["args"]), decode(arguments["kwargs"])
             options = {name: decode(definition.options[name]) for name in _OPTIONS}
-        except (KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
             raise UnreadableError(f"its row lacks {error}") from error
+        except (TypeError, ValueError) as error:
+            raise UnreadableError(f"its arguments or options cannot be read: {error}") from error
         if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
-            raise UnreadableError("its arguments are no list and no object")
+            raise UnreadableError("its args must be a list, and its kwargs an object")
         for name, kinds in _OPTIONS.items():
             if not isinstance(options[name], kinds):
                 raise UnreadableError(f"its {name} cannot be {options[name]!r}")

@@ -106,9 +106,12 @@ class SchedulerInside:
 
     :param scheduler: APScheduler's
     :param alias: of the job store
+    :ivar accepts: tells of an executor, by its alias, whether the job store uses it; else it is as
+        if the scheduler did not have it
     """
 
     def __init__(self, scheduler: Any, alias: str) -> None:
+        self.accepts: Callable[[str, Any], bool] = lambda _alias, _executor: True
         self._scheduler = scheduler
         self._alias = alias
         # Its timers can be set by their own thread only, so another thread cannot wake it.
@@ -178,8 +181,9 @@ class SchedulerInside:
 
     @property
     def executors(self) -> Mapping[str, Any]:
-        """Its executors, by alias."""
-        return dict(self._scheduler._executors)
+        """Its executors that are accepted, by alias."""
+        executors = dict(self._scheduler._executors)
+        return {alias: each for alias, each in executors.items() if self.accepts(alias, each)}
 
     @property
     def other_stores(self) -> list[Any]:

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from apscheduler.events import (
     EVENT_JOB_ERROR,
@@ -143,6 +144,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             )
         self._missing = Backoff()  # modules
         self._unreadable = Backoff()  # ids of jobs; each is told of once
+        self._told_misplaced: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
         self._inside: SchedulerInside | None = None
         self._due: DueJobs | None = None
         self._listener: Listener | None = None
@@ -206,17 +208,35 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
                     f"{type(self).__name__}: another job store of this scheduler has the same table"
                 )
         for alias, executor in inside.executors.items():
-            if (
-                isinstance(executor, TaskLockExecutor)
-                and executor.takes_hand_outs
-                and _place(executor.locks) != place
-            ):
-                raise TaskLockOptionError(
-                    f"{type(self).__name__}: the executor {alias!r} has its task locks in "
-                    f"{' '.join(_place(executor.locks))}, and this job store is in "
-                    f"{' '.join(place)}; a run time is claimed in one statement, so both need the "
-                    "same database and table"
-                )
+            if self._is_misplaced(executor):
+                raise TaskLockOptionError(self._say_misplaced(alias, executor))
+        inside.accepts = self._accepts  # others may be added later
+
+    def _is_misplaced(self, executor: Any) -> bool:
+        """Tell whether an executor has task locks, and not beside the jobs."""
+        return (
+            isinstance(executor, TaskLockExecutor)
+            and executor.takes_hand_outs
+            and _place(executor.locks) != _place(self.locks)
+        )
+
+    def _say_misplaced(self, alias: str, executor: TaskLockExecutor) -> str:
+        return (
+            f"{type(self).__name__}: the executor {alias!r} has its task locks in "
+            f"{' '.join(_place(executor.locks))}, and this job store is in "
+            f"{' '.join(_place(self.locks))}; a run time is claimed in one statement, so both need "
+            "the same database and table. Give both the same URL, schema and table: what is "
+            "written is compared, also if two addresses lead to one server, as with pgbouncer"
+        )
+
+    def _accepts(self, alias: str, executor: Any) -> bool:
+        """Tell whether jobs can be handed to an executor, which may be newer than the start."""
+        if not self._is_misplaced(executor):
+            return True
+        first = object()
+        if self._told_misplaced.setdefault(executor, first) is first:
+            logger.error("%s. Its jobs are left alone", self._say_misplaced(alias, executor))
+        return False
 
     def shutdown(self) -> None:
         """Look no more, and give back what has not begun. Called by the scheduler."""

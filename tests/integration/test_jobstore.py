@@ -1140,6 +1140,22 @@ class TestLimits:
         finally:
             executor.shutdown()
 
+    def test_one_that_is_added_later_and_has_not_is_left_alone_with_an_error(
+        self, make: Make, key: str, database_url: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        replica = make()
+        replica.scheduler.add_executor(TaskLockExecutor(database_url, schema="public"), "added")
+        replica.run_at(note, key, executor="added")
+        replica.run_at(note, f"{key}-other")
+        replica.runs(f"{key}-other")
+        eventually(lambda: "the executor 'added' has its task locks in" in caplog.text)
+        assert ran[key] == []
+        other = make(start=False)
+        other.scheduler.add_executor(TaskLockExecutor(database_url), "added")
+        other.start()
+        other.runs(key)
+        assert caplog.text.count("Its jobs are left alone") == 1
+
     def test_two_stores_of_one_scheduler_cannot_have_one_table(
         self, make: Make, database_url: str
     ) -> None:
