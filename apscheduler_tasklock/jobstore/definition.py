@@ -22,7 +22,7 @@ from apscheduler_tasklock.jobstore.values import UnreadableError, UnstorableErro
 # With the types that APScheduler lets them have.
 _OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     "name": str,
-    "misfire_grace_time": (int, type(None)),
+    "misfire_grace_time": (int, float, type(None)),
     "coalesce": bool,
     "max_instances": int,
 }

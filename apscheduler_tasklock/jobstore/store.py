@@ -330,12 +330,13 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         """
         if isinstance(job, HandedOutJob):
             return  # its claim moves it on
-        definition = self._definition(job)
+        definition, next_run_time = self._definition(job), job.next_run_time
         is_stored = isinstance(job, StoredJob)  # else it had its start when it was to be added
         if is_stored and self._is_computed(job) and definition.trigger != job.row.trigger:
             self._set_start(job)
             definition = self._codec.encode(job)
         for _ in range(MOST_CHANGES):
+            job.next_run_time = next_run_time  # not that of a row which has changed since
             row = self._ask(partial(self.locks.jobs.read, job_id=job.id))
             if is_stored:
                 if row is None:

@@ -751,6 +751,25 @@ class TestDeclaredJobs:
         assert row is not None
         assert (row["version"], row["trigger"]["fields"]["hour"]) == (1, "4")
 
+    def test_that_are_removed_while_they_are_written_are_added_as_new_ones(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make()
+        declare = {"trigger": "cron", "hour": 3, "id": key}
+        replica.scheduler.add_job(note, args=[key], **declare)
+        replica.scheduler.pause_job(key)
+        connection.execute(
+            "CREATE FUNCTION remove() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " DELETE FROM task_lock_job WHERE id = OLD.id; RETURN NULL; END $$;"
+            "CREATE TRIGGER remove BEFORE UPDATE ON task_lock_job"
+            " FOR EACH ROW EXECUTE FUNCTION remove()"
+        )
+        replica.scheduler.add_job(note, args=[key, "new"], replace_existing=True, **declare)
+        row = job_row(connection, key)
+        assert row is not None
+        assert (row["version"], row["arguments"]["args"]) == (1, [key, "new"])
+        assert row["next_run_time"] > now()
+
     @pytest.mark.parametrize("started", [True, False])
     def test_with_a_next_run_time_have_that(
         self, make: Make, key: str, connection: Connection, started: bool

@@ -1,4 +1,7 @@
-"""Which run time of a stored job is due, and which follows: as APScheduler has it, in bounds."""
+"""Which run time of a stored job is due, and which follows: as APScheduler has it, in bounds.
+
+And how long it is remembered what cannot be run here.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apscheduler_tasklock._scheduler.triggers import EndlessTriggerError
+from apscheduler_tasklock.jobstore.due import MOST_REMEMBERED, Backoff
 from apscheduler_tasklock.jobstore.runtimes import MOST_STEPS, due_run_time
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -168,3 +172,12 @@ class StandsStill(BaseTrigger):  # type: ignore[misc]  # APScheduler has no type
 def test_a_trigger_that_stands_still_is_told() -> None:
     with pytest.raises(EndlessTriggerError, match="stands still"):
         due_run_time(StandsStill(), NOW, NOW, coalesce=True)
+
+
+def test_of_very_many_failures_the_first_ones_are_forgotten() -> None:
+    backoff = Backoff()
+    names = [f"job-{number}" for number in range(MOST_REMEMBERED + 1)]
+    assert all(backoff.add(name) for name in names)
+    assert backoff.names() == names[1:]
+    assert not backoff.add(names[-1])
+    assert backoff.add(names[0])
