@@ -250,13 +250,17 @@ class LockClient:
         :raises TaskLockError: it rejects the statement; the message names the remedy
         """
         until, attempt = time.monotonic() + seconds, 0
+        told: TaskLockDatabaseError | None = None
         while True:
             try:
                 return self._exchange.ask(Call(statement), Deadline(self._closing, until), seconds)
-            except TaskLockDatabaseError:
+            except TaskLockDatabaseError as error:
+                # The last attempt may have had no time left; the one before it says why.
+                if told is None or not isinstance(error, NotSentError):
+                    told = error
                 pause = jittered(BACKOFF[min(attempt, len(BACKOFF) - 1)])
                 if time.monotonic() + pause > until or self._closing.wait(pause):
-                    raise
+                    raise told from None
                 attempt += 1
 
     def attempt(self, request: AnyRequest) -> AnyAttempt:

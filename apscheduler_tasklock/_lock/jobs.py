@@ -537,7 +537,8 @@ def _change(jobs: str) -> str:
                 changed_id = %(changed_id)s::uuid, changed_at = now(),
                 next_run_time = CASE WHEN %(moves)s::boolean THEN %(next_run_time)s::timestamptz
                                      ELSE next_run_time END,
-                handed_id = NULL, handed_to = NULL, handed_until = LEAST(handed_until, now()),
+                handed_id = NULL, handed_to = NULL,
+                handed_until = CASE WHEN handed_until > now() THEN now() ELSE handed_until END,
                 first_handed_at = CASE WHEN NOT %(moves)s::boolean THEN first_handed_at END
             WHERE id = %(job_id)s AND version = %(version)s::bigint AND NOT ended
                   AND (NOT %(is_computed)s::boolean

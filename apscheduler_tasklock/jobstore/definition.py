@@ -209,7 +209,10 @@ class JobCodec:
         :raises UntrustedError: it is not allowed
         :raises Exception: it cannot be imported; whatever the import raises
         """
-        return self._functions.load(definition.func)
+        try:
+            return self._functions.load(definition.func)
+        except SystemExit as error:  # which would end the thread, and say nothing
+            raise ImportError(f"its module calls sys.exit({error.code!r})") from error
 
     def sign(self, job_id: str, definition: Definition) -> str | None:
         """Return the signature of a row; ``None`` if rows are not signed."""
@@ -260,5 +263,5 @@ def _unpickled(data: Mapping[str, Any]) -> Any:
     read: Callable[[bytes], Any] = pickle.loads  # of a row that we have signed
     try:
         return read(b64decode(data[_PICKLE]))
-    except Exception as error:
-        raise UnreadableError(f"it has a pickle that cannot be read: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise UnreadableError(f"it has a pickle that cannot be read: {error!r}") from error

@@ -232,7 +232,7 @@ class DueJobs:
                 if not self._rejected:
                     self._rejected = True
                     logger.warning("The job store cannot be asked; trying again: %s", error)
-            except Exception:  # nothing may end this thread unseen
+            except (Exception, SystemExit):  # nothing may end this thread unseen
                 self._look_in(self._interval)
                 logger.exception("The job store could not be looked at; trying again")
 
@@ -300,7 +300,9 @@ class DueJobs:
                 renewed_at = time.monotonic()
                 self._renew([*self._waiting_hand_outs(), *waiting])
             job = self._prepared(found, fetched.database_time, received)
-            if job is not None:
+            if job is None:  # there may be others that can run in its place
+                self._look_in(0)
+            else:
                 with self._changed:
                     self._ready.append(job)
 
@@ -424,7 +426,7 @@ class DueJobs:
             prepared = self._due(found, attributes, now, received)
         except TaskLockDatabaseError:
             raise
-        except Exception as error:  # noqa: BLE001  # of one job; the others are not to suffer
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # of one job; the others are not to suffer
             self._leave_alone(row, error)
             self._give_back([found.handed_id])
             return None
@@ -444,6 +446,7 @@ class DueJobs:
             function = self._codec.load_function(definition)
         except UntrustedError as error:
             self._leave_alone(row, error)
+            self._missing.add(row.func)  # and all jobs that call it
             return None
         except Exception as error:  # noqa: BLE001  # whatever an import raises
             if self._missing.add(row.func):
@@ -459,7 +462,7 @@ class DueJobs:
         self._missing.clear(row.func)
         return {"id": row.id, "func": function, "func_ref": row.func, **attributes}
 
-    def _leave_alone(self, row: JobRow, error: Exception) -> None:
+    def _leave_alone(self, row: JobRow, error: BaseException) -> None:
         if self._bad.add(row.id):
             logger.error("Job %r is not run here, and left alone: %s", row.id, error)
 

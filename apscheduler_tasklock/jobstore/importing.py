@@ -86,7 +86,7 @@ def import_jobs(
             yield ImportedJob(job_id, "not taken over", reason)
         except TaskLockError:
             raise
-        except Exception as error:  # noqa: BLE001  # whatever unpickling and imports raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever unpickling and imports raise
             reason = f"{type(error).__name__}: {error}"
             yield ImportedJob(job_id, "not taken over", reason)
         else:

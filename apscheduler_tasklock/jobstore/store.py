@@ -46,7 +46,7 @@ from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec, MissingFunction
 from apscheduler_tasklock.jobstore.due import Backoff, DueJobs, definition_of
 from apscheduler_tasklock.jobstore.inside import HandedOutJob, SchedulerInside, StoredJob
-from apscheduler_tasklock.jobstore.triggers import has_default_start, starts_from_now
+from apscheduler_tasklock.jobstore.triggers import starts_from_now
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
 from apscheduler_tasklock.jobstore.values import UnreadableError
 from apscheduler_tasklock.locks import lock_settings
@@ -435,10 +435,12 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         A machine whose clock is ahead would leave out what is due until then, and one whose clock
         is behind would have run again what has been run.
         """
-        assert self._inside is not None
-        now = self._ask(self.locks.jobs.now).astimezone(self._inside.timezone)
-        first: datetime | None = job.trigger.get_next_fire_time(None, now)
+        first: datetime | None = job.trigger.get_next_fire_time(None, self._database_now())
         return first
+
+    def _database_now(self) -> datetime:
+        assert self._inside is not None
+        return self._ask(self.locks.jobs.now).astimezone(self._inside.timezone)
 
     def _set_start(self, job: Any) -> None:
         """Let an interval that starts from now do so by the database's clock."""
@@ -504,7 +506,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
     def _declare(self, job: Any, definition: Definition, row: JobRow) -> bool:
         """Write a job that an application declares, as when it starts; tell whether that succeeded.
 
-        With an unchanged schedule the next run time and a pause stay, unless one is given.
+        A pause stays, and with an unchanged schedule the next run time, unless one is given.
         """
         assert self._inside is not None
         now = definition_of(row)
@@ -517,13 +519,27 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
                 next_run_time = row.next_run_time
         elif not is_explicit:
             moves = True
-            next_run_time = _first_run_time(job, definition, row, self._first_time(job))
+            database_now = self._database_now()
+            paused = self._is_paused(row, database_now)
+            next_run_time = None if paused else _first_run_time(job, row, database_now)
         job.next_run_time = next_run_time and next_run_time.astimezone(self._inside.timezone)
         stays = _is_same_moment(next_run_time, row.next_run_time)
         if definition == now and stays and self._is_ours(row):
             return True
         change = self._change_to(job, definition, next_run_time)
         return self._write(row, change, moves=moves, is_computed=moves and not is_explicit)
+
+    def _is_paused(self, row: JobRow, now: datetime) -> bool:
+        """Tell whether a job has no next run time, although its trigger has one."""
+        if row.next_run_time is not None:
+            return False
+        if not self._is_ours(row):
+            return True
+        try:
+            trigger = self._codec.decode_trigger(definition_of(row))
+        except UnreadableError:
+            return True
+        return trigger.get_next_fire_time(None, now) is not None
 
     def _has_schedule(self, row: JobRow, definition: Definition) -> bool:
         """Tell whether a row has the declared schedule, and its trigger may therefore stay.
@@ -621,21 +637,22 @@ def _is_same_moment(one: datetime | None, other: datetime | None) -> bool:
     return one.timestamp() == other.timestamp()
 
 
-def _first_run_time(job: Any, definition: Definition, row: JobRow) -> datetime | None:
+def _first_run_time(job: Any, row: JobRow, now: datetime) -> datetime | None:
     """Return the first run time under a schedule that was changed; ``None`` if there is none.
 
     An interval without a start counts from the last run: else replicas of an old and a new version
     that restart over and over would push the job ahead of themselves for ever.
 
-    :param job: whose next run time is that of a job that is new
+    :param now: the database's time
     """
-    computed: datetime | None = job.next_run_time
-    if definition.trigger.get("type") != "interval" or not has_default_start(definition.trigger):
+    trigger = job.trigger
+    computed: datetime | None = trigger.get_next_fire_time(None, now)
+    if type(trigger) is not IntervalTrigger or not starts_from_now(trigger):
         return computed
     times = [time for time in (computed, row.next_run_time) if time is not None]
     if row.last_run_time is not None:
-        times = [row.last_run_time + job.trigger.interval]
-    first, end = min(times, default=None), job.trigger.end_date
-    if first is None or end is None:
-        return first
-    return first if max(first, datetime.now(timezone.utc)) <= end else None
+        times = [row.last_run_time + trigger.interval]
+    if not times:
+        return None
+    first = max(min(times), now)  # what would have been due before was not
+    return first if trigger.end_date is None or first <= trigger.end_date else None

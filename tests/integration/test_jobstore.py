@@ -711,7 +711,7 @@ class TestDeclaredJobs:
             next_run_times.append(row["next_run_time"])
         assert next_run_times == [None, None]
 
-    def test_with_another_schedule_are_resumed(
+    def test_with_another_schedule_stay_paused(
         self, make: Make, key: str, connection: Connection
     ) -> None:
         replica = make()
@@ -721,7 +721,8 @@ class TestDeclaredJobs:
         replica.scheduler.add_job(note, "cron", hour=4, **declare)
         row = job_row(connection, key)
         assert row is not None
-        assert row["next_run_time"] > now()
+        assert row["next_run_time"] is None
+        assert row["trigger"]["fields"]["hour"] == "4"
 
     def test_that_end_or_are_removed_at_that_moment_are_added(
         self, database_url: str, key: str, connection: Connection
@@ -807,6 +808,50 @@ class TestRunsWhereItCan:
         replica.runs(key)
         assert caplog.text.count("cannot be imported here") == 1
 
+    def test_a_module_that_ends_the_process_when_it_is_imported_ends_no_thread(
+        self,
+        make: Make,
+        key: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        module = key.replace("-", "_")
+        monkeypatch.syspath_prepend(tmp_path)
+        (tmp_path / f"{module}.py").write_text("import sys\nsys.exit(3)\n")
+        replica = make(store={"functions": ["tests.", module]})
+        replica.scheduler.pause()
+        replica.run_at(note, key)
+        connection.execute("UPDATE task_lock_job SET func = %s", [f"{module}:note"])
+        replica.scheduler.resume()
+        eventually(lambda: "its module calls sys.exit(3)" in caplog.text)
+        replica.run_at(note, f"{key}-next")
+        replica.runs(f"{key}-next")
+        assert {job.id for job in replica.scheduler.get_jobs()} == {key}
+
+    @pytest.mark.parametrize(
+        ("store", "change"),
+        [
+            ({"secret": "a secret of 16 bytes or more"}, "signature = 'other'"),
+            ({}, "func = 'os:x'"),
+        ],
+        ids=["signature", "function"],
+    )
+    def test_many_that_may_not_run_here_do_not_keep_others_from_it(
+        self, make: Make, key: str, connection: Connection, store: dict[str, Any], change: str
+    ) -> None:
+        """There are more of them than workers, and they are due for longer."""
+        replica = make(store=store)
+        replica.scheduler.pause()
+        for number in range(60):
+            replica.run_at(note, f"{key}-{number}", args=[key], after=-60)
+        connection.execute(f"UPDATE task_lock_job SET {change}")
+        replica.run_at(note, f"{key}-good")
+        replica.scheduler.resume()
+        replica.runs(f"{key}-good")
+        assert ran[key] == []
+
     def test_one_that_cannot_be_imported_can_be_paused_and_removed(
         self, make: Make, key: str, connection: Connection
     ) -> None:
@@ -888,7 +933,9 @@ class TestRunsWhereItCan:
         assert replica.scheduler.pause_job(key).next_run_time is None
         after = job_row(connection, key)
         assert before is not None
-        assert after == {**before, "next_run_time": None, "version": 2}
+        assert after is not None
+        changed = {name for name in after if after[name] != before[name]}
+        assert changed == {"next_run_time", "version", "changed_id", "changed_at"}
         for change in (
             lambda: replica.scheduler.resume_job(key),
             lambda: replica.scheduler.modify_job(key, name="another"),
