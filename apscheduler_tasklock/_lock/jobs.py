@@ -154,11 +154,14 @@ class StoredTask:
     :ivar job_id: the job
     :ivar executor: alias of its executor
     :ivar task_name: its task
+    :ivar is_stale: whether the task's row does not know when the job is due, or knows it as due
+        although it is paused or was put off
     """
 
     job_id: str
     executor: str
     task_name: str
+    is_stale: bool = False
 
 
 @dataclass(frozen=True)
@@ -260,8 +263,13 @@ class JobRows:
         """)
         self._now = Statement("SELECT now() AS database_time")
         self._recurring = Statement(f"""
-            SELECT id AS job_id, executor, task_name FROM {jobs}
-            WHERE NOT ended AND task_name IS NOT NULL AND {_RECURS}
+            SELECT job.id AS job_id, job.executor, task_name,
+                   CASE WHEN lock.task_name IS NULL THEN true
+                        WHEN lock.finished_at IS NULL THEN false
+                        WHEN job.next_run_time IS NULL THEN lock.due_at IS NOT NULL
+                        ELSE COALESCE(job.next_run_time > lock.overdue_at, true) END AS is_stale
+            FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
+            WHERE NOT job.ended AND task_name IS NOT NULL AND {_RECURS}
         """)
         self._add = Statement(_add(jobs))
         self._added_id = Statement(f"SELECT added_id FROM {jobs} WHERE id = %(job_id)s")

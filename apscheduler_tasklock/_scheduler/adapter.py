@@ -23,6 +23,7 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
 from apscheduler.util import maybe_ref
 
+from apscheduler_tasklock._lock.jobs import StoredTask
 from apscheduler_tasklock._lock.loops import call_on
 from apscheduler_tasklock._scheduler.notify import Dispatch
 from apscheduler_tasklock._scheduler.submission import JobKey, RunResult
@@ -119,7 +120,7 @@ class SchedulerAdapter:
             found += store.get_all_jobs() if hands_out else self._scheduler.get_jobs(alias)
         return [job for job in found if self._is_ours(job)]
 
-    def stored_tasks(self) -> dict[JobKey, str] | None:
+    def stored_tasks(self) -> dict[JobKey, StoredTask] | None:
         """Return the tasks on this executor of jobs in a store that all replicas share.
 
         ``None`` if there is no such store. Asks it.
@@ -127,7 +128,7 @@ class SchedulerAdapter:
         stores = {alias: s for alias, s in list(self.jobstores.items()) if self.hands_out(alias)}
         return (
             {
-                (task.job_id, alias): task.task_name
+                (task.job_id, alias): task
                 for alias, store in stores.items()
                 for task in store.recurring_tasks()
                 if self._scheduler._executors.get(task.executor) is self._executor

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.jobs import StoredTask
 from apscheduler_tasklock._lock.protocol import Registration, RunState
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey
@@ -62,7 +63,7 @@ class Registrar:
         poll: Poll,
         registration: Callable[[JobKey], Registration | None],
         is_registered_when_added: Callable[[str], bool] = lambda _jobstore: False,
-        stored_tasks: Callable[[], Mapping[JobKey, str] | None] = lambda: None,
+        stored_tasks: Callable[[], Mapping[JobKey, StoredTask] | None] = lambda: None,
     ) -> None:
         self._locks = locks
         self._poll = poll
@@ -209,16 +210,22 @@ class Registrar:
                 self._fresh[task.task_name] = _Fresh(task.schedule, until)
 
     def _list_stored(self) -> None:
-        """Look at the tasks of a job store that all replicas share, whoever has added the job."""
+        """Look at the tasks of a job store that all replicas share, whoever has added the job.
+
+        Who adds, pauses or moves a job registers that, unless its scheduler does not run, or has no
+        executor for it.
+        """
         known = {key for key in self._poll.job_keys() if self._is_registered_when_added(key[1])}
         stored = self._stored_tasks()
         if stored is None:
             return
         for key in known - stored.keys():
             self._poll.forget(key)
-        for key, task_name in stored.items():
-            if not self._poll.knows(task_name, key):
-                self._poll.know(task_name, key, None)
+        for key, task in stored.items():
+            if not self._poll.knows(task.task_name, key):
+                self._poll.know(task.task_name, key, None)
+            if task.is_stale:
+                self.note(key, moved=True)
 
     def _report(self) -> None:
         """Tell that this replica is alive, and at once if it has other tasks than before."""

@@ -1657,6 +1657,31 @@ def test_every_replica_has_a_recurring_job_whoever_has_added_it(
         eventually(lambda: locks.tasks(key)[0].gone)
 
 
+def test_a_change_of_a_replica_that_runs_nothing_is_registered_by_those_that_do(
+    make: Make, key: str, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an application whose web processes add jobs, and whose workers run them."""
+    monkeypatch.setattr(registration, "REPORT_INTERVAL", 0.5)
+    web, worker = make(start=False), make(poll_interval=0.2)
+    web.scheduler.start(paused=True)
+    web.scheduler.add_job(note, "cron", year=2099, args=[key], id=key)
+    with closing(TaskLocks(database_url)) as locks:
+
+        def due_at() -> datetime | None:
+            return locks.tasks()[0].due_at
+
+        eventually(locks.tasks)
+        assert eventually(due_at).year == 2099
+        web.scheduler.pause_job(key)
+        eventually(lambda: due_at() is None)
+        web.scheduler.resume_job(key)
+        eventually(due_at)
+        web.scheduler.modify_job(key, next_run_time=datetime(2222, 1, 1, tzinfo=timezone.utc))
+        eventually(lambda: due_at().year == 2222)
+        locks.request_run(key)
+        worker.runs(key)
+
+
 def test_a_job_whose_trigger_is_pickled_comes_again_too(make: Make, key: str) -> None:
     replica = make(store={"serializer": "pickle", "secret": "a secret of ours"})
     replica.scheduler.add_job(note, OwnTrigger(hour=3), args=[key], id=key)
