@@ -37,7 +37,7 @@ from apscheduler_tasklock._lock.statements import (
     SAFELY,
     settle_last,
 )
-from apscheduler_tasklock.schema.table import LONGEST_IDENTIFIER, job_table
+from apscheduler_tasklock.schema.table import job_table
 
 logger = logging.getLogger(__name__)
 
@@ -204,9 +204,8 @@ class JobRows:
 
     def __init__(self, table: Table, replica_id: str, history: HistorySettings = HISTORY) -> None:
         jobs, lock = for_template(job_table(table)), for_template(table)
-        # Which has no more bytes than any name of PostgreSQL's.
-        name = job_table(table).fullname.encode()[:LONGEST_IDENTIFIER]
-        self.channel = name.decode(errors="ignore")
+        # Without the schema, which some replicas may spell out, and others not.
+        self.channel = job_table(table).name
         self._own: dict[str, object] = {
             "replica_id": replica_id,
             "channel": self.channel,

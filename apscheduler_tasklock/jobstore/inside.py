@@ -98,6 +98,8 @@ class HandedOutJob(Job):  # type: ignore[misc]  # APScheduler has no types
 
     def __str__(self) -> str:
         """Return what APScheduler's log lines call it."""
+        if not hasattr(self, "own_trigger"):  # a copy in a worker process
+            return str(self.name)
         return f"{self.name} (trigger: {self.own_trigger}, run time: {self.run_time})"
 
 

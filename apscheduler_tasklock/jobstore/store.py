@@ -28,7 +28,6 @@ from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.listener import Listener
-from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.jobs import JobChange, JobRow, StoredTask
@@ -183,7 +182,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         self._inside = inside
         self._due = DueJobs(self.locks, inside, alias, self._codec, self._interval)
         self._listener = Listener(
-            as_url(self.locks.settings.database),
+            self.locks.settings.database,
             self.locks.jobs.channel,
             self._due.wake,
             application_name=f"tasklock {self.locks.replica_id}"[:63],
@@ -282,6 +281,8 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
+        if "\0" in job_id:  # which PostgreSQL's texts do not have
+            return None
         row = self._ask(partial(self.locks.jobs.read, job_id=job_id))
         return None if row is None else self._shown(row)
 
@@ -364,8 +365,8 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             attempts += 1
             return self.locks.jobs.remove(cursor, job_id)
 
-        # If an attempt's answer was lost, it may have removed it.
-        if not self._ask(remove) and attempts == 1:
+        # If an attempt's answer was lost, it may have removed it. PostgreSQL's texts have no NUL.
+        if "\0" in job_id or (not self._ask(remove) and attempts == 1):
             raise JobLookupError(job_id)
 
     def remove_all_jobs(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from apscheduler.util import ref_to_obj
@@ -30,7 +30,10 @@ class AllowedFunctions:
 
     def __init__(self, prefixes: Sequence[str] | str | None) -> None:
         names = [prefixes] if isinstance(prefixes, str) else prefixes
-        if names is not None and not all(isinstance(n, str) and n.strip(".") for n in names):
+        if names is not None and not (
+            isinstance(names, Collection)
+            and all(isinstance(name, str) and name.strip(".") for name in names)
+        ):
             raise TaskLockOptionError(
                 f"functions must be a list of names such as 'myapp.', not {prefixes!r}"
             )
@@ -85,7 +88,11 @@ class Signer:
     """
 
     def __init__(self, keys: Sequence[str | bytes] | str | bytes, table: str) -> None:
-        given = [keys] if isinstance(keys, (str, bytes)) else list(keys)
+        given: Sequence[Any] = []
+        if isinstance(keys, (str, bytes)):
+            given = [keys]
+        elif isinstance(keys, Collection):
+            given = list(keys)
         if not given or not all(isinstance(key, (str, bytes)) for key in given):
             raise TaskLockOptionError("secret must be a text, bytes, or a list of these")
         self._keys = [key.encode() if isinstance(key, str) else key for key in given]

@@ -223,7 +223,7 @@ def test_a_replica_that_is_stopped_after_the_fetch_loses_nothing_whatever_the_gr
     # As it would be if it had been stopped a moment later: due, and handed out to it.
     ledger.connection.execute(
         "UPDATE task_lock_job SET next_run_time = now(), handed_id = gen_random_uuid(),"
-        " handed_to = 'first', handed_until = now() + interval '5 seconds'"
+        " handed_to = 'first', handed_until = now() + interval '5 seconds', first_handed_at = now()"
     )
     other = start().started()
     [run] = ledger.runs("job")

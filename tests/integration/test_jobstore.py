@@ -1167,6 +1167,12 @@ class TestRunsWhereItCan:
 
 
 class TestLimits:
+    def test_an_id_that_postgresql_cannot_hold_is_of_no_job(self, make: Make) -> None:
+        replica = make()
+        assert replica.scheduler.get_job("\0") is None
+        with pytest.raises(JobLookupError):
+            replica.scheduler.remove_job("\0")
+
     @pytest.mark.parametrize(
         ("options", "job", "says"),
         [

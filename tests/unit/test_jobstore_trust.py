@@ -85,7 +85,7 @@ class TestAllowedFunctions:
         with pytest.raises(TaskLockOptionError, match=r"job 'job': the function .* not allowed"):
             codec(["myapp."]).encode(job())
 
-    @pytest.mark.parametrize("functions", [[""], ["."], [3]])
+    @pytest.mark.parametrize("functions", [[""], ["."], [3], 3])
     def test_what_is_no_name_is_rejected(self, functions: Any) -> None:
         with pytest.raises(TaskLockOptionError, match="functions must be a list of names"):
             AllowedFunctions(functions)
@@ -135,7 +135,7 @@ class TestSignature:
 
     @pytest.mark.parametrize("secret", ["short", [], [KEY, "short"], 3, [3]])
     def test_needs_keys_that_are_long_enough(self, secret: Any) -> None:
-        with pytest.raises((TaskLockOptionError, TypeError)):
+        with pytest.raises(TaskLockOptionError):
             Signer(secret, "task_lock_job")
 
 
