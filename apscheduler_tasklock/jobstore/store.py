@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
+from math import floor
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
@@ -653,7 +654,11 @@ def _first_run_time(job: Any, row: JobRow, now: datetime) -> datetime | None:
     times = [time for time in (computed, row.next_run_time) if time is not None]
     if row.last_run_time is not None:
         times = [row.last_run_time + trigger.interval]
-    if not times:
-        return None
-    first = max(min(times), now)  # what would have been due before was not
-    return first if trigger.end_date is None or first <= trigger.end_date else None
+        if row.next_run_time is not None and row.next_run_time > now:
+            # Nothing was due. Of what would have been, under a shorter interval, one run stands for
+            # all.
+            since = (now - row.last_run_time).total_seconds()
+            passed = max(1, floor(since / trigger.interval_length))
+            times = [row.last_run_time + passed * trigger.interval]
+    first, end = min(times, default=None), trigger.end_date
+    return None if first is None or (end is not None and max(first, now) > end) else first

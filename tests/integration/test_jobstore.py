@@ -681,6 +681,27 @@ class TestDeclaredJobs:
             assert row is not None
             assert row["next_run_time"] == ran_at + timedelta(hours=hours)
 
+    def test_with_a_shorter_interval_run_once_for_all_that_would_have_been_due(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make()
+        declare = {"args": [key], "id": key, "replace_existing": True, "coalesce": False}
+        declare["misfire_grace_time"] = None
+        replica.scheduler.add_job(note, "interval", hours=1, next_run_time=now(), **declare)
+        replica.runs(key)
+        connection.execute(
+            "UPDATE task_lock_job SET next_run_time = next_run_time - interval '40 min',"
+            " last_run_time = last_run_time - interval '40 min'"
+        )
+        row = job_row(connection, key)
+        assert row is not None
+        last = row["last_run_time"]
+        replica.scheduler.pause()
+        replica.scheduler.add_job(note, "interval", minutes=3, **declare)
+        row = job_row(connection, key)
+        assert row is not None
+        assert row["next_run_time"] == last + 13 * timedelta(minutes=3)
+
     def test_that_have_not_run_are_not_pushed_ahead(
         self, make: Make, key: str, connection: Connection
     ) -> None:
