@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 HAND_OUT = 5.0
 # Seconds from one hand-out of a run time to the next, at most, for which it counts as handed out
 # all the time. After more than that nobody was there, and it is as late as it is.
-LONGEST_BREAK = 60.0
+LONGEST_BREAK = 90.0
 # Seconds for which a user's call may be repeated whose answer was lost, and more. For so long a job
 # that has ended is kept, so that the repetition finds what it has done.
 KEPT_FOR = 10.0
@@ -172,11 +172,13 @@ class JobChange:
         JSON-like data
     :ivar next_run_time: when it is due next
     :ivar task_name: its task, if this replica knows
+    :ivar defines: whether the columns are written; else only the time is
     """
 
     columns: Mapping[str, Any]
     next_run_time: datetime | None
     task_name: str | None
+    defines: bool = True
 
     @property
     def parameters(self) -> dict[str, object]:
@@ -190,6 +192,7 @@ class JobChange:
             **as_json,
             "next_run_time": self.next_run_time,
             "task_name": self.task_name,
+            "defines": self.defines,
         }
 
 
@@ -204,8 +207,7 @@ class JobRows:
 
     def __init__(self, table: Table, replica_id: str, history: HistorySettings = HISTORY) -> None:
         jobs, lock = for_template(job_table(table)), for_template(table)
-        # Without the schema, which some replicas may spell out, and others not.
-        self.channel = job_table(table).name
+        self.channel = channel_of(table)
         self._own: dict[str, object] = {
             "replica_id": replica_id,
             "channel": self.channel,
@@ -243,10 +245,12 @@ class JobRows:
                 WHERE task_name = job.task_name AND finished_at IS NULL AND run_until > now())
         """)
         # By way of the jobs: the tasks of jobs that ran once are kept for days, with their history.
+        # One of a later version may have been added again while its last run went on.
         self._dead_runs = Statement(f"""
             WITH begun AS MATERIALIZED (
                 SELECT id AS job_id, executor, task_name FROM {jobs}
-                WHERE task_name IS NOT NULL AND (last_run_time IS NOT NULL OR {_RECURS})
+                WHERE task_name IS NOT NULL
+                      AND (last_run_time IS NOT NULL OR version > 1 OR {_RECURS})
             )
             SELECT begun.* FROM begun, LATERAL (
                 SELECT FROM {lock} AS lock
@@ -261,12 +265,17 @@ class JobRows:
             ORDER BY next_run_time NULLS LAST, id
         """)
         self._now = Statement("SELECT now() AS database_time")
+        # What a user has put off is stale; what was missed is overdue.
         self._recurring = Statement(f"""
             SELECT job.id AS job_id, job.executor, task_name,
                    CASE WHEN lock.task_name IS NULL THEN true
                         WHEN lock.finished_at IS NULL THEN false
                         WHEN job.next_run_time IS NULL THEN lock.due_at IS NOT NULL
-                        ELSE COALESCE(job.next_run_time > lock.overdue_at, true) END AS is_stale
+                        WHEN lock.due_at IS NULL OR lock.due_at = 'infinity' THEN true
+                        ELSE job.next_run_time > lock.overdue_at
+                             AND (lock.due_at > now()
+                                  OR job.changed_at > lock.due_at - interval '1 minute')
+                   END AS is_stale
             FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
             WHERE NOT job.ended AND task_name IS NOT NULL AND {_RECURS}
         """)
@@ -441,6 +450,14 @@ class JobRows:
         return rows
 
 
+def channel_of(table: Table) -> str:
+    """Return the channel on which changes of jobs are told, by their task lock table.
+
+    It lacks the schema, which some replicas may spell out, and others not.
+    """
+    return str(job_table(table).name)
+
+
 def _handed_out(row: dict[str, Any]) -> HandedOutRow:
     names = ("handed_id", "first_late_by", "paused_until")
     return HandedOutRow(JobRow.of(row), **{name: row[name] for name in names})
@@ -457,7 +474,8 @@ def _parsed(text: str) -> Any:
 def _fetch(jobs: str, lock: str) -> str:
     """Return the statement that hands out due jobs. With nothing due it writes nothing."""
     recently = f"> now() - interval '{LONGEST_BREAK} seconds'"
-    first_handed_at = f"CASE WHEN job.handed_until {recently} THEN job.first_handed_at END"
+    first_handed_at = f"""
+        CASE WHEN COALESCE(job.handed_until {recently}, true) THEN job.first_handed_at END"""
     stood_against_manual_run = f"""
         lock.kind = 'manual' AND lock.finished_at {recently}
         AND job.next_run_time BETWEEN lock.started_at AND lock.finished_at"""
@@ -534,12 +552,15 @@ def _add(jobs: str) -> str:
 
 def _change(jobs: str) -> str:
     """Return the statement that changes a job of a version."""
+    defined = ", ".join(
+        f"""{name} = CASE WHEN %(defines)s::boolean
+                          THEN %({name})s::{"jsonb" if name in _AS_TEXT else "text"}
+                          ELSE {name} END"""
+        for name in _DEFINITION
+    )
     return f"""
         WITH changed AS (
-            UPDATE {jobs} SET
-                func = %(func)s::text, trigger = %(trigger)s::jsonb, options = %(options)s::jsonb,
-                arguments = %(arguments)s::jsonb, executor = %(executor)s::text,
-                signature = %(signature)s::text, version = version + 1,
+            UPDATE {jobs} SET {defined}, version = version + 1,
                 task_name = COALESCE(%(task_name)s::text, task_name),
                 changed_id = %(changed_id)s::uuid, changed_at = now(),
                 next_run_time = CASE WHEN %(moves)s::boolean THEN %(next_run_time)s::timestamptz

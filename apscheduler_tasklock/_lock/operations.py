@@ -17,6 +17,7 @@ from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
 from apscheduler_tasklock._database.errors import one_line
+from apscheduler_tasklock._lock.jobs import channel_of
 from apscheduler_tasklock._lock.protocol import Statement, for_template
 from apscheduler_tasklock._lock.statements import DUE_IN_PAUSE, IS_ALIVE, JUST_BEFORE, NEVER
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
@@ -86,6 +87,7 @@ class Operations:
         name = for_template(table)
         self._name = name
         self._jobs_name = for_template(job_table(table))
+        self._channel = channel_of(table)
         self._runs = for_template(run_table(table))
         self._replicas = for_template(replica_table(table))
         # Replicas of one deployment have the same tasks, and say so in the same order.
@@ -327,6 +329,7 @@ class Operations:
             "force": force,
             "run_again": run_again,
             "slots": slots,
+            "channel": self._channel,
         }
         moves_job = run_again and self._has_jobs(cursor)
         try:
@@ -371,7 +374,7 @@ class Operations:
         moved = f"""
             UPDATE {self._jobs_name} AS job SET
                 next_run_time = last_run_time, ended = false, version = version + 1,
-                handed_id = NULL, handed_to = NULL, handed_until = now(),
+                handed_id = NULL, handed_to = NULL, handed_until = NULL,
                 first_handed_at = last_run_time
             FROM freed
             WHERE job.task_name = freed.task_name AND last_run_time = freed.window_start
@@ -390,7 +393,7 @@ class Operations:
                       AND NOT (%(run_again)s::boolean AND kind IS NOT DISTINCT FROM 'manual')
                 RETURNING *
             ){"".join(f", {part}" for part in more)}
-            SELECT task_name FROM freed
+            SELECT task_name{", pg_notify(%(channel)s, '')" * moves_job} FROM freed
         """)
 
     def forget(self, cursor: Any, task: str) -> None:

@@ -135,7 +135,7 @@ class HandOut:
     :ivar following: the run time after it; ``None`` if there is none
     :ivar due_at: when it was due, on the monotonic clock, by the database's clock
     :ivar is_late_by_nature: whether it is late, and yet no misfire: it was handed out in time
-        before, to a replica that has not run it
+        before, to a replica that has not run it; or it came due while its task ran by hand
     """
 
     job_id: str

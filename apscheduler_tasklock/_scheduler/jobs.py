@@ -189,8 +189,13 @@ class ExecutorJobs:
         )
 
     def registration(self, key: JobKey) -> Registration | None:
-        """Return what a replica tells of a job's task; ``None`` of one-off jobs."""
+        """Return what a replica tells of a job's task; ``None`` of one-off jobs.
+
+        Nor of those whose function is missing here, which may say what the task is.
+        """
         job = self._scheduler.job(*key)
+        if not getattr(job, "has_function", True):
+            return None
         task = None if job is None else self._resolved(job, key[1])
         if job is None or task is None or isinstance(job.trigger, DateTrigger):
             return None

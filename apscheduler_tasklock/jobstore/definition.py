@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from apscheduler.triggers.base import BaseTrigger
@@ -49,7 +49,7 @@ class Definition:
     @property
     def columns(self) -> dict[str, Any]:
         """What it is, by column."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @property
     def schedule(self) -> Any:
@@ -167,7 +167,7 @@ class JobCodec:
             options = {name: decode(definition.options[name]) for name in _OPTIONS}
         except KeyError as error:
             raise UnreadableError(f"its row lacks {error}") from error
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise UnreadableError(f"its arguments or options cannot be read: {error}") from error
         if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
             raise UnreadableError("its args must be a list, and its kwargs an object")
@@ -188,7 +188,10 @@ class JobCodec:
         :raises UnreadableError: it cannot be read
         """
         trigger = self._checked(definition.trigger, is_ours=is_ours)
-        return _unpickled(trigger) if _PICKLE in trigger else decode_trigger(trigger)
+        try:
+            return _unpickled(trigger) if _PICKLE in trigger else decode_trigger(trigger)
+        except RecursionError as error:
+            raise UnreadableError(f"its trigger cannot be read: {error}") from error
 
     def placeholder(self, job_id: str, definition: Definition, error: UnreadableError) -> Any:
         """Return attributes with which a job is shown whose row cannot be read."""
@@ -224,7 +227,10 @@ class JobCodec:
         :raises UntrustedError: we have not
         """
         if self._signer is not None:
-            self._signer.verify(job_id, definition.columns, signature)
+            try:
+                self._signer.verify(job_id, definition.columns, signature)
+            except RecursionError as error:  # deeper than what we could have signed
+                raise UntrustedError(f"its signature cannot be checked: {error}") from error
 
     def _checked(self, data: Any, *, is_ours: bool) -> Mapping[str, Any]:
         if not isinstance(data, dict):

@@ -340,7 +340,7 @@ class DueJobs:
             outs = dict(self._out)
             back = {handed_id for handed_id in self._not_taken if handed_id in outs}
             running = set(back)  # as another scheduler's job in this process
-            self._not_taken.clear()
+            self._not_taken = set(running)  # until they are given back
             for handed_id, out in outs.items():
                 is_old = now - out.since > GIVE_BACK_AFTER
                 if (is_old and not (out.keeps and self._is_queued(out))) or (
@@ -354,6 +354,8 @@ class DueJobs:
             if now - out.since > GIVE_BACK_AFTER:  # others are to have it
                 self._left_to_others[out.job_id] = now + GIVE_BACK_AFTER
         self._give_back(list(running), waits=True)
+        with self._changed:
+            self._not_taken -= running
         self._give_back(list(back - running))
 
     def _is_queued(self, out: _Out) -> bool:

@@ -28,8 +28,7 @@ def due_run_time(
     :param now: the database's time
     :param coalesce: whether the last run time that is due stands for all of them; else it is the
         first, and the one that follows may be due as well
-    :param missed_before: run times before it are not run. The last of them stands for all of them,
-        if it is not the last one of all.
+    :param missed_before: run times before it are not run. The last of them stands for all of them.
     :raises EndlessTriggerError: the next run time cannot be found within bounds
     :raises Exception: whatever a custom trigger raises
     """

@@ -315,8 +315,9 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         if isinstance(job.trigger, DateTrigger) and job.misfire_grace_time == _DEFAULT_GRACE_TIME:
             job.misfire_grace_time = None
         if self._is_computed(job):
-            self._set_start(job)
-            job.next_run_time = self._first_time(job)
+            now = self._database_now()
+            self._set_start(job, now)
+            job.next_run_time = job.trigger.get_next_fire_time(None, now)
         if not self._add(job, self._codec.encode(job)):
             raise ConflictingIdError(job.id)
         self._changed(job)
@@ -335,7 +336,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         definition, next_run_time = self._definition(job), job.next_run_time
         is_stored = isinstance(job, StoredJob)  # else it had its start when it was to be added
         if is_stored and self._is_computed(job) and definition.trigger != job.row.trigger:
-            self._set_start(job)
+            self._set_start(job, self._database_now())
             definition = self._codec.encode(job)
         for _ in range(MOST_CHANGES):
             job.next_run_time = next_run_time  # not that of a row which has changed since
@@ -416,7 +417,8 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         if isinstance(job, StoredJob) and not job.is_readable:
             return
         executor = self._executor_of(job)
-        if executor is not None and not isinstance(job.trigger, DateTrigger):
+        comes_again = not isinstance(job.trigger, DateTrigger)
+        if executor is not None and comes_again and not isinstance(job.func, MissingFunction):
             with suppress(TaskLockOptionError):  # of an option that was changed, and is told then
                 executor.note_stored_job(job, self._alias)
 
@@ -444,11 +446,14 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         assert self._inside is not None
         return self._ask(self.locks.jobs.now).astimezone(self._inside.timezone)
 
-    def _set_start(self, job: Any) -> None:
-        """Let an interval that starts from now do so by the database's clock."""
+    def _set_start(self, job: Any, now: datetime) -> None:
+        """Let an interval that starts from now do so by the database's clock.
+
+        :param now: the database's time, which was asked for a moment ago
+        """
         if type(job.trigger) is not IntervalTrigger or not starts_from_now(job.trigger):
             return
-        ahead = self._ask(self.locks.jobs.now) - datetime.now(timezone.utc)
+        ahead = now - datetime.now(timezone.utc)
         if abs(ahead) > _ON_THE_WAY:
             job.trigger = copy(job.trigger)  # which may be another job's, too
             job.trigger.start_date += ahead
@@ -501,7 +506,9 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             changed["options"] = {**now.options, **options}
         merged = replace(now, **changed)
         change = self._change_to(job, merged, job.next_run_time)
-        if not self._is_ours(row):  # to sign it would be to vouch for what somebody else wrote
+        if not changed:
+            change = replace(change, defines=False)
+        elif not self._is_ours(row):  # to sign it would be to vouch for what somebody else wrote
             change = replace(change, columns={**change.columns, "signature": row.signature})
         return self._write(row, change, moves=moves, is_computed=is_computed)
 
@@ -539,9 +546,9 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             return True
         try:
             trigger = self._codec.decode_trigger(definition_of(row))
-        except UnreadableError:
+            return trigger.get_next_fire_time(None, now) is not None
+        except Exception:  # noqa: BLE001  # whatever a custom trigger raises
             return True
-        return trigger.get_next_fire_time(None, now) is not None
 
     def _has_schedule(self, row: JobRow, definition: Definition) -> bool:
         """Tell whether a row has the declared schedule, and its trigger may therefore stay.
@@ -649,16 +656,16 @@ def _first_run_time(job: Any, row: JobRow, now: datetime) -> datetime | None:
     """
     trigger = job.trigger
     computed: datetime | None = trigger.get_next_fire_time(None, now)
+    now = now.astimezone(timezone.utc)  # in which time elapses evenly
     if type(trigger) is not IntervalTrigger or not starts_from_now(trigger):
         return computed
     times = [time for time in (computed, row.next_run_time) if time is not None]
     if row.last_run_time is not None:
-        times = [row.last_run_time + trigger.interval]
+        last = row.last_run_time.astimezone(timezone.utc)
+        passed = 1
         if row.next_run_time is not None and row.next_run_time > now:
-            # Nothing was due. Of what would have been, under a shorter interval, one run stands for
-            # all.
-            since = (now - row.last_run_time).total_seconds()
-            passed = max(1, floor(since / trigger.interval_length))
-            times = [row.last_run_time + passed * trigger.interval]
+            # Under a shorter interval, several run times may have passed. Only the last is due.
+            passed = max(1, floor((now - last).total_seconds() / trigger.interval_length))
+        times = [last + passed * trigger.interval]
     first, end = min(times, default=None), trigger.end_date
     return None if first is None or (end is not None and max(first, now) > end) else first

@@ -196,7 +196,7 @@ class TestFetch:
     ) -> None:
         one.add()
         one.fetch()
-        travel(70)
+        travel(100)
         assert one.one().first_late_by is None
 
     @pytest.mark.parametrize(
@@ -560,6 +560,55 @@ class TestClaim:
         assert row(one.connection, "task of job")["locked_by"] == "other"
 
 
+class TestStaleTasks:
+    """Tasks whose rows do not know when the job is due, since nobody told them."""
+
+    @staticmethod
+    def is_stale(replica: JobReplica) -> bool:
+        [task] = replica.jobs.recurring(replica.cursor)
+        return task.is_stale
+
+    def test_are_those_without_a_row(self, one: JobReplica) -> None:
+        one.add(task_name="task of job")
+        assert self.is_stale(one)
+        assert one.claims_job(one.one(), grace=10)
+        assert not self.is_stale(one)
+
+    @pytest.mark.parametrize("due_in", [None, 1000])
+    def test_are_those_of_jobs_that_were_paused_or_put_off(
+        self, one: JobReplica, due_in: float | None
+    ) -> None:
+        self.ran(one)
+        assert not self.is_stale(one)
+        assert one.changes(due_in=due_in)
+        assert self.is_stale(one)
+
+    def test_are_not_those_whose_run_time_was_missed(self, one: JobReplica, travel: Travel) -> None:
+        """They are overdue."""
+        self.ran(one)
+        travel(200)
+        missed = one.one()
+        assert one.jobs.settle(one.cursor, handed(missed, timedelta(seconds=600)))
+        assert not self.is_stale(one)
+
+    def test_are_those_that_had_ended_and_were_added_again(self, one: JobReplica) -> None:
+        one.add(task_name="task of job")
+        claim_id = uuid4()
+        assert one.claims_job(one.one(), period=None, is_last=True, claim_id=claim_id, grace=10)
+        one.release(claim_id, "task of job")
+        one.add(due_in=60, task_name="task of job")
+        assert self.is_stale(one)
+
+    @staticmethod
+    def ran(replica: JobReplica) -> None:
+        replica.add(due_in=-200, task_name="task of job")
+        claim_id = uuid4()
+        assert replica.claims_job(
+            replica.one(), period=timedelta(seconds=260), next_in=260, claim_id=claim_id, grace=10
+        )
+        replica.release(claim_id, "task of job")
+
+
 class TestFree:
     """An operator ends a run, and has it run again."""
 
@@ -581,6 +630,13 @@ class TestFree:
         before = job_row(one.connection)
         self.free(one, token, run_again=False)
         assert job_row(one.connection) == before
+
+    def test_is_no_misfire_however_long_it_takes_until_a_worker_is_free(
+        self, one: JobReplica, other: JobReplica, travel: Travel
+    ) -> None:
+        self.free(one, self.dead(one, travel))
+        travel(1000)
+        assert other.one().first_late_by == 0
 
     def test_leaves_a_job_that_users_have_paused(self, one: JobReplica, travel: Travel) -> None:
         token = self.dead(one, travel)
@@ -619,6 +675,19 @@ class JobReplicaInAHurry(JobReplica):
 
 
 class TestDeadRuns:
+    @pytest.mark.parametrize("again", [False, True], ids=["once", "added again"])
+    def test_are_found_also_of_a_job_that_was_added_again_while_it_ran(
+        self, one: JobReplica, other: JobReplica, travel: Travel, again: bool
+    ) -> None:
+        one.add(trigger={"type": "date"})
+        assert one.claims_job(one.one(), period=None, is_last=True, failover=True)
+        if again:
+            assert one.add(due_in=3600, trigger={"type": "date"}, task_name="task of job")
+        assert other.jobs.dead_runs(other.cursor) == []
+        travel(11)
+        [dead] = other.jobs.dead_runs(other.cursor)
+        assert (dead.job_id, dead.task_name) == ("job", "task of job")
+
     def test_are_found_whatever_became_of_the_job(self, one: JobReplica, travel: Travel) -> None:
         one.add("recurring")
         one.add("one-off")
