@@ -18,7 +18,7 @@ FIDELITY_ARGS ?=
 # For `make test-lowest`: the oldest Python there is.
 LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
 
-.PHONY: demo test test-faults test-slow chaos chaos-store test-lowest test-pgbouncer test-postgres lint types bench bench-results fidelity pictures clean
+.PHONY: demo test test-faults test-slow chaos chaos-store test-lowest test-pgbouncer test-postgres lint types bench bench-results fidelity docs pictures clean
 
 demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 seconds
 	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
@@ -69,11 +69,15 @@ bench-results: .venv-bench/.demo .venv-apscheduler4/.done ## Measure all of it, 
 fidelity: $(VENV)/.bench ## Live through thousands of windows under each rule, and count what goes wrong
 	$(BIN)/python -m benchmarks.fidelity $(FIDELITY_ARGS)
 
+docs: $(VENV)/.docs ## Build the documentation into build/docs; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -n -q docs build/docs
+	@echo "The documentation is in build/docs/index.html"
+
 pictures: $(VENV)/.dev ## Draw the pictures of the documentation
 	$(BIN)/python -m docs.pictures
 
 clean: ## Remove the environment and what tools left
-	rm -rf $(VENV) .venv-lowest .venv-bench .venv-apscheduler4 .cache .pytest_cache .mypy_cache .ruff_cache dist
+	rm -rf $(VENV) .venv-lowest .venv-bench .venv-apscheduler4 .cache .pytest_cache .mypy_cache .ruff_cache build/docs dist
 
 # The other libraries, beside this one; and APScheduler 4, which cannot be beside 3.
 .venv-bench/.demo: benchmarks/requirements.txt pyproject.toml

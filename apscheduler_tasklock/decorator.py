@@ -55,7 +55,8 @@ def task_lock(options: Any = None, /, **named: Any) -> Any:
 
     The function itself is returned, not a wrapper, so that persistent job stores can import it.
     Use it as ``@task_lock``, ``@task_lock(max_factor=2)``, or ``@task_lock(False)`` for a function
-    whose jobs run on every replica. For the options see :class:`LockOptions`.
+    whose jobs run on every replica. For the options see
+    :class:`~apscheduler_tasklock.options.LockOptions`.
 
     :raises TaskLockOptionError: an option is unknown or impossible
     """
