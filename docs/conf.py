@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).parent.parent
-# The page that shows this file of the checkout below its own text.
-ARCHITECTURE = "explanation/architecture"
+DOCS = CHECKOUT / "docs"
+# Pages that show a Markdown file of the checkout below their own text.
+SHOWN = {
+    "changelog": CHECKOUT / "CHANGELOG.md",
+    "explanation/architecture": CHECKOUT / "ARCHITECTURE.md",
+    "how-to/reminders": CHECKOUT / "examples/reminders/README.md",
+}
 
 project = "apscheduler-tasklock"
 author = "The apscheduler-tasklock maintainers"
@@ -42,28 +48,39 @@ _LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#]+)(#[^)]*)?\)")
 
 
 def setup(app: Any) -> None:
-    """Let Sphinx call what mends the links."""
-    app.connect("source-read", mend_links)
+    """Let Sphinx call what completes a page's source."""
+    app.connect("source-read", complete)
 
 
-def mend_links(app: Any, docname: str, source: list[str]) -> None:
-    """Let links to Markdown outside this folder lead to the files, as links to other files do.
+def complete(app: Any, docname: str, source: list[str]) -> None:
+    """Add the file that a page shows, and let its links lead somewhere.
 
-    Sphinx would look for a page. And a page may show a file of the checkout, whose links are seen
-    from there.
+    Sphinx would look for a page behind a link to Markdown outside this folder.
     """
-    folder = CHECKOUT / "docs" / Path(docname).parent
-    text = source[0]
-    if docname == ARCHITECTURE:
-        shown = CHECKOUT / "ARCHITECTURE.md"
+    page = DOCS / f"{docname}.md"
+    text = with_links(source[0], written_in=page, page=page)
+    if docname in SHOWN:
+        shown = SHOWN[docname]
         app.env.note_dependency(str(shown))
-        up = "../" * (len(Path(docname).parts))
         body = shown.read_text().split("\n", 1)[1]  # without its title
-        text += _LINK.sub(lambda link: f"](path:{up}{link[1]})", body)
+        text += with_links(body, written_in=shown, page=page)
+    source[0] = text
 
-    def mended(link: re.Match[str]) -> str:
-        target = (folder / link[1]).resolve()
-        is_outside = not target.is_relative_to(CHECKOUT / "docs")
-        return f"](path:{link[1]})" if is_outside and target.suffix == ".md" else link[0]
 
-    source[0] = _LINK.sub(mended, text)
+def with_links(text: str, *, written_in: Path, page: Path) -> str:
+    """Return Markdown whose links are as seen from a page, to pages or to files.
+
+    :param written_in: the file that the text is from
+    :param page: the page that it is shown on
+    """
+
+    def link(found: re.Match[str]) -> str:
+        target = (written_in.parent / found[1]).resolve()
+        shown_on = next((DOCS / f"{name}.md" for name, file in SHOWN.items() if file == target), None)
+        if shown_on is not None and shown_on != page:
+            target = shown_on
+        is_page = target.suffix == ".md" and target.is_relative_to(DOCS)
+        kind = "" if is_page or target.suffix != ".md" else "path:"
+        return f"]({kind}{os.path.relpath(target, page.parent)}{found[2] or ''})"
+
+    return _LINK.sub(link, text)
