@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from importlib.metadata import version as version_of
@@ -27,11 +28,11 @@ myst_heading_anchors = 4
 
 html_theme = "furo"
 html_title = f"apscheduler-tasklock {release}"
-# Without these there is nothing to be fetched from elsewhere, and no copy of the sources.
 html_copy_source = False
 html_show_sourcelink = False
 
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 add_module_names = False
@@ -43,6 +44,9 @@ nitpick_ignore_regex = [
     # What signatures name, and nobody has to know.
     (r"py:.*", r"apscheduler_tasklock\.(decorator\.Function|locks\.Hold|options\.Default)"),
 ]
+
+# One of the themes' packages lets the root logger print.
+logging.getLogger("alembic").setLevel(logging.WARNING)
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#]+)(#[^)]*)?\)")
 
@@ -76,7 +80,9 @@ def with_links(text: str, *, written_in: Path, page: Path) -> str:
 
     def link(found: re.Match[str]) -> str:
         target = (written_in.parent / found[1]).resolve()
-        shown_on = next((DOCS / f"{name}.md" for name, file in SHOWN.items() if file == target), None)
+        shown_on = next(
+            (DOCS / f"{name}.md" for name, file in SHOWN.items() if file == target), None
+        )
         if shown_on is not None and shown_on != page:
             target = shown_on
         is_page = target.suffix == ".md" and target.is_relative_to(DOCS)
