@@ -14,6 +14,7 @@ DOCS = CHECKOUT / "docs"
 # Pages that show a Markdown file of the checkout below their own text.
 SHOWN = {
     "changelog": CHECKOUT / "CHANGELOG.md",
+    "contributing": CHECKOUT / "CONTRIBUTING.md",
     "explanation/architecture": CHECKOUT / "ARCHITECTURE.md",
     "how-to/reminders": CHECKOUT / "examples/reminders/README.md",
 }
