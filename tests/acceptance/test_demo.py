@@ -368,7 +368,9 @@ def test_on_a_terminal_it_draws_a_lane_per_replica(
     assert again % 3 == 1
     assert again != 3 * dead + 1
     assert last[again].index("▓") > last[3 * dead + 1].index("✗")
-    assert all("├" in line for line in last[9:]), "the new replica's start"
+    # What happens in the very moment of its start is drawn over that.
+    assert any("├" in line for line in last[9:]), "the new replica's start"
+    assert all(re.match(r".{22} *[├█▒▓·]", line) for line in last[9:]), last[9:]
     summary = r"windows=\d+ runs=\d+ doubled=0 missed=0 takeovers=1 run_again=report-8s@\S+"
     assert re.fullmatch(summary, [*filter(None, lines)][-1])
     assert len([line for line in lines if line.startswith("Without the lock, every ")]) == 1

@@ -27,6 +27,8 @@ from tests.support.stored_jobs import GUARD
 
 Start = Callable[..., "StoreProcess"]
 
+pytestmark = pytest.mark.slow
+
 
 class StoreProcess:
     """A process of tests/acceptance/stored.py."""
@@ -296,7 +298,6 @@ def started(ledger: Ledger) -> list[datetime]:
     return [row[0] for row in ledger.connection.execute("SELECT started_at FROM task_lock_run")]
 
 
-@pytest.mark.slow
 class TestEachPromise:
     """A row each of the table of promises in docs/job-store.md; others are above and below."""
 
@@ -459,7 +460,6 @@ class TestEachPromise:
             assert len(ledger.runs(key)) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_whoever_is_killed_no_run_time_is_lost_and_none_begins_twice_but_by_a_takeover(
     start: Start, ledger: Ledger, rng: random.Random

@@ -43,6 +43,7 @@ from apscheduler_tasklock import (
     TaskLockSchemaError,
     upgrade,
 )
+from apscheduler_tasklock._lock import jobs
 from apscheduler_tasklock._lock.jobs import HAND_OUT
 from apscheduler_tasklock._scheduler import registration
 from apscheduler_tasklock.jobstore.due import RENEW_AFTER
@@ -148,8 +149,12 @@ def gate(key: str) -> Iterator[Gate]:
 
 
 @pytest.fixture
-def make(database_url: str) -> Iterator[Make]:
-    """Make and start a replica with the job store; it is shut down after the test."""
+def make(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Make and start a replica with the job store; it is shut down after the test.
+
+    Jobs that have ended are not kept for long, so that tests see soon that they are deleted.
+    """
+    monkeypatch.setattr(jobs, "KEPT_FOR", 1.0)
     with ExitStack() as closing:
 
         def make(
