@@ -237,6 +237,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             locks,
             self._poll,
             self._jobs.registration,
+            self._jobs.has_next_run,
             self._adapter.hands_out,
             self._adapter.stored_tasks,
         )

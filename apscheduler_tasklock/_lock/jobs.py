@@ -172,7 +172,7 @@ class JobChange:
         JSON-like data
     :ivar next_run_time: when it is due next
     :ivar task_name: its task, if this replica knows
-    :ivar defines: whether the columns are written; else only the time is
+    :ivar defines: whether the columns are written; else nothing of the definition is
     """
 
     columns: Mapping[str, Any]
@@ -183,13 +183,13 @@ class JobChange:
     @property
     def parameters(self) -> dict[str, object]:
         """The parameters of its statement."""
-        as_json = {
-            name: json.dumps(self.columns[name], ensure_ascii=False)
-            for name in ("trigger", "options", "arguments")
-        }
+        columns: dict[str, object] = dict.fromkeys(_DEFINITION)
+        if self.defines:
+            columns.update(self.columns)
+            for name in _AS_TEXT:
+                columns[name] = json.dumps(columns[name], ensure_ascii=False)
         return {
-            **self.columns,
-            **as_json,
+            **columns,
             "next_run_time": self.next_run_time,
             "task_name": self.task_name,
             "defines": self.defines,
@@ -274,7 +274,9 @@ class JobRows:
                         WHEN lock.due_at IS NULL OR lock.due_at = 'infinity' THEN true
                         ELSE job.next_run_time > lock.overdue_at
                              AND (lock.due_at > now()
-                                  OR job.changed_at > lock.due_at - interval '1 minute')
+                                  OR job.changed_at > lock.due_at - interval '1 minute'
+                                  OR (job.changed_at > lock.started_at
+                                      AND lock.finished_at > lock.due_at - interval '1 minute'))
                    END AS is_stale
             FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
             WHERE NOT job.ended AND task_name IS NOT NULL AND {_RECURS}

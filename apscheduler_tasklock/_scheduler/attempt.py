@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -444,7 +444,9 @@ class RunAttempt:
         _, max_lock = submission.lock_times(period)
         next_in = None
         if following is not None:
-            next_in = following.timestamp() - hand_out.run_time.timestamp()
+            # Exactly: as numbers, times of today are a microsecond off now and then.
+            start = hand_out.run_time.astimezone(timezone.utc)
+            next_in = (following.astimezone(timezone.utc) - start).total_seconds()
         return ClaimRequest(
             submission.task_name,
             min_lock=0.0,

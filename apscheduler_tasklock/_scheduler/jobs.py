@@ -188,10 +188,18 @@ class ExecutorJobs:
             is_standby=True,
         )
 
-    def registration(self, key: JobKey) -> Registration | None:
-        """Return what a replica tells of a job's task; ``None`` of one-off jobs.
+    def has_next_run(self, key: JobKey) -> bool:
+        """Tell whether a job that comes again is there, and not paused."""
+        job = self._scheduler.job(*key)
+        if job is None or isinstance(job.trigger, DateTrigger):
+            return False
+        return job.next_run_time is not None
 
-        Nor of those whose function is missing here, which may say what the task is.
+    def registration(self, key: JobKey) -> Registration | None:
+        """Return what a replica tells of a job's task.
+
+        ``None`` of one-off jobs, and of those whose function is missing here: it may say what the
+        task is.
         """
         job = self._scheduler.job(*key)
         if not getattr(job, "has_function", True):

@@ -53,6 +53,7 @@ class Registrar:
         jobs. Asks its job store.
     :param is_registered_when_added: tells of a job store, by its alias, whether its jobs' tasks
         are registered by whoever adds or changes them, and not by each replica that starts
+    :param has_next_run: tells whether a job that comes again is there, and not paused
     :param stored_tasks: returns the tasks of such job stores, by job; ``None`` without one. Asks
         them.
     """
@@ -62,12 +63,14 @@ class Registrar:
         locks: LockClient,
         poll: Poll,
         registration: Callable[[JobKey], Registration | None],
+        has_next_run: Callable[[JobKey], bool],
         is_registered_when_added: Callable[[str], bool] = lambda _jobstore: False,
         stored_tasks: Callable[[], Mapping[JobKey, StoredTask] | None] = lambda: None,
     ) -> None:
         self._locks = locks
         self._poll = poll
         self._registration = registration
+        self._has_next_run = has_next_run
         self._is_registered_when_added = is_registered_when_added
         self._stored_tasks = stored_tasks
         self._lock = threading.Lock()
@@ -169,8 +172,7 @@ class Registrar:
 
         Another replica may have removed or paused it, where they share a job store.
         """
-        ours = [self._registration(key) for key in self._poll.keys_of(state.task_name)]
-        return any(found is not None and found.next_in is not None for found in ours)
+        return any(self._has_next_run(key) for key in self._poll.keys_of(state.task_name))
 
     def _register(self, changed: Mapping[JobKey, bool]) -> None:
         tasks = self._registrations(changed)

@@ -338,9 +338,8 @@ class DueJobs:
         now = time.monotonic()
         with self._changed:
             outs = dict(self._out)
-            back = {handed_id for handed_id in self._not_taken if handed_id in outs}
-            running = set(back)  # as another scheduler's job in this process
-            self._not_taken = set(running)  # until they are given back
+            running = set(self._not_taken)  # as another scheduler's job in this process
+            back = set(running)
             for handed_id, out in outs.items():
                 is_old = now - out.since > GIVE_BACK_AFTER
                 if (is_old and not (out.keeps and self._is_queued(out))) or (
@@ -349,10 +348,12 @@ class DueJobs:
                     back.add(handed_id)
         self._renew([h for h in outs if h not in back and now - outs[h].renewed_at > RENEW_AFTER])
         for handed_id in back:
-            out = outs[handed_id]
-            self._given_back[out.job_id] = out.run_time
-            if now - out.since > GIVE_BACK_AFTER:  # others are to have it
-                self._left_to_others[out.job_id] = now + GIVE_BACK_AFTER
+            known = outs.get(handed_id)
+            if known is None:  # to give it back has failed before
+                continue
+            self._given_back[known.job_id] = known.run_time
+            if now - known.since > GIVE_BACK_AFTER:  # others are to have it
+                self._left_to_others[known.job_id] = now + GIVE_BACK_AFTER
         self._give_back(list(running), waits=True)
         with self._changed:
             self._not_taken -= running

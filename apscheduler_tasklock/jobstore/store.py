@@ -500,15 +500,16 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         moves = not _is_same_moment(job.next_run_time, job.row.next_run_time)
         if not (changed or moves):
             return True
+        if not changed:
+            change = JobChange({}, job.next_run_time, task_name=None, defines=False)
+            return self._write(row, change, moves=moves, is_computed=is_computed)
         if "options" in changed:  # each of them is an attribute of its own
             of_job = changed["options"].items()
             options = {name: value for name, value in of_job if value != before.options.get(name)}
             changed["options"] = {**now.options, **options}
         merged = replace(now, **changed)
         change = self._change_to(job, merged, job.next_run_time)
-        if not changed:
-            change = replace(change, defines=False)
-        elif not self._is_ours(row):  # to sign it would be to vouch for what somebody else wrote
+        if not self._is_ours(row):  # to sign it would be to vouch for what somebody else wrote
             change = replace(change, columns={**change.columns, "signature": row.signature})
         return self._write(row, change, moves=moves, is_computed=is_computed)
 

@@ -161,7 +161,9 @@ class ReplicaExecutor:
             clock=clock,
         )
         self._poll = Poll(client, self.jobs.list_tasks, lambda: STATE_RUNNING, 5.0)
-        self._registrar = Registrar(client, self._poll, self.jobs.registration)
+        self._registrar = Registrar(
+            client, self._poll, self.jobs.registration, self.jobs.has_next_run
+        )
         OverdueTasks(client, self._poll, self._registrar, lambda *_: tell_overdue())
         Standby(client, self._poll, self.jobs)
 

@@ -591,6 +591,28 @@ class TestStaleTasks:
         assert one.jobs.settle(one.cursor, handed(missed, timedelta(seconds=600)))
         assert not self.is_stale(one)
 
+    @pytest.mark.parametrize("later", [95, 150])
+    def test_are_those_of_jobs_that_were_put_off_late_or_while_they_ran(
+        self, one: JobReplica, travel: Travel, later: float
+    ) -> None:
+        one.add(due_in=-200, task_name="task of job")
+        claim_id = uuid4()
+        period = timedelta(seconds=300)
+        found = one.one()
+        assert one.claims_job(found, period=period, next_in=300, claim_id=claim_id, grace=10)
+        if later == 95:  # while it runs
+            travel(5)
+            assert one.changes(due_in=1000)
+            travel(later - 5)
+            one.release(claim_id, "task of job")
+            travel(10)
+        else:
+            one.release(claim_id, "task of job")
+            travel(90)
+            assert one.changes(due_in=1000)
+            travel(later - 90)
+        assert self.is_stale(one)
+
     def test_are_those_that_had_ended_and_were_added_again(self, one: JobReplica) -> None:
         one.add(task_name="task of job")
         claim_id = uuid4()
@@ -604,7 +626,7 @@ class TestStaleTasks:
         replica.add(due_in=-200, task_name="task of job")
         claim_id = uuid4()
         assert replica.claims_job(
-            replica.one(), period=timedelta(seconds=260), next_in=260, claim_id=claim_id, grace=10
+            replica.one(), period=timedelta(seconds=300), next_in=300, claim_id=claim_id, grace=10
         )
         replica.release(claim_id, "task of job")
 

@@ -17,7 +17,7 @@ from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, TaskLocks
 from apscheduler_tasklock.options import LockOptions
 from apscheduler_tasklock.schema.table import job_table, replica_table, run_table, task_lock_table
 
-LEVELS = ("info", "warning", "error", "log")
+LEVELS = ("info", "warning", "error", "exception", "critical", "log")
 
 # What an application, or another project, brings to an example.
 FOREIGN = ("project", "shop", "flask_app", "django_apscheduler")
