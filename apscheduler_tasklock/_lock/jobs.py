@@ -245,12 +245,10 @@ class JobRows:
                 WHERE task_name = job.task_name AND finished_at IS NULL AND run_until > now())
         """)
         # By way of the jobs: the tasks of jobs that ran once are kept for days, with their history.
-        # One of a later version may have been added again while its last run went on.
         self._dead_runs = Statement(f"""
             WITH begun AS MATERIALIZED (
                 SELECT id AS job_id, executor, task_name FROM {jobs}
-                WHERE task_name IS NOT NULL
-                      AND (last_run_time IS NOT NULL OR version > 1 OR {_RECURS})
+                WHERE task_name IS NOT NULL AND (last_run_time IS NOT NULL OR {_RECURS})
             )
             SELECT begun.* FROM begun, LATERAL (
                 SELECT FROM {lock} AS lock

@@ -697,14 +697,11 @@ class JobReplicaInAHurry(JobReplica):
 
 
 class TestDeadRuns:
-    @pytest.mark.parametrize("again", [False, True], ids=["once", "added again"])
-    def test_are_found_also_of_a_job_that_was_added_again_while_it_ran(
-        self, one: JobReplica, other: JobReplica, travel: Travel, again: bool
+    def test_are_found_also_of_a_job_that_has_run_for_the_last_time(
+        self, one: JobReplica, other: JobReplica, travel: Travel
     ) -> None:
         one.add(trigger={"type": "date"})
         assert one.claims_job(one.one(), period=None, is_last=True, failover=True)
-        if again:
-            assert one.add(due_in=3600, trigger={"type": "date"}, task_name="task of job")
         assert other.jobs.dead_runs(other.cursor) == []
         travel(11)
         [dead] = other.jobs.dead_runs(other.cursor)
