@@ -259,6 +259,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             processes that it has
         """
         self._check_scheduler(scheduler)
+        is_again = self._leave_failed_start()
         super().start(scheduler, alias)
         for job, jobstore in self._adapter.pending_jobs(alias):
             self._jobs.resolve(job, jobstore)
@@ -291,10 +292,18 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         scheduler.add_listener(self._forget_job, EVENT_JOB_REMOVED)
         scheduler.add_listener(self._forget_all_jobs, EVENT_ALL_JOBS_REMOVED)
         scheduler.add_listener(self._tell_of_unknown_jobs, EVENT_SCHEDULER_STARTED)
-        if self._enabled:
+        if self._enabled and not is_again:
             self._poll.start()
         self._started_in = os.getpid()
         self._log_start(alias)
+
+    def _leave_failed_start(self) -> bool:
+        """Undo a start after which the scheduler's own has failed; tell whether there was one."""
+        is_again = self._started_in == os.getpid()
+        if is_again:
+            unwrap(self._inner)
+            self._remove_listeners()
+        return is_again
 
     def _check_scheduler(self, scheduler: Any) -> None:
         # In a forked child nothing of the parent's runs.
@@ -348,14 +357,17 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         for run in runs:
             if run.is_being_released:
                 run.wait_for_release(max(0.0, deadline - time.monotonic()))
+        self._remove_listeners()
+        self.locks.close(blocking=True)
+        self._started_in = None
+
+    def _remove_listeners(self) -> None:
         self._adapter.remove_listeners(
             self._check_job,
             self._forget_job,
             self._forget_all_jobs,
             self._tell_of_unknown_jobs,
         )
-        self.locks.close(blocking=True)
-        self._started_in = None
 
     def health(self) -> Health:
         """Return how this executor fares, for a container's probes. Asks nobody.
