@@ -347,6 +347,8 @@ def test_sentry_gets_the_status_and_the_schedule_of_each_granted_run(
     replica.run_once(fail, job_id="failing")
     replica.one(EVENT_JOB_EXECUTED, "Clean up")
     replica.one(EVENT_JOB_ERROR, "failing")
+    # A shutdown waits two seconds for them, and the first import of the SDK may take longer.
+    eventually(lambda: len(sentry.check_ins) >= 4)
     replica.shutdown()
     config = {"schedule": {"type": "interval", "value": 1, "unit": "hour"}, "max_runtime": 120}
     found: dict[str, list[str]] = {}
