@@ -350,10 +350,10 @@ def _ping(url: str, status: _Status, timeout: float) -> None:
 
 
 def _get(url: str, timeout: float) -> None:
-    # S310 warns of URLs that are no HTTP: the scheme was checked when the URL was given.
-    request = Request(url, headers={"User-Agent": "apscheduler-tasklock"})  # noqa: S310
+    # Its scheme was checked when it was given.
+    request = Request(url, headers={"User-Agent": "apscheduler-tasklock"})  # noqa: S310  # HTTP
     try:
-        urlopen(request, timeout=timeout).close()  # noqa: S310
+        urlopen(request, timeout=timeout).close()  # noqa: S310  # HTTP
     except HTTPError as error:
         error.close()
         raise
