@@ -20,9 +20,9 @@ pytestmark = pytest.mark.slow
 StartReplica = Callable[..., ReplicaProcess]
 Connection = psycopg.Connection[Any]
 
-PERIOD = 5  # seconds; time for a takeover, and some
+PERIOD = 10  # seconds; time for a takeover, also on a slow machine
 LEASE = 2
-GETTING_READY = 3  # seconds until the first fire, for the processes to be there by then
+GETTING_READY = 3  # seconds until the first fire, for processes that run to have the job by then
 
 
 class Run(NamedTuple):
@@ -50,15 +50,19 @@ class Replicas:
 
     def start(self, *, function: str = "work", once: bool = False, **job: Any) -> None:
         """Start three. Their job works until it is let end."""
-        # A single fire waits for who is late; and a replica that is late is refused all the same.
-        wait = timedelta(seconds=0 if once else GETTING_READY)
-        first = f"{datetime.now(timezone.utc) + wait:%Y-%m-%d %H:%M:%S}"
-        every = {"trigger": "interval", "seconds": PERIOD, "start_date": first}
-        trigger = {"trigger": "date", "run_date": first} if once else every
         lock = {"lease": LEASE, "failover": True, **job.pop("task_lock", {})}
         kwargs = {"folder": str(self._folder), "task_lock": lock}
-        for _ in range(3):
-            self.processes.append(self._start(function=function, kwargs=kwargs, **trigger, **job))
+        job = {"function": function, "kwargs": kwargs, **job}
+        if once:  # a single fire waits for who is late
+            single = {"trigger": "date", "run_date": in_seconds(0)}
+            self.processes += [self._start(**single, **job) for _ in range(3)]
+            return
+        self.processes += [self._start() for _ in range(3)]
+        for process in self.processes:  # who is late for the first fire is not refused
+            process.call("get_jobs")
+        every = {"trigger": "interval", "seconds": PERIOD, "start_date": in_seconds(GETTING_READY)}
+        for process in self.processes:
+            process.call("add_job", {**every, **job})
 
     def let_end(self, token: int) -> None:
         (self._folder / str(self.real(token))).touch()
@@ -104,6 +108,10 @@ class Replicas:
 @pytest.fixture
 def replicas(start_replica: StartReplica, connection: Connection, tmp_path: Path) -> Replicas:
     return Replicas(start_replica, connection, tmp_path)
+
+
+def in_seconds(seconds: int) -> str:
+    return f"{datetime.now(timezone.utc) + timedelta(seconds=seconds):%Y-%m-%d %H:%M:%S}"
 
 
 def later(run_time: str, seconds: int) -> str:
