@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from pathlib import Path
+from typing import TextIO
 
 import psycopg
 from apscheduler.triggers.cron import CronTrigger
@@ -17,11 +18,16 @@ from apscheduler_tasklock import TaskLocks, upgrade
 from apscheduler_tasklock._scheduler.names import canonical_schedule
 from apscheduler_tasklock.cli.output import TerminalOutput
 from apscheduler_tasklock.cli.status import task_table
+from apscheduler_tasklock.demo.jobs import TASKS as DEMO_TASKS
+from apscheduler_tasklock.demo.run import run_demo
 from apscheduler_tasklock.demo.server import EmbeddedServer
+from apscheduler_tasklock.demo.timeline import LiveView
 from tests.support.rows import FAILING, OVERDUE, PAUSED, RUNNING, add_task
 
 HERE = Path(__file__).parent
-WIDTH = 132
+STATUS_WIDTH, DEMO_WIDTH = 132, 110
+DEMO_HEIGHT = 40  # lines: room for a lane of each task on each replica
+DEMO_REPLICAS, DEMO_SECONDS = 3, 30
 
 TASKS = {
     "clean-up": (CronTrigger(hour=3), {**PAUSED, "pause_reason": "'migration'"}),
@@ -57,7 +63,7 @@ _THEME = TerminalTheme(
     (30, 33, 39),
     (214, 219, 229),
     [
-        (85, 90, 100),
+        (140, 146, 158),
         (240, 113, 120),
         (140, 204, 110),
         (229, 192, 96),
@@ -70,8 +76,16 @@ _THEME = TerminalTheme(
 
 
 def main() -> None:
-    """Draw what ``status`` shows of a few tasks."""
+    """Draw what ``status`` shows of a few tasks, and the timeline of a demo that is run for it."""
     os.environ.pop("NO_COLOR", None)
+    with open(os.devnull, "w") as nowhere:
+        draw_status(nowhere)
+        draw_demo(nowhere)
+
+
+def draw_status(nowhere: TextIO) -> None:
+    """Draw the tasks of :data:`TASKS`."""
+    console = recording(nowhere, STATUS_WIDTH)
     with EmbeddedServer() as server, psycopg.connect(server.url, autocommit=True) as connection:
         upgrade(server.url)
         for name, (trigger, row) in TASKS.items():
@@ -79,20 +93,40 @@ def main() -> None:
             add_task(
                 connection, name, **{**row, "schedule": schedule, "locked_by": "'web-1:68:4f'"}
             )
-        with closing(TaskLocks(server.url)) as locks, open(os.devnull, "w") as nowhere:
-            console = Console(
-                file=nowhere,
-                record=True,
-                width=WIDTH,
-                force_terminal=True,
-                color_system="truecolor",
-            )
+        with closing(TaskLocks(server.url)) as locks:
             shown = TerminalOutput(console)
             shown.print_table(task_table(locks.tasks(), shown))
-    title = "apscheduler-tasklock status"
-    console.save_svg(
-        str(HERE / "status.svg"), title=title, theme=_THEME, code_format=_SVG, unique_id="status"
+    save(console, "status", "apscheduler-tasklock status")
+
+
+def draw_demo(nowhere: TextIO) -> None:
+    """Run the demo, and draw its timeline as it stands at the end."""
+    view = LiveView(
+        recording(nowhere, DEMO_WIDTH, DEMO_HEIGHT), DEMO_REPLICAS, DEMO_SECONDS, DEMO_TASKS
     )
+    if run_demo(None, DEMO_REPLICAS, DEMO_SECONDS, view=view):
+        raise SystemExit("The demo failed, so its timeline is not drawn.")
+    console = recording(nowhere, DEMO_WIDTH, DEMO_HEIGHT)
+    view.print_timeline(console)
+    save(console, "demo", "apscheduler-tasklock demo")
+
+
+def recording(nowhere: TextIO, width: int, height: int | None = None) -> Console:
+    """Return a terminal of which a picture can be made."""
+    return Console(
+        file=nowhere,
+        record=True,
+        width=width,
+        height=height,
+        force_terminal=True,
+        color_system="truecolor",
+    )
+
+
+def save(console: Console, name: str, title: str) -> None:
+    """Write what the console shows into a file beside this one."""
+    path = HERE / f"{name}.svg"
+    console.save_svg(str(path), title=title, theme=_THEME, code_format=_SVG, unique_id=name)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,12 @@ class Interrupts:
 
 
 def run_demo(
-    database: str | None, replicas: int, seconds: float, *, shared_store: bool = False
+    database: str | None,
+    replicas: int,
+    seconds: float,
+    *,
+    shared_store: bool = False,
+    view: View | None = None,
 ) -> int:
     """Run the demo and print what it shows.
 
@@ -87,6 +92,7 @@ def run_demo(
     :param replicas: how many replica processes, 1 or more
     :param seconds: how long they run, above 0
     :param shared_store: whether it shows the job store that all replicas share
+    :param view: what shows it; by default what suits the standard output
     :return: the exit status: 0, 1 if a window was doubled or missed or a replica failed, 2 if
         there could be no demo, 130 if it was interrupted
     """
@@ -94,7 +100,7 @@ def run_demo(
     try:
         with interrupts.listening():
             story: Story = SharedStore() if shared_store else WithoutStore()
-            return _Demo(story, replicas, seconds, interrupts).run(database)
+            return _Demo(story, replicas, seconds, interrupts, view).run(database)
     except InterruptedDemo:
         # Not to standard output: of `demo | tee log`, Ctrl-C has ended tee as well.
         print("\nInterrupted; the replicas, and all that was created, are gone.", file=sys.stderr)
@@ -110,7 +116,14 @@ def run_demo(
 
 
 class _Demo:
-    def __init__(self, story: Story, replicas: int, seconds: float, interrupts: Interrupts) -> None:
+    def __init__(
+        self,
+        story: Story,
+        replicas: int,
+        seconds: float,
+        interrupts: Interrupts,
+        view: View | None = None,
+    ) -> None:
         if replicas < 1 or seconds <= 0:
             raise TaskLockOptionError("it needs 1 replica or more, and more than 0 seconds")
         story.check(replicas, seconds)
@@ -118,7 +131,7 @@ class _Demo:
         self._replicas = replicas
         self._seconds = seconds
         self._interrupts = interrupts
-        self._view = _choose_view(story, replicas, seconds)
+        self._view = view or _choose_view(story, replicas, seconds)
         self._fires = Fires()
         self._faults: list[str] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -59,6 +59,7 @@ class LiveView:
         self._seconds = seconds
         self._lanes = Lanes(replicas, min(seconds, _SPAN) + _LAST_RUNS, tasks, marked)
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._elapsed = 0.0
 
     def __enter__(self) -> LiveView:
         self._live.__enter__()
@@ -77,17 +78,16 @@ class LiveView:
 
     def tick(self, elapsed: float, *, stopping: bool = False) -> None:
         """Draw."""
+        self._elapsed = elapsed
         width, height = self._console.size
-        lines: list[RenderableType] = [
-            Text(""),
-            *self._lanes.draw(elapsed, width, height),
-            self._legend(),
-            self._progress(elapsed, width, stopping=stopping),
-        ]
-        for line in lines:
-            if isinstance(line, Text):
-                line.no_wrap, line.overflow = True, "crop"
-        self._live.update(Group(*lines), refresh=True)
+        progress = self._progress(elapsed, width, stopping=stopping)
+        lines = [Text(""), *self._lanes.draw(elapsed, width, height), self._legend(), progress]
+        self._live.update(_cropped(lines), refresh=True)
+
+    def print_timeline(self, console: Console) -> None:
+        """Print the lanes once more, as they were drawn last."""
+        lanes = self._lanes.draw(self._elapsed, *console.size)
+        console.print(_cropped([*lanes, self._legend()]))
 
     def show_verdicts(self, verdicts: Sequence[Verdict], replicas: int) -> None:
         """Print the table."""
@@ -132,6 +132,12 @@ class LiveView:
         before, after = text.split("{}")
         bar = ("━" * filled, "cyan"), ("━" * (columns - filled), FAINT)
         return Text.assemble(before, *bar, (after, FAINT))
+
+
+def _cropped(lines: Sequence[Text]) -> Group:
+    for line in lines:
+        line.no_wrap, line.overflow = True, "crop"
+    return Group(*lines)
 
 
 def _told_style(event: Event) -> str | None:
