@@ -1,4 +1,4 @@
-"""What the README shows is run as it stands there."""
+"""What the README shows, and statements that the documentation gives, are run as they stand."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from tests.support import claims
 from tests.support.polling import eventually
 
 
-def blocks(checkout: Path, language: str) -> list[str]:
-    readme = (checkout / "README.md").read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def locks(database_url: str) -> Iterator[LockClient]:
 def test_the_first_example_runs(
     checkout: Path, database_url: str, connection: psycopg.Connection[Any]
 ) -> None:
-    example = blocks(checkout, "python")[0]
+    example = blocks(checkout / "README.md", "python")[0]
     assert "postgresql://app@db/app" in example
     example = example.replace("postgresql://app@db/app", database_url)
     example = example.replace("minutes=5", "seconds=1")
@@ -41,7 +40,7 @@ def test_the_first_example_runs(
     exec(example, names)  # noqa: S102  # the README's own code
     try:
         eventually(lambda: connection.execute(claimed).rowcount == 1)
-        assert {job.id for job in names["scheduler"].get_jobs()} == {"sync-prices", "clean-up"}
+        assert {job.id for job in names["scheduler"].get_jobs()} == {"sync-prices"}
     finally:
         names["scheduler"].shutdown()
 
@@ -49,7 +48,7 @@ def test_the_first_example_runs(
 def test_a_stuck_task_is_found_and_freed_by_the_statements_given(
     checkout: Path, locks: LockClient, connection: psycopg.Connection[Any]
 ) -> None:
-    find, free = blocks(checkout, "sql")
+    find, free = blocks(checkout / "docs/how-to/stuck-task.md", "sql")
     times = {"min_lock": 0.0, "max_lock": 3600.0}
     held = claims.held(locks, "clean-up", **times)
     [(name, holder, token, *_)] = connection.execute(find).fetchall()
