@@ -18,11 +18,21 @@ FIDELITY_ARGS ?=
 # For `make test-lowest`: the oldest Python there is.
 LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
 
-.PHONY: demo test test-faults test-slow chaos chaos-store test-lowest test-pgbouncer test-postgres lint types bench bench-results fidelity docs pictures clean
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-faults test-slow test-postgres test-pgbouncer test-lowest chaos \
+	chaos-store fidelity lint types docs reference pictures bench bench-results dist \
+	release-notes clean
 
-demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 seconds
+help: ## Show the targets
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+##@ To see it
+demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 seconds (DEMO_ARGS)
 	@$(BIN)/apscheduler-tasklock demo $(DEMO_ARGS)
 
+##@ Tests, on a real PostgreSQL (PYTEST_ARGS, WORKERS)
 test: $(VENV)/.dev ## Run the tests
 	$(BIN)/pytest -n $(WORKERS) -m "not faults and not slow" $(PYTEST_ARGS)
 
@@ -32,17 +42,8 @@ test-faults: $(VENV)/.dev ## Run the tests of broken connections that `make test
 test-slow: $(VENV)/.dev ## Run the tests that `make test` leaves out since they take long
 	$(BIN)/pytest -n $(WORKERS) -m slow $(PYTEST_ARGS)
 
-chaos: $(VENV)/.dev ## Put real replicas under random faults for three minutes, and check what they did
-	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
-
-chaos-store: $(VENV)/.dev ## The same for the job store that all replicas share, for two minutes
-	$(BIN)/python -m tests.chaos_store $(CHAOS_ARGS)
-
-test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows
-	$(MAKE) test VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt
-
 # All but those whose server is always the same.
-test-postgres: $(VENV)/.dev ## Run the tests on PostgreSQL $(VERSION)
+test-postgres: $(VENV)/.dev ## Run the tests on PostgreSQL 14 to 18 (VERSION)
 	$(BIN)/pytest -n $(WORKERS) --postgres-version $(VERSION) -m "not own_server and not faults and not slow" $(PYTEST_ARGS)
 
 # PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built.
@@ -52,6 +53,20 @@ test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an 
 		&& $(BIN)/pytest -n $(WORKERS) --pgbouncer on tests/contract tests/integration \
 		tests/acceptance/test_pgbouncer.py $(PYTEST_ARGS)
 
+test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows (LOWEST_PYTHON)
+	$(MAKE) test VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt
+
+##@ Replicas under faults, and long times
+chaos: $(VENV)/.dev ## Put real replicas under random faults for three minutes, and check what they did (CHAOS_ARGS)
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
+chaos-store: $(VENV)/.dev ## The same for the job store that all replicas share, for two minutes (CHAOS_ARGS)
+	$(BIN)/python -m tests.chaos_store $(CHAOS_ARGS)
+
+fidelity: $(VENV)/.bench ## Live through thousands of windows under each rule, and count what goes wrong (FIDELITY_ARGS)
+	$(BIN)/python -m benchmarks.fidelity $(FIDELITY_ARGS)
+
+##@ Checks of the code
 lint: $(VENV)/.dev ## Check the code's style, and which module may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -60,24 +75,34 @@ lint: $(VENV)/.dev ## Check the code's style, and which module may import which
 types: $(VENV)/.dev ## Check the types
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev ## Measure in short form what a claim and a release cost, and print it
+##@ Documentation
+docs: $(VENV)/.docs ## Build the documentation into build/docs; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -n -q docs build/docs
+	@echo "The documentation is in build/docs/index.html"
+
+reference: $(VENV)/.dev ## Write the page of the command line's options anew
+	$(BIN)/python -m docs.commands
+
+pictures: $(VENV)/.dev ## Draw the pictures of the documentation
+	$(BIN)/python -m docs.pictures
+
+##@ Measurements
+bench: $(VENV)/.dev ## Measure in short form what a claim and a release cost, and print it (ROUNDS, BENCH_ARGS)
 	$(BIN)/python -m benchmarks.speed --quick --rounds $(ROUNDS) $(BENCH_ARGS)
 
 bench-results: .venv-bench/.demo .venv-apscheduler4/.done ## Measure all of it, into benchmarks/RESULTS.md
 	.venv-bench/bin/python -m benchmarks.speed --results benchmarks/RESULTS.md $(BENCH_ARGS)
 
-fidelity: $(VENV)/.bench ## Live through thousands of windows under each rule, and count what goes wrong
-	$(BIN)/python -m benchmarks.fidelity $(FIDELITY_ARGS)
+##@ Releases
+dist: $(VENV)/.dist ## Build the wheel and the sdist into dist/, check them, and try the wheel
+	$(BIN)/python -m tests.distribution
 
-docs: $(VENV)/.docs ## Build the documentation into build/docs; a warning is an error
-	$(BIN)/sphinx-build -W --keep-going -n -q docs build/docs
-	@echo "The documentation is in build/docs/index.html"
+release-notes: ## Print the notes of a tag, if it is the version and CHANGELOG.md knows it (TAG)
+	@$(PYTHON) -m tests.distribution.release $(TAG)
 
-pictures: $(VENV)/.dev ## Draw the pictures of the documentation
-	$(BIN)/python -m docs.pictures
-
-clean: ## Remove the environment and what tools left
-	rm -rf $(VENV) .venv-lowest .venv-bench .venv-apscheduler4 .cache .pytest_cache .mypy_cache .ruff_cache build/docs dist
+##@ Cleaning up
+clean: ## Remove the environments and what tools left
+	rm -rf $(VENV) .venv-lowest .venv-bench .venv-apscheduler4 .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
 
 # The other libraries, beside this one; and APScheduler 4, which cannot be beside 3.
 .venv-bench/.demo: benchmarks/requirements.txt pyproject.toml
