@@ -40,7 +40,7 @@ GIVEN = {
     "asyncio": "import asyncio",
     "clean_up": "from apscheduler_tasklock import task_lock as _lock\n@_lock\n"
     "def clean_up() -> None: ...",
-    "engine": "import sqlalchemy as _sqlalchemy\nengine = _sqlalchemy.create_engine(URL)",
+    "engine": "import sqlalchemy as _sqlalchemy\nengine = _sqlalchemy.create_engine(DATABASE_URL)",
     "fcntl": "import fcntl",
     "handle": "async def handle(message: object) -> None: ...",
     "import_prices": "def import_prices(token: int) -> None: ...",
@@ -55,16 +55,16 @@ GIVEN = {
     "sync_prices": "def sync_prices() -> None: ...",
     "take_lock": "def take_lock(name: str, seconds: float) -> bool: return True",
     "text": "from sqlalchemy import text",
-    "url": "url = URL",
+    "url": "url = DATABASE_URL",
     "user_id": "user_id = 7",
     "work": "def work() -> None: ...",
     # Of the library, with the types that calls are checked against.
     "executor": "from apscheduler_tasklock import TaskLockExecutor as _Executor\n"
-    "executor = _Executor(URL)",
-    "locks": "from apscheduler_tasklock import TaskLocks as _Locks\nlocks = _Locks(URL)",
+    "executor = _Executor(DATABASE_URL)",
+    "locks": "from apscheduler_tasklock import TaskLocks as _Locks\nlocks = _Locks(DATABASE_URL)",
     "scheduler": "from apscheduler.schedulers.background import BackgroundScheduler as _Scheduler\n"
     "from apscheduler_tasklock import TaskLockExecutor as _Default\n"
-    "scheduler = _Scheduler(executors={'default': _Default(URL)})",
+    "scheduler = _Scheduler(executors={'default': _Default(DATABASE_URL)})",
     **{name: f"from apscheduler_tasklock import {name}" for name in apscheduler_tasklock.__all__},
 }
 
@@ -74,7 +74,7 @@ BEFORE = {
         import os
         from apscheduler.schedulers.blocking import BlockingScheduler
         from apscheduler_tasklock import TaskLockExecutor
-        scheduler = BlockingScheduler(executors={"default": TaskLockExecutor(URL)})
+        scheduler = BlockingScheduler(executors={"default": TaskLockExecutor(DATABASE_URL)})
         def stop() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         scheduler.add_job(stop, misfire_grace_time=None)
@@ -82,7 +82,7 @@ BEFORE = {
     "executor.drain(timeout=50)": """
         from apscheduler.schedulers.background import BackgroundScheduler
         from apscheduler_tasklock import TaskLockExecutor
-        executor = TaskLockExecutor(URL)
+        executor = TaskLockExecutor(DATABASE_URL)
         scheduler = BackgroundScheduler(executors={"default": executor})
         scheduler.start()
         """,
@@ -92,14 +92,14 @@ BEFORE = {
         from apscheduler.schedulers.background import BackgroundScheduler
         from apscheduler_tasklock import TaskLockExecutor, TaskLocks
         def report() -> None: ...
-        _replica = BackgroundScheduler(executors={"default": TaskLockExecutor(URL)})
+        _replica = BackgroundScheduler(executors={"default": TaskLockExecutor(DATABASE_URL)})
         _replica.add_job(report, "cron", year=2999, id="report")
         _replica.start()
-        _before = TaskLocks(URL)
+        _before = TaskLocks(DATABASE_URL)
         with _before.hold("report-of-last-year", min_lock=0, max_lock=60): ...
         while not _before.tasks("report"): ...
         _before.close()
-        with psycopg.connect(URL) as _connection:
+        with psycopg.connect(DATABASE_URL) as _connection:
             _connection.execute("UPDATE task_lock SET token = 1795300160006, finished_at = NULL,"
                 " locked_until = now() - interval '1 day' WHERE task_name = 'report'")
         """,
@@ -153,7 +153,7 @@ def test_a_block_runs_as_it_stands(snippet: Snippet, application: Path, direct_u
     code = snippet.text
     for url in URLS:
         code = code.replace(url, direct_url)
-    program = "\n".join([f"URL = {direct_url!r}", prelude(snippet), code, AFTER])
+    program = "\n".join([f"DATABASE_URL = {direct_url!r}", prelude(snippet), code, AFTER])
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         cwd=application,

@@ -7,7 +7,6 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import fields
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,6 @@ from apscheduler_tasklock.options import LockOptions
 from apscheduler_tasklock.schema.table import job_table, replica_table, run_table, task_lock_table
 
 LEVELS = ("info", "warning", "error", "exception", "critical", "log")
-
-# What an application, or another project, brings to an example.
-FOREIGN = ("project", "shop", "flask_app", "django_apscheduler")
 
 
 def page(checkout: Path, name: str) -> str:
@@ -76,18 +72,3 @@ def test_each_log_line_is_among_the_messages(checkout: Path) -> None:
     # Of the text between the values, the longest part.
     parts = [max(re.split(r"%[-+.\d]*[a-z]", line), key=len).strip(" .,:;()'") for line in lines]
     assert {part for part in parts if part[:60] not in text} == set()
-
-
-def test_python_in_docs_compiles_and_imports_what_there_is(checkout: Path) -> None:
-    missing = set()
-    for file in (checkout / "docs").rglob("*.md"):
-        for example in re.findall(r"^```python\n(.*?)^```", file.read_text(), re.DOTALL | re.M):
-            indented = "\n".join(f"    {line}" for line in example.splitlines())
-            for node in ast.walk(ast.parse(f"async def example():\n{indented}")):
-                if isinstance(node, ast.ImportFrom) and node.module:
-                    if node.module.split(".")[0] in FOREIGN:
-                        continue
-                    module = import_module(node.module)
-                    names = {alias.name for alias in node.names}
-                    missing |= {(file.name, name) for name in names if not hasattr(module, name)}
-    assert missing == set()
