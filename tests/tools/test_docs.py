@@ -7,32 +7,127 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import apscheduler_tasklock
-from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, TaskLocks
-from apscheduler_tasklock.options import LockOptions
-from apscheduler_tasklock.schema.table import job_table, replica_table, run_table, task_lock_table
+from apscheduler_tasklock import TaskLockEvent, TaskLockExecutor, TaskLockJobStore, TaskLocks
+from apscheduler_tasklock._scheduler.submission import GRACE_SHARE, SHORTEST_GRACE
+from apscheduler_tasklock.options import (
+    DEFAULT,
+    DEFAULT_LEASE,
+    DEFAULT_LEASE_SHARE,
+    DEFAULTS,
+    LockOptions,
+)
+from apscheduler_tasklock.schema.table import (
+    DEFAULT_TABLE,
+    job_table,
+    replica_table,
+    run_table,
+    task_lock_table,
+)
 
-LEVELS = ("info", "warning", "error", "exception", "critical", "log")
+LEVELS = {
+    "info": "INFO",
+    "warning": "WARNING",
+    "error": "ERROR",
+    "exception": "ERROR",
+    "critical": "CRITICAL",
+    "log": "",
+}
 
 
 def page(checkout: Path, name: str) -> str:
     return (checkout / "docs" / f"{name}.md").read_text()
 
 
-@pytest.mark.parametrize("documented", [TaskLockExecutor, TaskLockJobStore, TaskLocks])
-def test_each_parameter_is_among_the_options(checkout: Path, documented: type) -> None:
-    text = page(checkout, "reference/options")
-    parameters = set(inspect.signature(documented).parameters) - {"executor_options"}
-    assert {name for name in parameters if not re.search(rf"\b{name}\b", text)} == set()
+def section(text: str, heading: str) -> str:
+    """Return a section of a page, up to the next heading of its level."""
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
-def test_each_option_of_a_job_is_in_the_table(checkout: Path) -> None:
-    text = page(checkout, "reference/options")
-    assert {field.name for field in fields(LockOptions) if f"`{field.name}`" not in text} == set()
+def rows(text: str) -> dict[str, list[str]]:
+    """Return the further cells of a page's tables by each name in their first cell."""
+    found = {}
+    for line in re.findall(r"^\| (`.+) \|$", text, re.MULTILINE):
+        first, *cells = re.split(r" *(?<!\\)\| *", line)
+        found |= dict.fromkeys(re.findall(r"`(\w+)`", first), cells)
+    return found
+
+
+# What the page says of a default that is not simply the value in the signature.
+TOLD = {
+    "executor": "the scheduler's own default",
+    "lease": f"{DEFAULT_LEASE:g} s, or a third of the maximum lock if that is shorter",
+    "period": "1 hour",
+    "replica_id": "host, process, random",
+    # One row with the table.
+    "schema": f"`{DEFAULT_TABLE}`",
+    "table": f"`{DEFAULT_TABLE}`",
+}
+IN_SECONDS = {"poll_interval", "claim_timeout"}
+
+
+def told_default(name: str, parameter: inspect.Parameter) -> str:
+    """Return what the table of options is to say of a parameter's default."""
+    default = parameter.default
+    if name in TOLD:
+        return TOLD[name]
+    if default in (None, "", inspect.Parameter.empty):
+        return ""
+    if isinstance(default, bool):
+        return f"`{default}`"
+    if isinstance(default, str):
+        return f'`"{default}"`'
+    return f"{default} s" if name in IN_SECONDS else str(default)
+
+
+@pytest.mark.parametrize(
+    ("documented", "heading"),
+    [(TaskLockExecutor, "The executor"), (TaskLockJobStore, "The job store")],
+)
+def test_each_option_has_a_row_with_its_default(
+    checkout: Path, documented: type, heading: str
+) -> None:
+    table = rows(section(page(checkout, "reference/options"), heading))
+    parameters = dict(inspect.signature(documented).parameters)
+    parameters.pop("executor_options", None)
+    told = {name: cells[0] for name, cells in table.items()}
+    assert told == {name: told_default(name, one) for name, one in parameters.items()}
+
+
+def test_the_defaults_that_are_told_in_words_hold() -> None:
+    parameters = inspect.signature(TaskLockExecutor).parameters
+    assert parameters["period"].default == timedelta(hours=1)
+    assert parameters["lease"].default is DEFAULT
+    assert pytest.approx(1 / 3) == DEFAULT_LEASE_SHARE
+    assert parameters["schema"].default is None
+    assert parameters["table"].default == DEFAULT_TABLE
+    for name in ("min_factor", "max_factor", "failover", "max_takeovers"):
+        assert parameters[name].default == getattr(DEFAULTS, name)
+    assert DEFAULTS.period == timedelta(hours=1).total_seconds()
+
+
+def test_each_argument_of_task_locks_is_named(checkout: Path) -> None:
+    text = section(page(checkout, "reference/options"), "`TaskLocks`")
+    [arguments] = re.findall(r"^`TaskLocks\((.*)\)`", text, re.MULTILINE)
+    names = [name for name in arguments.split(", ") if name != "*"]
+    assert names == list(inspect.signature(TaskLocks).parameters)
+
+
+def test_each_option_of_a_job_has_a_row_with_its_default(checkout: Path) -> None:
+    table = rows(section(page(checkout, "reference/options"), "One job"))
+    table.pop("False")
+    assert set(table) == {field.name for field in fields(LockOptions)}
+    assert table["cancel_on_lost"][0] == f"`{DEFAULTS.cancel_on_lost}`"
+    assert table["on_failure"][0] == f'`"{DEFAULTS.on_failure}"`'
+    grace = table["grace"][0]
+    assert grace.startswith(f"{SHORTEST_GRACE:g} s, or a tenth of the period if longer")
+    assert pytest.approx(0.1) == GRACE_SHARE
 
 
 @pytest.mark.parametrize(
@@ -47,28 +142,95 @@ def test_the_columns_are_those_of_the_table(checkout: Path, table_of: object) ->
     assert listed == {column.name for column in table.columns}
 
 
-def test_each_public_name_is_in_the_reference(checkout: Path) -> None:
-    text = page(checkout, "reference/api") + page(checkout, "reference/events")
-    assert {name for name in apscheduler_tasklock.__all__ if name not in text} == set()
+def test_each_public_name_has_an_entry_in_the_reference(checkout: Path) -> None:
+    api = page(checkout, "reference/api")
+    entries = set(re.findall(r"^\.\. auto\w+:: (\w+)(?:\(\))?$", api, re.MULTILINE))
+    events = set(rows(page(checkout, "reference/events")))
+    names = set(apscheduler_tasklock.__all__) - {"EVENT_TASK_LOCK_ALL"}
+    assert names - entries == {name for name in names if name.startswith("EVENT_")}
+    assert {name for name in names - entries if name not in events} == set()
+    assert "\n`EVENT_TASK_LOCK_ALL` is all of them.\n" in page(checkout, "reference/events")
 
 
-def log_lines(checkout: Path) -> Iterator[str]:
-    """Yield what the library logs at INFO and above, as it is written in the code."""
+# Parts of `CheckIns` that have tests of their own.
+NOT_FOR_USERS = {"monitor_config", "slug_of"}
+
+
+@pytest.mark.parametrize("name", ["metrics", "checkins"])
+def test_each_name_of_a_further_module_is_in_the_reference(checkout: Path, name: str) -> None:
+    api = page(checkout, "reference/api")
+    module = f"apscheduler_tasklock.{name}"
+    [members] = re.findall(rf"automodule:: {module}\n   :members: (.*)$", api, re.MULTILINE)
+    defined = {
+        name
+        for name, value in vars(import_module(module)).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module
+    }
+    assert set(members.split(", ")) == defined - NOT_FOR_USERS
+
+
+def test_each_attribute_of_an_event_has_a_row(checkout: Path) -> None:
+    table = rows(section(page(checkout, "reference/events"), "Attributes"))
+    event = inspect.signature(TaskLockEvent).parameters
+    assert set(table) == set(event)
+
+
+def logged(checkout: Path) -> Iterator[tuple[str, str]]:
+    """Yield level and text of what the library logs at INFO and above, as the code has them.
+
+    The level is empty where the code chooses it.
+    """
     for module in (checkout / "apscheduler_tasklock").rglob("*.py"):
         for node in ast.walk(ast.parse(module.read_text())):
             match node:
-                case ast.Call(ast.Attribute(ast.Name("logger"), level), arguments) if (
-                    level in LEVELS
+                case ast.Call(ast.Attribute(ast.Name("logger"), method), arguments) if (
+                    method in LEVELS
                 ):
-                    line = arguments[1 if level == "log" else 0]
+                    line = arguments[1 if method == "log" else 0]
                     if isinstance(line, ast.Constant):
-                        yield str(line.value)
+                        yield LEVELS[method], str(line.value)
+
+
+def documented_lines(checkout: Path) -> list[tuple[str, str]]:
+    """Return level and text of each line that the page lists, with dots for what differs."""
+    text = page(checkout, "reference/messages").partition("\n## Errors\n")[0]
+    quoted = re.findall(r"^> (.+\n(?:> .+\n)*)", text, re.MULTILINE)
+    lines = [line.replace("\n> ", " ").strip().partition(" ")[::2] for line in quoted]
+    table = section(text, "Log lines at INFO")
+    cells = re.findall(r"^\| (\S.*?) \| ", table, re.MULTILINE)[2:]
+    return lines + [("INFO", cell) for cell in cells]
+
+
+def form_of(text: str, placeholder: str) -> re.Pattern[str]:
+    """Return a pattern in which something stands for anything."""
+    return re.compile(".*".join(map(re.escape, re.split(placeholder, text))))
+
+
+# Lines of which several values are words: one form of each, as the page has it.
+FORMS = {
+    "Task %r: %s for the run time %s: %s%s": "Task ...: not run for the run time ...: ...",
+    "Task %r: runs %s again (token %s), since its holder %r (token %s) %s": "Task ...: runs the "
+    "window of ... again (token ...), since its holder ... neither renewed nor released its lock",
+}
 
 
 def test_each_log_line_is_among_the_messages(checkout: Path) -> None:
-    text = re.sub(r"\s+(> )?", " ", page(checkout, "reference/messages"))
-    lines = list(log_lines(checkout))
+    lines, documented = set(logged(checkout)), documented_lines(checkout)
+    lines = {(level, line) for level, line in lines if line != "%s"}  # a text of another place
     assert len(lines) > 50
-    # Of the text between the values, the longest part.
-    parts = [max(re.split(r"%[-+.\d]*[a-z]", line), key=len).strip(" .,:;()'") for line in lines]
-    assert {part for part in parts if part[:60] not in text} == set()
+    assert len(documented) > 50
+    value = r"%[-+.\d]*[a-z]"
+
+    def is_documented(level: str, line: str) -> bool:
+        """Look for the line; a value of it may be shown as words and dots."""
+        shown, form = re.sub(value, "...", line), form_of(line, value)
+        if line in FORMS:
+            return any(text == FORMS[line] for _, text in documented)
+        return any(
+            form_of(text, r"\.\.\.").fullmatch(shown) or form.fullmatch(text)
+            for told, text in documented
+            if level in (told, "")
+        )
+
+    assert sorted(one for one in lines if not is_documented(*one)) == []
+    assert set(FORMS) <= {line for _, line in lines}
