@@ -1,0 +1,176 @@
+"""The tutorial, from its first step to its last, on the database that it starts itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.commands import run_process
+from tests.support.polling import eventually
+from tests.support.snippets import ROOT, snippets_of
+
+PAGE = ROOT / "docs/tutorial.md"
+NAMES = ("one", "two", "three")
+
+# Runs a program as a terminal does, where Ctrl-C is not ignored.
+AS_ON_A_TERMINAL = (
+    "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    " sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+# What is another one each time, in the lines that the tutorial shows.
+VARIES = r"'laptop:\d+:\w+'|\d+-\d+-\d+ \d+:\d+:\d+\+00:00|\d+:\d+:\d+|\d{4,}"
+
+
+class Program:
+    """A program of the tutorial, whose output goes to a file."""
+
+    def __init__(self, folder: Path, url: str, *arguments: str) -> None:
+        self.log = folder / f"{'-'.join(arguments)}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", AS_ON_A_TERMINAL, *arguments],
+                cwd=folder,
+                env={**os.environ, "TASKLOCK_DATABASE_URL": url, "PYTHONPATH": str(ROOT)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Wait until it has printed a line."""
+        found: re.Match[str] = eventually(
+            lambda: re.search(pattern, self.text, re.MULTILINE) or self._if_it_runs()
+        )
+        return found
+
+    def _if_it_runs(self) -> None:
+        assert self.process.poll() is None, self.text
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """Save the files of the tutorial, and start one of them with arguments."""
+    for name, code in re.findall(
+        r"Save this as `([\w.]+)`:\n\n```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.M
+    ):
+        (tmp_path / name).write_text(code)
+    with ExitStack() as ending:
+
+        def start_one(url: str, *arguments: str) -> Program:
+            program = Program(tmp_path, url, *arguments)
+            ending.callback(program.close)
+            return program
+
+        yield start_one
+
+
+def shown_lines(first_words: str) -> list[str]:
+    """Return patterns of the lines of the block that begins so, without the command."""
+    [block] = [one.text for one in snippets_of(PAGE) if one.text.startswith(first_words)]
+    lines = [line for line in block.splitlines() if not line.startswith("$ ")]
+    return ["^" + ".+".join(map(re.escape, re.split(VARIES, line))) + "$" for line in lines]
+
+
+def command(url: str, line: str) -> str:
+    """Run a command line that the tutorial shows."""
+    assert f"\n$ {line}\n" in PAGE.read_text()
+    answer = run_process(
+        {**os.environ, "TASKLOCK_DATABASE_URL": url, "PYTHONPATH": str(ROOT)}, *line.split()[1:]
+    )
+    assert answer.status == 0, answer.err
+    return answer.out
+
+
+@pytest.mark.slow
+@pytest.mark.own_server
+@pytest.mark.timeout(500)
+def test_the_tutorial_from_its_first_step_to_its_last(start: Callable[..., Program]) -> None:
+    database = start("", "database.py")
+    [export] = shown_lines("$ python database.py")
+    url = database.wait_for(export)[0].partition("=")[2]
+    [migrated] = shown_lines("$ apscheduler-tasklock upgrade")
+    assert re.search(migrated, command(url, "apscheduler-tasklock upgrade"), re.MULTILINE)
+
+    replicas = {"one": start(url, "replica.py", "one")}
+    for line in shown_lines("$ python replica.py one"):
+        replicas["one"].wait_for(line)
+    for name in ("two", "three"):
+        replicas[name] = start(url, "replica.py", name)
+    for replica in replicas.values():
+        replica.wait_for("Task locks are on")
+
+    assert "report" in command(url, "apscheduler-tasklock status")
+    assert len(command(url, "apscheduler-tasklock replicas").splitlines()) == 1 + len(NAMES)
+
+    killed, pid, run_time = begun_now(replicas)
+    os.kill(pid, signal.SIGKILL)
+    replicas.pop(killed)
+
+    again = shown_lines("two: Task 'report': runs the window")
+    patterns = ["(?m)" + line.replace("two", r"(\w+)", 1) for line in again]
+    heirs = [printed(replicas, pattern)[1] for pattern in patterns]
+    assert len(set(heirs)) == 1
+    assert f"begins the report of {run_time}" in replicas[heirs[0]].text
+
+    # The run is in the history when its lock is released, which is after its last line.
+    asked = "apscheduler-tasklock runs report --limit 3"
+    history = eventually(
+        lambda: re.search(r"^.* ok +takeover .*\n.* died ", command(url, asked), re.M)
+    )
+    assert history[0].startswith("report ")
+
+    stopped, _, run_time = begun_now(replicas)
+    program = replicas.pop(stopped)
+    program.process.send_signal(signal.SIGINT)
+    assert program.process.wait(60) == 0, program.text
+    assert f"{stopped} ends the report of {run_time}" in program.text
+    begun_now(replicas)
+    each_run_once([*replicas.values(), program])
+    database.process.send_signal(signal.SIGINT)
+    assert database.process.wait(60) == 0
+
+
+def begun_now(replicas: dict[str, Program]) -> tuple[str, int, str]:
+    """Wait until one begins the report; return its name, its process and the run time."""
+    seen = {name: len(program.text) for name, program in replicas.items()}
+
+    def begun() -> re.Match[str] | None:
+        news = "\n".join(program.text[seen[name] :] for name, program in replicas.items())
+        return re.search(r"^(\w+) \(pid (\d+)\) begins the report of (\S+),", news, re.MULTILINE)
+
+    found = eventually(begun)
+    return found[1], int(found[2]), found[3]
+
+
+def printed(replicas: dict[str, Program], pattern: str) -> Any:
+    """Wait until one of them has printed a line."""
+    return eventually(
+        lambda: next(
+            (found for one in replicas.values() if (found := re.search(pattern, one.text))), None
+        )
+    )
+
+
+def each_run_once(replicas: list[Program]) -> None:
+    """Check that no two of them have begun the report of one time."""
+    begun = [
+        time for one in replicas for time in re.findall(r"begins the report of (\S+),", one.text)
+    ]
+    assert len(begun) == len(set(begun)) > 1
