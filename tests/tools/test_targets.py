@@ -1,0 +1,99 @@
+"""What runs the checks, here and in a repository, calls targets that there are, and all of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+WORKFLOWS = ("test", "release")
+
+
+def targets(checkout: Path) -> set[str]:
+    """Return the targets that the Makefile documents."""
+    makefile = (checkout / "Makefile").read_text()
+    return set(re.findall(r"^([a-z-]+):.* ## ", makefile, re.MULTILINE))
+
+
+def called(text: str) -> set[str]:
+    """Return the targets that a script calls."""
+    found = set()
+    for arguments in re.findall(r"^make ([^|#>\n]*)", text, re.MULTILINE):
+        words = re.sub(r'"[^"]*"|\$\{\{.*?\}\}', "", arguments).split()
+        found |= {word for word in words if "=" not in word and not word.startswith("-")}
+    return found
+
+
+def workflow(checkout: Path, name: str) -> dict[Any, Any]:
+    loaded: dict[Any, Any] = yaml.safe_load(
+        (checkout / f".github/workflows/{name}.yml").read_text()
+    )
+    return loaded
+
+
+def steps(checkout: Path, name: str) -> list[dict[str, Any]]:
+    return [step for job in workflow(checkout, name)["jobs"].values() for step in job["steps"]]
+
+
+def called_by(checkout: Path, name: str) -> set[str]:
+    return called("\n".join(step.get("run", "") for step in steps(checkout, name)))
+
+
+def test_each_target_has_a_line_in_help_and_in_the_table(checkout: Path) -> None:
+    helped = subprocess.run(["make"], cwd=checkout, check=True, capture_output=True, text=True)
+    shown = set(re.findall(r"^  ([a-z-]+) +\S", helped.stdout, re.MULTILINE))
+    assert shown == targets(checkout)
+    table = (checkout / "CONTRIBUTING.md").read_text()
+    assert {f"make {name}" for name in shown - {"help", "clean"}} == {
+        " ".join(name.split()[:2]) for name in re.findall(r"^\| `(make [^`]+)` \|", table, re.M)
+    }
+    phony = (checkout / "Makefile").read_text().partition(".PHONY:")[2].partition("\n\n")[0]
+    assert set(phony.replace("\\", "").split()) == shown
+
+
+def test_continuous_integration_calls_each_target_that_checks_something(checkout: Path) -> None:
+    # What only draws, writes or cleans, and `make bench-results`, which takes hours.
+    not_checks = {"help", "clean", "pictures", "reference", "release-notes", "bench-results"}
+    runs = called((checkout / ".ci/run").read_text())
+    assert runs == targets(checkout) - not_checks
+    assert called_by(checkout, "test") == runs
+    assert called_by(checkout, "release") <= runs | {"release-notes"}
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_workflows_pin_their_actions_and_may_only_read_by_default(
+    checkout: Path, name: str
+) -> None:
+    for step in steps(checkout, name):
+        assert re.search(r"@(v\d+|release/v\d+)$", step.get("uses", "@v0")), step
+    assert workflow(checkout, name)["permissions"] == {"contents": "read"}
+
+
+def test_a_release_has_the_rights_of_each_step_alone(checkout: Path) -> None:
+    jobs = workflow(checkout, "release")["jobs"]
+    rights = {name: job.get("permissions") for name, job in jobs.items()}
+    assert rights == {
+        "build": None,
+        "pypi": {"id-token": "write"},
+        "github": {"contents": "write"},
+    }
+    # Who may publish runs nothing of the checkout.
+    for name in ("pypi", "github"):
+        assert not any("checkout" in step.get("uses", "") for step in jobs[name]["steps"])
+
+
+def test_hooks_before_a_commit_call_what_lint_and_types_call(checkout: Path) -> None:
+    makefile = (checkout / "Makefile").read_text()
+    config = yaml.safe_load((checkout / ".pre-commit-config.yaml").read_text())
+    hooks = [hook for repository in config["repos"] for hook in repository["hooks"]]
+    entries = {" ".join(hook["entry"].split()[:2]) for hook in hooks}
+    recipes = re.findall(r"^(?:lint|types):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    commands = {
+        " ".join(line.replace("$(BIN)", ".venv/bin").split()[:2]).removesuffix(" .")
+        for line in "".join(recipes).splitlines()
+    }
+    assert entries == commands
