@@ -55,13 +55,14 @@ class Program:
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """Wait until it has printed a line."""
-        found: re.Match[str] = eventually(
-            lambda: re.search(pattern, self.text, re.MULTILINE) or self._if_it_runs()
-        )
-        return found
 
-    def _if_it_runs(self) -> None:
-        assert self.process.poll() is None, self.text
+        def printed() -> re.Match[str] | None:
+            found = re.search(pattern, self.text, re.MULTILINE)
+            assert found or self.process.poll() is None, self.text
+            return found
+
+        found: re.Match[str] = eventually(printed)
+        return found
 
 
 @pytest.fixture

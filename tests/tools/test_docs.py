@@ -52,7 +52,7 @@ def section(text: str, heading: str) -> str:
 
 def rows(text: str) -> dict[str, list[str]]:
     """Return the further cells of a page's tables by each name in their first cell."""
-    found = {}
+    found: dict[str, list[str]] = {}
     for line in re.findall(r"^\| (`.+) \|$", text, re.MULTILINE):
         first, *cells = re.split(r" *(?<!\\)\| *", line)
         found |= dict.fromkeys(re.findall(r"`(\w+)`", first), cells)
