@@ -7,12 +7,14 @@ for byte, so what is tried of one holds for the other.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import venv
 from pathlib import Path
+from typing import Any
 
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.distribution.contents import files_of, wrong_in_sdist, wrong_in_wheel
@@ -35,7 +37,7 @@ def main() -> int:
         [other] = Path(folder).glob("*.whl")
         wrong = [] if other.read_bytes() == wheel.read_bytes() else [f"not reproduced: {wheel}"]
     say("checking the metadata and the contents")
-    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", sdist, wheel], check=True)
+    run([sys.executable, "-m", "twine", "check", "--strict", str(sdist), str(wheel)])
     tree = files_of(CHECKOUT)
     wrong += wrong_in_sdist(sdist, tree) + wrong_in_wheel(wheel, tree)
     wrong += wrong_in_description(description_of(wheel), (CHECKOUT / "README.md").read_text())
@@ -52,13 +54,15 @@ def say(what: str) -> None:
     print(f"make dist: {what}", flush=True)
 
 
+def run(command: list[str], **options: Any) -> None:
+    """Run a command; end here if it fails, after what it has said of that."""
+    if status := subprocess.run(command, check=False, **options).returncode:
+        raise SystemExit(f"make dist: this has failed with {status}: {shlex.join(command)}")
+
+
 def build(*arguments: str) -> None:
     """Build from the source tree, each time in an environment of its own."""
-    subprocess.run(
-        [sys.executable, "-m", "build", *arguments, str(CHECKOUT)],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    run([sys.executable, "-m", "build", *arguments, str(CHECKOUT)], stdout=subprocess.DEVNULL)
 
 
 def try_in_empty_environment(wheel: Path) -> None:
@@ -67,17 +71,16 @@ def try_in_empty_environment(wheel: Path) -> None:
         say(f"installing {wheel.name}[binary] into an empty environment")
         environment = Path(folder) / "venv"
         venv.create(environment, with_pip=True)
-        python = environment / "bin" / "python"
+        python = str(environment / "bin" / "python")
         pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([python, *pip, f"{wheel}[binary]"], cwd=folder, check=True)
+        run([python, *pip, f"{wheel}[binary]"], cwd=folder)
         say("using it on an embedded PostgreSQL")
         names = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
         env = {name: value for name, value in os.environ.items() if name not in names}
-        subprocess.run(
-            [python, "-I", "-W", "error", SMOKE_TEST],
+        run(
+            [python, "-I", "-W", "error", str(SMOKE_TEST)],
             cwd=folder,
             env={**env, "TASKLOCK_DATABASE_URL": server.url},
-            check=True,
             timeout=300,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from configparser import ConfigParser
 from io import StringIO
 from typing import Any
@@ -13,7 +14,7 @@ import yaml
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockExecutor
-from tests.support.snippets import Snippet, snippets
+from tests.support.snippets import ROOT, Snippet, pages, snippets
 
 # What a page speaks of beside the library's tables, and how the application fills in its values.
 THE_READERS_OWN = (
@@ -49,3 +50,15 @@ def test_yaml_json_and_toml_can_be_read() -> None:
     if toml := snippets("toml"):
         tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
         assert all(tomllib.loads(one.text) for one in toml)
+
+
+def test_each_file_that_a_page_includes_is_used_by_the_tests_of_examples() -> None:
+    tests = (ROOT / "tests/acceptance/test_examples.py").read_text()
+    included = {
+        (file.parent / target).resolve()
+        for file in pages()
+        for target in re.findall(r"^```{literalinclude} (\S+)$", file.read_text(), re.MULTILINE)
+    }
+    assert included
+    assert {file for file in included if not file.exists()} == set()
+    assert {file.name for file in included if file.stem not in tests} == set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -16,7 +17,7 @@ import pytest
 from apscheduler_tasklock import TaskLockExecutor
 from apscheduler_tasklock.options import LockOptions
 from tests.docs.test_python import GIVEN
-from tests.support.snippets import ROOT, Snippet, as_module, missing_names, snippets
+from tests.support.snippets import ROOT, Snippet, as_module, missing_names, snippets, spans
 
 # What an application brings, or another project that is not among this one's tools.
 FOREIGN = ("project", "shop", "myapp", "flask_app", "django_apscheduler")
@@ -94,15 +95,39 @@ def test_options_that_blocks_give_to_executors_and_jobs_are_options() -> None:
     assert "max_factor" in of_jobs
 
 
+def calls_in_sentences() -> dict[str, list[str]]:
+    """Return the calls that each page names in its sentences, as far as they are whole."""
+    found: dict[str, list[str]] = {}
+    for page, code in spans():
+        try:
+            tree = ast.parse(code)
+        except SyntaxError:
+            continue
+        if any(isinstance(node, ast.Call) for node in ast.walk(tree)) and "..." not in code:
+            # Without arguments, it is the name of a function or of a method that is meant.
+            found.setdefault(page, []).append(code.removesuffix("()"))
+    return found
+
+
+def with_given(code: str) -> str:
+    """Return code as a module, with what stands for the names that it leaves to the reader."""
+    names = sorted(missing_names(code) & set(GIVEN))
+    return "\n".join(["DATABASE_URL = ''", *(GIVEN[name] for name in names), code])
+
+
 @pytest.mark.timeout(600)
-def test_calls_in_blocks_fit_the_types(tmp_path: Path) -> None:
+def test_calls_fit_the_types(tmp_path: Path) -> None:
+    shown = {str(one): as_module(one) for one in snippets("python")}
+    calls = calls_in_sentences()
+    assert len(calls) > 10
+    for page, codes in calls.items():
+        # Each in a coroutine, for those that wait.
+        shown[f"a sentence of {page}"] = "".join(f"async def _(): {code}\n" for code in codes)
     written = {}
-    for number, one in enumerate(snippets("python")):
-        file = tmp_path / f"snippet_{number}.py"
-        names = missing_names(as_module(one)) & set(GIVEN)
-        given = ["DATABASE_URL = ''", *(GIVEN[name] for name in sorted(names))]
-        file.write_text("\n".join([*given, as_module(one)]))
-        written[file.name] = one
+    for number, (where, code) in enumerate(shown.items()):
+        file = tmp_path / f"shown_{number}.py"
+        file.write_text(with_given(code))
+        written[str(file)] = where
     checked = subprocess.run(
         [
             *(sys.executable, "-m", "mypy", "--config-file=", "--check-untyped-defs"),
@@ -117,7 +142,10 @@ def test_calls_in_blocks_fit_the_types(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    errors = checked.stdout
-    for name, one in written.items():
-        errors = errors.replace(str(tmp_path / name), str(one))
+    errors = re.sub(
+        r"^(.+?\.py)(:\d+)",
+        lambda found: written.get(found[1], found[1]),
+        checked.stdout,
+        flags=re.M,
+    )
     assert checked.returncode == 0, errors + checked.stderr
