@@ -16,7 +16,6 @@ from apscheduler_tasklock.errors import (
     TaskLockStateError,
 )
 from apscheduler_tasklock.lock import HeldLock, current_lock
-from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import (
     Health,
     JobState,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     )
     from apscheduler_tasklock.executor import TaskLockExecutor
     from apscheduler_tasklock.jobstore.store import TaskLockJobStore
+    from apscheduler_tasklock.locks import TaskLocks
     from apscheduler_tasklock.schema.migrations import downgrade, include_name, migrate, upgrade
 
 __all__ = [
@@ -81,12 +81,13 @@ __all__ = [
     "upgrade",
 ]
 
-# Imported when they are asked for: `TaskLocks` works without APScheduler, and a replica that only
-# runs jobs does not import Alembic.
+# Imported when they are asked for: `TaskLocks` works without APScheduler, a replica that only runs
+# jobs does not import Alembic, and a test of job functions needs no driver.
 _LATE = {
     "events": ("TaskLockEvent", *(name for name in __all__ if name.startswith("EVENT_"))),
     "executor": ("TaskLockExecutor",),
     "jobstore.store": ("TaskLockJobStore",),
+    "locks": ("TaskLocks",),
     "schema.migrations": ("downgrade", "include_name", "migrate", "upgrade"),
 }
 _MODULE_OF = {name: module for module, names in _LATE.items() for name in names}

@@ -27,7 +27,12 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.client import (
+    LockClient,
+    client_now,
+    is_made_for_now,
+    remade_for_now,
+)
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.protocol import Overdue, RunState
 from apscheduler_tasklock._scheduler.adapter import (
@@ -276,8 +281,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             )
         check_importable(self.locks.settings.redact, inner)
         self._inner = inner
-        if self.locks.closed:
-            self._begin(LockClient(self.locks.settings))
+        if self.locks.closed or not is_made_for_now(self.locks):
+            self._begin(remade_for_now(self.locks))
         try:
             if self._enabled:
                 check_gevent(inner)
@@ -316,6 +321,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _log_start(self, alias: str) -> None:
         if not self._enabled:
             logger.info("Task locks are off for the executor %r: every job runs here", alias)
+            return
+        if self.locks.settings.stand_in is not None:
+            logger.info("Task locks of the executor %r need no database, as in a test", alias)
             return
         lease = self._defaults.lease
         logger.info(
@@ -483,7 +491,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         submission = replace(submission, scheduler_pass=scheduler_pass, claim_ids=claim_ids)
         dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=submission.awaited)
         context = RunContext(
-            self.locks, Notifier(dispatch, self._blocked), self._workers, self._coroutines
+            client_now(self.locks),
+            Notifier(dispatch, self._blocked),
+            self._workers,
+            self._coroutines,
         )
         key = submission.claim_ids[0]
         self._active[key] = _Active(submission)

@@ -28,7 +28,7 @@ from sqlalchemy.engine import URL
 from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, RELEASE_LIMIT
 from apscheduler_tasklock._database.exchange import Outcome
 from apscheduler_tasklock._lock.claim import Decision
-from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.client import LockClient, LockSettings, client_now
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.offload import Operation, result_of
 from apscheduler_tasklock._lock.operations import Operations, like_of
@@ -182,7 +182,7 @@ class TaskLocks:
         :raises TaskLockSchemaError: it is not; the message names the remedy
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        self._client.check()
+        client_now(self._client).check()
 
     def hold(
         self,
@@ -370,7 +370,8 @@ class TaskLocks:
         self._operate(lambda operations, cursor: operations.forget(cursor, name))
 
     def _operate(self, operation: Callable[[Operations, Any], Result]) -> Result:
-        return self._client.ask(lambda cursor: operation(self._operations, cursor))
+        client = client_now(self._client)
+        return client.ask(lambda cursor: operation(self._operations, cursor))
 
     def close(self) -> None:
         """Claim nothing more, send pending releases, and close the idle connection.
@@ -397,6 +398,7 @@ class Hold:
         self._get_client = client
         self._name = name
         self._request = request
+        self._stands_in: LockClient | None = None
         self._entered = False
         self._held: HeldLock | None = None
         self._context = ExitStack()
@@ -493,6 +495,10 @@ class Hold:
         if self._entered:
             raise TaskLockError(f"this hold of task {self._name!r} is entered already")
         self._entered = True
+        own = self._get_client()
+        # What a stand-in has granted is released there, also after it has stood in.
+        now = client_now(own)
+        self._stands_in = None if now is own else now
         entering = ExitStack()
         entering.push(self._not_entered)
         return entering
@@ -502,7 +508,7 @@ class Hold:
 
     @property
     def _client(self) -> LockClient:
-        return self._get_client()
+        return self._stands_in or self._get_client()
 
     def _claim(self) -> HeldLock:
         return self._granted(self._client.claim(self._request()))

@@ -24,7 +24,11 @@ from apscheduler_tasklock._database.connection import (
 from apscheduler_tasklock._database.deadline import Closing, Deadline
 from apscheduler_tasklock._database.errors import LOST_STATEMENT_STATES, as_unavailable
 from apscheduler_tasklock._database.url import as_url, check_engine
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
+from apscheduler_tasklock.errors import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockOptionError,
+)
 
 # How many that have ended an application's pool may give out one after the other.
 MOST_REPLACED = 100
@@ -254,6 +258,62 @@ class Pool:
     def close(self) -> None:
         """Keep no connection of our own from now on: each is closed after its use."""
         self._source.close()
+
+
+class NoDatabase(Pool):
+    """In place of connections where no database is asked: nothing is opened.
+
+    :param attempt: seconds within which each answer has to come
+    """
+
+    def __init__(self, attempt: float) -> None:
+        super().__init__(_NoConnections(), attempt, own=True)
+
+    def acquire(self, deadline: Deadline) -> PooledConnection:
+        """Return what stands for a connection."""
+        return self._source.acquire(deadline)
+
+    @contextmanager
+    def cursor(self, _pooled: PooledConnection, deadline: Deadline) -> Iterator[Any]:
+        """Give a cursor that executes nothing."""
+        deadline.check()
+        yield NoCursor()
+
+
+class _NoConnections:
+    """A source that has nothing to open, and nothing to close."""
+
+    def acquire(self, _deadline: Deadline) -> PooledConnection:
+        nothing: Any = None
+        return PooledConnection(nothing)
+
+    def release(self, pooled: PooledConnection, *, reusable: bool) -> None:
+        """Take it back, which is nothing."""
+
+    def close_idle(self) -> None:
+        """Close nothing."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+class NoCursor:
+    """A cursor on which nothing can be executed.
+
+    :ivar row_factory: as psycopg's cursors have it
+    """
+
+    row_factory: Any = None
+
+    def execute(self, *_: object) -> Any:
+        """Raise an error.
+
+        :raises TaskLockError: there is no database
+        """
+        raise TaskLockError(
+            "this needs the database, and there is none: apscheduler_tasklock.testing stands in "
+            "for it, which only claims, renews and releases locks. Test this on PostgreSQL"
+        )
 
 
 def make_pool(

@@ -21,9 +21,9 @@ from apscheduler_tasklock._lock.protocol import (
     ReleaseRequest,
     RunEnd,
     TakeoverRequest,
-    TaskLockProtocol,
 )
 from apscheduler_tasklock._lock.releases import PendingReleases
+from apscheduler_tasklock._lock.stand_in import LockProtocol
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 Asked = TypeVar("Asked", bound=ClaimRequest | TakeoverRequest | ManualRequest)
@@ -44,7 +44,7 @@ TOO_LATE = "it answers too late for a lease"
 class ClaimContext:
     """What all claims of a replica are made with."""
 
-    protocol: TaskLockProtocol
+    protocol: LockProtocol
     clock: DatabaseClock
     outage: Outage
     pending: PendingReleases

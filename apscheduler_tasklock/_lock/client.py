@@ -30,7 +30,7 @@ from apscheduler_tasklock._database.deadline import (
 from apscheduler_tasklock._database.errors import NotSentError, RowLockedError, ServerFullError
 from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Exchange, Outcome
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._database.pool import make_pool, make_second_pool
+from apscheduler_tasklock._database.pool import NoDatabase, Pool, make_pool, make_second_pool
 from apscheduler_tasklock._database.retry import BACKOFF, LOCKED_BACKOFF, Retrier, jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
@@ -70,6 +70,7 @@ from apscheduler_tasklock._lock.protocol import (
     TaskLockProtocol,
 )
 from apscheduler_tasklock._lock.releases import PendingRelease, PendingReleases, Release
+from apscheduler_tasklock._lock.stand_in import LockProtocol, StandIn, current_standing
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.check import (
@@ -103,6 +104,7 @@ class LockSettings:
     :ivar history: which runs the run history keeps
     :ivar redact: returns what the run history keeps of an exception. Not compared: a worker
         process gets a copy with each run, and has one connection for all that are alike.
+    :ivar stand_in: what decides in place of the database, in an application's tests
     """
 
     database: str | URL | Engine = field(repr=False)
@@ -113,6 +115,7 @@ class LockSettings:
     history: HistorySettings = HISTORY
     redact: Callable[[BaseException], str | None] = field(default=str, compare=False)
     timings: Timings = field(default_factory=Timings)
+    stand_in: StandIn | None = None
 
     def for_process(self) -> LockSettings:
         """Return the settings of a worker process, which can be pickled."""
@@ -161,24 +164,12 @@ class LockClient:
         self.claiming = InProgress()
         background = BackgroundThreads(1, "tasklock-background")
         self.outage = Outage(self.where, attempt_limit(settings.claim_timeout), settings.timings)
-        self._pool = make_pool(
-            settings.database,
-            timeout=settings.claim_timeout,
-            application_name=self._application_name,
-            closing=self._closing,
-            ended=self.outage.idle_connection_ended,
-        )
+        self._pool, self._second_pool = self._make_pools()
         self._exchange = Exchange(self._pool, self.outage, self._explain, background)
         self.offload = ThreadOffload(self._exchange, background, self._closing, self.claiming)
-        self._second_pool = make_second_pool(
-            settings.database,
-            timeout=settings.claim_timeout,
-            application_name=self._application_name,
-            ended=self.outage.idle_connection_ended,
-        )
         self._second = Exchange(self._second_pool, self.outage, self._explain, background)
         self._retrier = Retrier(self._exchange, self.outage, self._closing, self.where)
-        self._protocol = TaskLockProtocol(self.table, settings.replica_id, history=settings.history)
+        self._protocol = self._make_protocol()
         self.jobs = JobRows(self.table, settings.replica_id, settings.history)
         self.clock = DatabaseClock(self.outage.clock_stepped)
         self._pending = PendingReleases(
@@ -187,6 +178,33 @@ class LockClient:
         self._context = ClaimContext(self._protocol, self.clock, self.outage, self._pending)
         self._heartbeat = Heartbeat(self._renew, self._second_pool.close_idle, settings.timings)
         self.in_use = Lifetime(self.offload.close)
+
+    def _make_pools(self) -> tuple[Pool, Pool]:
+        """Return the connections of the database, and one beside them."""
+        settings = self.settings
+        if settings.stand_in is not None:
+            nothing = NoDatabase(attempt_limit(settings.claim_timeout))
+            return nothing, nothing
+        first = make_pool(
+            settings.database,
+            timeout=settings.claim_timeout,
+            application_name=self._application_name,
+            closing=self._closing,
+            ended=self.outage.idle_connection_ended,
+        )
+        second = make_second_pool(
+            settings.database,
+            timeout=settings.claim_timeout,
+            application_name=self._application_name,
+            ended=self.outage.idle_connection_ended,
+        )
+        return first, second
+
+    def _make_protocol(self) -> LockProtocol:
+        settings = self.settings
+        if settings.stand_in is not None:
+            return settings.stand_in.protocol(settings.replica_id)
+        return TaskLockProtocol(self.table, settings.replica_id, history=settings.history)
 
     def for_child(self) -> LockClient:
         """Return the same task locks in a forked child, with nothing of its parent's.
@@ -226,6 +244,8 @@ class LockClient:
         :raises TaskLockSchemaError: it is not; the message names the remedy
         :raises TaskLockDatabaseError: the database is unavailable
         """
+        if self.settings.stand_in is not None:
+            return
 
         def check(cursor: Any) -> None:
             sent = time.monotonic()
@@ -755,3 +775,29 @@ def _release_of(held: HeldLock, end: RunEnd) -> ReleaseRequest:
 def _renewal(held: HeldLock) -> Renewal:
     assert held.lease is not None
     return Renewal(held.name, held.claim_id, held.lease)
+
+
+def client_now(client: LockClient) -> LockClient:
+    """Return what claims for a client now: itself, or in a test the client of a stand-in."""
+    standing, settings = current_standing(), client.settings
+    if standing is None or settings.stand_in is not None:
+        return client
+    return standing.client(
+        settings, lambda: LockClient(replace(settings, stand_in=standing.stand_in))
+    )
+
+
+def is_made_for_now(client: LockClient) -> bool:
+    """Tell whether a client asks what stands in for the database now, or the database."""
+    standing = current_standing()
+    return client.settings.stand_in is (None if standing is None else standing.stand_in)
+
+
+def remade_for_now(client: LockClient) -> LockClient:
+    """Return a new client with the same settings, which asks what stands in for the database now.
+
+    Where nothing does, it asks the database.
+    """
+    standing = current_standing()
+    stand_in = None if standing is None else standing.stand_in
+    return LockClient(replace(client.settings, stand_in=stand_in))

@@ -18,7 +18,8 @@ from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, RELEASE_LIMIT,
 from apscheduler_tasklock._database.errors import ConflictError, RowLockedError, is_rolled_back
 from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Exchange, Request
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.protocol import ReleaseAnswer, ReleaseRequest, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol import ReleaseAnswer, ReleaseRequest
+from apscheduler_tasklock._lock.stand_in import LockProtocol
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Release(Request[ReleaseAnswer | None]):
 
     def __init__(
         self,
-        protocol: TaskLockProtocol,
+        protocol: LockProtocol,
         request: ReleaseRequest,
         *,
         alone: bool = False,
@@ -109,7 +110,7 @@ class PendingReleases:
     """
 
     def __init__(
-        self, exchange: Exchange, protocol: TaskLockProtocol, closing: Closing, timings: Timings
+        self, exchange: Exchange, protocol: LockProtocol, closing: Closing, timings: Timings
     ) -> None:
         self._exchange = exchange
         self._protocol = protocol

@@ -1,0 +1,272 @@
+"""Task locks that are granted whoever asks, for the tests of an application."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from itertools import count
+from typing import Any
+from uuid import UUID
+
+from apscheduler_tasklock._lock.protocol import (
+    ClaimAnswer,
+    ClaimRequest,
+    Ending,
+    LockTimes,
+    ManualRequest,
+    Overdue,
+    ReadTimes,
+    Registration,
+    ReleaseAnswer,
+    ReleaseRequest,
+    Renewal,
+    RunState,
+    TakeoverRequest,
+)
+
+_AT_ONCE = ReadTimes()
+
+# What the clock below counts from: the monotonic clock never steps, and a wall clock that does
+# would look like a database whose clock has stepped.
+_STARTED = datetime.now(timezone.utc) - timedelta(seconds=time.monotonic())
+
+
+def monotonic_now() -> datetime:
+    """Return the time by a clock that is never set."""
+    return _STARTED + timedelta(seconds=time.monotonic())
+
+
+@dataclass
+class _Grant:
+    """A claim that was granted and is not released."""
+
+    task_name: str
+    window_start: datetime
+    window_until: datetime
+    locked_until: datetime
+    run_until: datetime
+
+
+class Unlocked:
+    """Grants each claim, with a token above all before. A task may run any number of times at once.
+
+    In a worker process there is another one, with tokens of its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tokens = count(1)
+        self._grants: dict[UUID, tuple[_Grant, int]] = {}
+
+    def __reduce__(self) -> tuple[type[Unlocked], tuple[()]]:
+        return Unlocked, ()
+
+    def protocol(self, replica_id: str) -> UnlockedProtocol:
+        """Return what a replica asks."""
+        return UnlockedProtocol(self, replica_id)
+
+    def grant(self, request: ClaimRequest, lag: float) -> tuple[_Grant, int]:
+        """Grant a claim, once; return it with its token."""
+        now = monotonic_now()
+        start = request.run_time if request.exact else None
+        if start is None:
+            start = now - timedelta(seconds=lag)
+        lease = request.max_lock if request.lease is None else request.lease
+        with self._lock:
+            if request.claim_id not in self._grants:
+                grant = _Grant(
+                    request.task_name,
+                    start,
+                    later(start, request.min_lock),
+                    later(now, min(request.max_lock, lease)),
+                    later(now, request.max_lock),
+                )
+                self._grants[request.claim_id] = grant, next(self._tokens)
+            return self._grants[request.claim_id]
+
+    def find(self, claim_id: UUID) -> _Grant | None:
+        """Return a claim that is not released."""
+        with self._lock:
+            found = self._grants.get(claim_id)
+        return None if found is None else found[0]
+
+    def end(self, claim_id: UUID) -> _Grant | None:
+        """Forget a claim; return what it was."""
+        with self._lock:
+            found = self._grants.pop(claim_id, None)
+        return None if found is None else found[0]
+
+
+class UnlockedProtocol:
+    """What a replica asks where each claim is granted, as of ``LockProtocol``."""
+
+    def __init__(self, unlocked: Unlocked, replica_id: str) -> None:
+        self._unlocked = unlocked
+        self._replica_id = replica_id
+
+    def claim(
+        self,
+        cursor: Any,
+        request: ClaimRequest,
+        times: ReadTimes = _AT_ONCE,
+    ) -> ClaimAnswer:
+        """Grant a claim."""
+        grant, token = self._unlocked.grant(request, times.lag)
+        return ClaimAnswer(
+            granted=True,
+            running=True,
+            new_window=False,
+            unfinished=True,
+            waits=False,
+            paused=False,
+            window_start=grant.window_start,
+            holder=self._replica_id,
+            token=token,
+            locked_until=grant.locked_until,
+            run_until=grant.run_until,
+            database_time=monotonic_now(),
+            claim_id=request.claim_id,
+        )
+
+    def claim_handed_out(
+        self, cursor: Any, request: ClaimRequest, *, stable: bool
+    ) -> ClaimAnswer | None:
+        """Raise an error: without a database there is no job store that hands anything out."""
+        cursor.execute(f"claim a run time that was handed out ({stable=})")
+        return None
+
+    def claim_many(
+        self,
+        cursor: Any,
+        requests: Sequence[ClaimRequest],
+        lags: Sequence[float],
+        times: ReadTimes,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Grant many claims."""
+        return {
+            request.claim_id: self.claim(cursor, request, ReadTimes(lag))
+            for request, lag in zip(requests, lags, strict=True)
+        }
+
+    def first_claim_many(
+        self,
+        cursor: Any,
+        requests: Sequence[ClaimRequest],
+        lags: Sequence[float],
+        times: ReadTimes,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Grant many claims."""
+        return self.claim_many(cursor, requests, lags, times)
+
+    def claim_requested(
+        self, cursor: Any, request: ManualRequest, *, stable: bool
+    ) -> ClaimAnswer | None:
+        """Return nothing: nobody asks for runs by hand."""
+
+    def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:
+        """Return nothing: nobody dies."""
+
+    def take_over_many(
+        self, cursor: Any, requests: Sequence[TakeoverRequest]
+    ) -> dict[UUID, ClaimAnswer]:
+        """Return nothing: nobody dies."""
+        return {}
+
+    def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
+        """End a claim."""
+        grant, now = self._unlocked.end(request.claim_id), monotonic_now()
+        if grant is None:
+            return None
+        keeps_window = request.end.ending is Ending.KEEP
+        return ReleaseAnswer(max(now, grant.window_until) if keeps_window else now, now)
+
+    def release_many(
+        self, cursor: Any, requests: Sequence[ReleaseRequest]
+    ) -> dict[UUID, ReleaseAnswer | None]:
+        """End many claims."""
+        answers = {request.claim_id: self.release(cursor, request) for request in requests}
+        return {claim_id: answer for claim_id, answer in answers.items() if answer is not None}
+
+    def end_lease(
+        self, cursor: Any, task_name: str, claim_id: UUID, holders: Sequence[str]
+    ) -> ReleaseAnswer | None:
+        """Forget the claim of a worker process that died."""
+        self._unlocked.end(claim_id)
+        return None
+
+    def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> bool:
+        """Return that there was nothing to give up."""
+        return False
+
+    def extend(
+        self, cursor: Any, task_name: str, claim_id: UUID, by: float, lease: float | None
+    ) -> LockTimes | None:
+        """Move the end of a claim's maximum lock."""
+        grant = self._unlocked.find(claim_id)
+        if grant is None:
+            return None
+        grant.run_until = later(grant.run_until, by)
+        return _renewed(grant, lease)
+
+    def renew(self, cursor: Any, renewals: Sequence[Renewal]) -> dict[UUID, LockTimes]:
+        """Let claims stand for another lease each."""
+        found = ((each, self._unlocked.find(each.claim_id)) for each in renewals)
+        return {each.claim_id: _renewed(grant, each.lease) for each, grant in found if grant}
+
+    def read(
+        self, cursor: Any, task_names: Sequence[str], always: Sequence[str] = ()
+    ) -> tuple[list[RunState], datetime]:
+        """Return that nothing calls for anything."""
+        return [], monotonic_now()
+
+    def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[str]:
+        """Return that all is registered."""
+        return []
+
+    def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:
+        """Return that nothing is overdue."""
+
+    def report_replica(
+        self,
+        cursor: Any,
+        host: str,
+        version: str,
+        tasks: Sequence[str],
+        started_at: datetime | None = None,
+        dropped: Collection[str] = (),
+        *,
+        has_all: bool = True,
+    ) -> datetime:
+        """Return since when the replica is known."""
+        return started_at or monotonic_now()
+
+    def stop_replica(self, cursor: Any) -> None:
+        """Do nothing."""
+
+    def remove_replicas(self, cursor: Any, age: float) -> None:
+        """Do nothing."""
+
+    def shorten_history(self, cursor: Any, task_names: Sequence[str]) -> None:
+        """Do nothing."""
+
+    def prune(self, cursor: Any, age: float) -> int:
+        """Return that nothing was deleted."""
+        return 0
+
+
+def later(moment: datetime, seconds: float) -> datetime:
+    """Return a time so many seconds later, or the last one that there is."""
+    try:
+        return moment + timedelta(seconds=seconds)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=timezone.utc)
+
+
+def _renewed(grant: _Grant, lease: float | None) -> LockTimes:
+    now = monotonic_now()
+    wanted = grant.run_until if lease is None else min(grant.run_until, later(now, lease))
+    grant.locked_until = max(grant.locked_until, wanted)
+    return LockTimes(grant.locked_until, grant.run_until, now)

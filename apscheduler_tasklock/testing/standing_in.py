@@ -1,0 +1,29 @@
+"""What stands in for the database while a test runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from apscheduler_tasklock._lock.stand_in import standing_in
+from apscheduler_tasklock._lock.unlocked import Unlocked
+
+
+@contextmanager
+def unlocked() -> Iterator[None]:
+    """Grant every claim of each ``TaskLockExecutor`` and ``TaskLocks`` in this process.
+
+    There is no database: nothing is connected to, and no table is checked. All else is as usual.
+    Options are taken out of the jobs' kwargs and checked, a job has its ``current_lock()``, which
+    it can extend, and events and log lines tell of what was granted and released. Any number of
+    schedulers may run one task at once. Worker processes of a process pool do the same.
+
+    An executor that is started within stays like that until it is shut down. One that runs already
+    is granted its claims too, but goes on looking at its database every few seconds. What only
+    a database has raises a ``TaskLockError``: ``TaskLocks.tasks()`` and the like, and a
+    ``TaskLockJobStore``.
+
+    A context manager, a decorator, and so the body of a fixture.
+    """
+    with standing_in(Unlocked()):
+        yield
