@@ -1,9 +1,14 @@
-"""What the contract is tested with: one protocol on one connection."""
+"""What the contract is tested with: one protocol on one connection, or on rows in memory.
+
+The tests of the rule run on both. What is about SQL, transactions or tables has the marker
+``postgresql``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,6 +17,7 @@ import pytest
 from psycopg import sql
 
 from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._lock.memory import MemoryTaskLocks
 from apscheduler_tasklock._lock.protocol import (
     ClaimAnswer,
     ClaimRequest,
@@ -31,15 +37,34 @@ from apscheduler_tasklock.schema.table import task_lock_table
 from tests.support.pgbouncer import PgBouncer
 
 
+@dataclass
+class Memory:
+    """Rows in memory, with a clock that stands still until it is set."""
+
+    time: datetime = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    locks: MemoryTaskLocks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.locks = MemoryTaskLocks(lambda: self.time)
+
+
+# Where the rows are.
+Rows = psycopg.Connection[Any] | Memory
+
+
 class Replica:
     """A replica as the protocol sees one: an id, and a connection with a clock."""
 
-    def __init__(
-        self, name: str, connection: psycopg.Connection[Any], lock_timeout: float = 10.0
-    ) -> None:
+    def __init__(self, name: str, connection: Any, lock_timeout: float = 10.0) -> None:
         self.name = name
         self.connection = connection
-        self.protocol = TaskLockProtocol(task_lock_table(), name, lock_timeout)
+        if isinstance(connection, Memory):
+            self.protocol: Any = connection.locks.protocol(name)
+        else:
+            self.protocol = TaskLockProtocol(task_lock_table(), name, lock_timeout)
+
+    def cursor(self) -> Any:
+        return None if isinstance(self.connection, Memory) else raw_cursor(self.connection)
 
     def claim(
         self,
@@ -70,7 +95,7 @@ class Replica:
         return claim_id, self.send(asked, ReadTimes(lag, latest, stable))
 
     def send(self, request: ClaimRequest, times: ReadTimes) -> ClaimAnswer:
-        return self.protocol.claim(raw_cursor(self.connection), request, times)
+        return self.protocol.claim(self.cursor(), request, times)
 
     def granted(self, task: str = "task", **request: Any) -> bool:
         return self.claim(task, **request)[1].granted
@@ -90,7 +115,7 @@ class Replica:
     ) -> tuple[UUID, ClaimAnswer | None]:
         claim_id = claim_id or uuid4()
         request = TakeoverRequest(task, dead_claim_id, "dead", lease, failover, claim_id)
-        return claim_id, self.protocol.take_over(raw_cursor(self.connection), request)
+        return claim_id, self.protocol.take_over(self.cursor(), request)
 
     def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
         _, answer = self.take_over(dead_claim_id, task, **request)
@@ -107,7 +132,7 @@ class Replica:
     ) -> tuple[UUID, ClaimAnswer | None]:
         """Claim a run that was asked for by hand."""
         asked = ManualRequest(task, request_id, max_lock, **{"runs": "jobs:job", **request})
-        cursor = raw_cursor(self.connection)
+        cursor = self.cursor()
         return asked.claim_id, self.protocol.claim_requested(cursor, asked, stable=stable)
 
     def release(
@@ -120,60 +145,72 @@ class Replica:
     ) -> ReleaseAnswer | None:
         """Release, and say how the run ended."""
         request = ReleaseRequest(task, claim_id, RunEnd(**end), token)
-        return self.protocol.release(raw_cursor(self.connection), request)
+        return self.protocol.release(self.cursor(), request)
 
     def claim_many(self, *requests: ClaimRequest) -> dict[UUID, ClaimAnswer]:
-        cursor, lags = raw_cursor(self.connection), [0.0 for _ in requests]
+        cursor, lags = self.cursor(), [0.0 for _ in requests]
         return self.protocol.claim_many(cursor, requests, lags, ReadTimes())
 
     def take_over_many(self, *requests: TakeoverRequest) -> dict[UUID, ClaimAnswer]:
-        return self.protocol.take_over_many(raw_cursor(self.connection), requests)
+        return self.protocol.take_over_many(self.cursor(), requests)
 
     def release_many(self, requests: Sequence[ReleaseRequest]) -> dict[UUID, ReleaseAnswer | None]:
-        return self.protocol.release_many(raw_cursor(self.connection), requests)
+        return self.protocol.release_many(self.cursor(), requests)
 
     def end_lease(
         self, claim_id: UUID, task: str = "task", *, holders: list[str]
     ) -> ReleaseAnswer | None:
-        return self.protocol.end_lease(raw_cursor(self.connection), task, claim_id, holders)
+        return self.protocol.end_lease(self.cursor(), task, claim_id, holders)
 
     def hand_over(self, claim_id: UUID, task: str = "task") -> ReleaseAnswer | None:
         return self.end(claim_id, task, ending=Ending.HAND_OVER)
 
     def give_up(self, claim_id: UUID, task: str = "task") -> bool:
-        return self.protocol.give_up(raw_cursor(self.connection), task, claim_id)
+        return self.protocol.give_up(self.cursor(), task, claim_id)
 
     def extend(
         self, claim_id: UUID, by: float, *, lease: float | None = None, task: str = "task"
     ) -> LockTimes | None:
-        return self.protocol.extend(raw_cursor(self.connection), task, claim_id, by, lease)
+        return self.protocol.extend(self.cursor(), task, claim_id, by, lease)
 
     def renew(self, *renewals: Renewal) -> dict[UUID, LockTimes]:
-        return self.protocol.renew(raw_cursor(self.connection), renewals)
+        return self.protocol.renew(self.cursor(), renewals)
 
     def renewed(self, claim_id: UUID, task: str = "task", *, lease: float = 30) -> bool:
         return claim_id in self.renew(Renewal(task, claim_id, lease))
 
     def read(self, *tasks: str, always: tuple[str, ...] = ()) -> dict[str, RunState]:
-        states, _ = self.protocol.read(raw_cursor(self.connection), tasks, always)
+        states, _ = self.protocol.read(self.cursor(), tasks, always)
         return {state.task_name: state for state in states}
 
     def prune(self, age: float) -> int:
-        return self.protocol.prune(raw_cursor(self.connection), age)
+        return self.protocol.prune(self.cursor(), age)
 
 
-def row(connection: psycopg.Connection[Any], task: str = "task") -> dict[str, Any]:
+def row(connection: Rows, task: str = "task") -> dict[str, Any]:
     """Return the row of a task, by column."""
+    if isinstance(connection, Memory):
+        return dict(vars(connection.locks.rows[task]))
     cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
     found = cursor.execute("SELECT * FROM task_lock WHERE task_name = %s", [task]).fetchone()
     assert found is not None
     return found
 
 
-def database_now(connection: psycopg.Connection[Any]) -> datetime:
+def database_now(connection: Rows) -> datetime:
+    if isinstance(connection, Memory):
+        return connection.time
     found = connection.execute("SELECT now()").fetchone()
     assert found is not None
     return found[0]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Let what is about the rule run in memory as well."""
+    if "rows" in metafunc.fixturenames:
+        is_sql = metafunc.definition.get_closest_marker("postgresql") is not None
+        kinds = ["postgresql"] if is_sql else ["postgresql", "memory"]
+        metafunc.parametrize("rows", kinds, indirect=True)
 
 
 @pytest.fixture
@@ -197,17 +234,30 @@ def clock(direct_url: str) -> None:
 
 
 @pytest.fixture
-def connection(clock: None, direct_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A plain connection to the test's database, which sees its clock."""
-    with psycopg.connect(direct_url, autocommit=True) as connection:
+def rows(request: pytest.FixtureRequest) -> Memory | None:
+    """Rows in memory; ``None``: they are in the test's database."""
+    return Memory() if getattr(request, "param", "postgresql") == "memory" else None
+
+
+@pytest.fixture
+def connection(rows: Memory | None, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A plain connection to the test's database, which sees its clock; or the rows in memory."""
+    if rows is not None:
+        yield rows
+        return
+    request.getfixturevalue("clock")
+    with psycopg.connect(request.getfixturevalue("direct_url"), autocommit=True) as connection:
         yield connection
 
 
 @pytest.fixture
-def travel(connection: psycopg.Connection[Any]) -> Callable[[float], None]:
-    """Move the database's clock by so many seconds."""
+def travel(connection: Rows) -> Callable[[float], None]:
+    """Move the clock of the rows by so many seconds."""
 
     def move(seconds: float) -> None:
+        if isinstance(connection, Memory):
+            connection.time += timedelta(seconds=seconds)
+            return
         connection.execute(
             "UPDATE travel.clock SET time = time + %s * interval '1 second'", [seconds]
         )
@@ -217,20 +267,24 @@ def travel(connection: psycopg.Connection[Any]) -> Callable[[float], None]:
 
 @pytest.fixture
 def replicas_connection(
-    clock: None, database_url: str, pooler: PgBouncer | None
-) -> Iterator[psycopg.Connection[Any]]:
+    rows: Memory | None, request: pytest.FixtureRequest, pooler: PgBouncer | None
+) -> Iterator[Any]:
     """The connection that all replicas share, which the statements under test go through."""
-    with psycopg.connect(database_url, autocommit=True) as connection:
+    if rows is not None:
+        yield rows
+        return
+    request.getfixturevalue("clock")
+    with psycopg.connect(request.getfixturevalue("database_url"), autocommit=True) as connection:
         if pooler is not None and not pooler.max_prepared_statements:
             connection.prepare_threshold = None
         yield connection
 
 
 @pytest.fixture
-def one(replicas_connection: psycopg.Connection[Any]) -> Replica:
+def one(replicas_connection: Rows) -> Replica:
     return Replica("one", replicas_connection)
 
 
 @pytest.fixture
-def other(replicas_connection: psycopg.Connection[Any]) -> Replica:
+def other(replicas_connection: Rows) -> Replica:
     return Replica("other", replicas_connection)

@@ -24,6 +24,9 @@ from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClie
 from benchmarks.fidelity.trace import Fire
 from tests.contract.conftest import Replica, database_now, row
 
+# Its states are read as operators read them, by SQL.
+pytestmark = pytest.mark.postgresql
+
 Connection = psycopg.Connection[Any]
 SetClock = Callable[[datetime], None]
 

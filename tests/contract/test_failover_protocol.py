@@ -124,6 +124,7 @@ class TestLease:
         assert one.extend(claim_id, 10, lease=30) is None
         assert row(connection) == before
 
+    @pytest.mark.postgresql
     def test_a_row_that_somebody_has_locked_is_passed_over_and_told_without_an_end(
         self, one: Replica, connection: Connection, direct_url: str
     ) -> None:

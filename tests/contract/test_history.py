@@ -21,7 +21,7 @@ from apscheduler_tasklock._lock.protocol import (
     TaskLockProtocol,
 )
 from apscheduler_tasklock.schema.table import task_lock_table
-from tests.contract.conftest import Replica, database_now, row
+from tests.contract.conftest import Memory, Replica, database_now, row
 from tests.support.polling import eventually
 
 Travel = Callable[[float], None]
@@ -32,6 +32,9 @@ LEASED: dict[str, Any] = {"max_lock": 300.0, "lease": 30.0, "failover": True}
 
 def entries(connection: Connection, task: str = "task") -> list[dict[str, Any]]:
     """Return the entries of a task, the oldest first, without what the table is kept by."""
+    if isinstance(connection, Memory):
+        kept = [dict(vars(run)) for run in connection.locks.runs(task)]
+        return [{k: v for k, v in entry.items() if k != "task"} for entry in kept]
     cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
     query = "SELECT * FROM task_lock_run WHERE task_name = %s ORDER BY token"
     found = cursor.execute(query, [task]).fetchall()
@@ -53,6 +56,9 @@ def run(replica: Replica, travel: Travel, **end: Any) -> int:
 
 def keeping(replica: Replica, runs: int, *, errors_only: bool = False) -> Replica:
     settings = HistorySettings(runs, errors_only)
+    if isinstance(replica.connection, Memory):
+        replica.connection.locks.history = settings
+        return replica
     replica.protocol = TaskLockProtocol(
         task_lock_table(), replica.name, lock_timeout=10, history=settings
     )
@@ -233,6 +239,7 @@ class TestDeaths:
         other.end(again, outcome="ok", token=second.token)
         assert outcomes(connection) == ["overtaken", "ok"]
 
+    @pytest.mark.postgresql
     def test_a_run_that_was_released_while_a_claim_waited_for_its_row_has_not_died(
         self, one: Replica, travel: Travel, connection: Connection, direct_url: str
     ) -> None:
@@ -293,6 +300,7 @@ class TestRetention:
         assert entries(connection) == []
         assert row(connection)["failures"] == 1
 
+    @pytest.mark.postgresql
     def test_the_table_keeps_its_size_without_a_vacuum(
         self, one: Replica, travel: Travel, connection: Connection
     ) -> None:
@@ -312,6 +320,7 @@ class TestRetention:
         assert size() == before
 
 
+@pytest.mark.postgresql
 class TestMissingGrants:
     def test_a_text_that_the_database_cannot_store_is_left_out(
         self, one: Replica, travel: Travel, connection: Connection

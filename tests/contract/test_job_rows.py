@@ -29,6 +29,9 @@ from apscheduler_tasklock.errors import TaskLockStateError
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Replica, database_now, row
 
+# The job store has its rows in PostgreSQL only.
+pytestmark = pytest.mark.postgresql
+
 Connection = psycopg.Connection[Any]
 Travel = Callable[[float], None]
 PERIOD = timedelta(seconds=60)

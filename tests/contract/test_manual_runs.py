@@ -16,6 +16,9 @@ from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Run, TaskState
 from tests.contract.conftest import Replica, row
 
+# Operators ask by SQL.
+pytestmark = pytest.mark.postgresql
+
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]
 

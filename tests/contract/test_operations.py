@@ -17,6 +17,9 @@ from apscheduler_tasklock._lock.protocol import Ending
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Replica, database_now, row
 
+# Operators ask by SQL.
+pytestmark = pytest.mark.postgresql
+
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]
 

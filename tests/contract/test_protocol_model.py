@@ -1,4 +1,4 @@
-"""Random histories of claims, on the statements that ship, compared with a model step by step.
+"""Random histories of claims, on what ships, compared with a model step by step.
 
 All numbers are few and small halves of seconds, so that claims meet each other's limits exactly.
 """
@@ -8,13 +8,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from datetime import datetime, timedelta, timezone
 from itertools import count
 from typing import Any, TypeVar
 from uuid import UUID
 
-import psycopg
 import pytest
 from hypothesis import event, seed, settings
 from hypothesis import strategies as st
@@ -40,6 +39,7 @@ from apscheduler_tasklock._lock.protocol import (
 )
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract import model, situations
+from tests.contract.conftest import Memory, Rows
 from tests.contract.model import Ask, Row, Takeover
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -92,25 +92,44 @@ class Wish:
 
 @dataclass
 class Table:
-    """The real table, read in the model's terms."""
+    """The real table, or the rows in memory, read in the model's terms."""
 
-    connection: psycopg.Connection[Any]
+    connection: Rows
     rows: dict[str, Row] = field(default_factory=dict)
     versions: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def clear(self) -> None:
-        self.connection.execute("DELETE FROM task_lock")
+        if isinstance(self.connection, Memory):
+            self.connection.locks.rows.clear()
+        else:
+            self.connection.execute("DELETE FROM task_lock")
         self.set_clock(0.0)
         self.read()
 
     def set_clock(self, now: float) -> None:
+        if isinstance(self.connection, Memory):
+            self.connection.time = as_time(now)
+            return
         self.connection.execute("UPDATE travel.clock SET time = %s", [as_time(now)])
 
     def read(self) -> None:
         self.rows, self.versions = {}, {}
+        if isinstance(self.connection, Memory):
+            for name, found in self.connection.locks.rows.items():
+                values = vars(found)
+                self.rows[name] = Row(*(as_seconds(values[each.name]) for each in fields(Row)))
+                self.versions[name] = tuple(map(str, values.values()))
+            return
         for name, *columns, xmin, ctid in self.connection.execute(ROWS).fetchall():
             self.rows[name] = Row(*map(as_seconds, columns))
             self.versions[name] = (xmin, ctid)
+
+    def pause(self, task: str, until: float) -> None:
+        if isinstance(self.connection, Memory):
+            self.connection.locks.rows[task].paused_until = as_time(until)
+            return
+        update = "UPDATE task_lock SET paused_until = %s WHERE task_name = %s"
+        self.connection.execute(update, [as_time(until), task])
 
 
 ACTIONS: list[st.SearchStrategy[tuple[str, dict[str, Any]]]] = []
@@ -133,18 +152,22 @@ def action(**arguments: st.SearchStrategy[Any]) -> Callable[[F], F]:
 class ClaimHistory(RuleBasedStateMachine):
     def __init__(
         self,
-        connection: psycopg.Connection[Any],
+        connection: Rows,
         table: Table,
         seen: Counter[str],
         *,
         together: bool,
     ) -> None:
         super().__init__()
-        self.cursor = raw_cursor(connection)
-        self.protocols = {
-            replica: TaskLockProtocol(task_lock_table(), replica)
-            for replica in ("one", "two", "three")
-        }
+        names = ("one", "two", "three")
+        self.cursor: Any
+        self.protocols: dict[str, Any]
+        if isinstance(connection, Memory):
+            self.cursor = None
+            self.protocols = {name: connection.locks.protocol(name) for name in names}
+        else:
+            self.cursor = raw_cursor(connection)
+            self.protocols = {name: TaskLockProtocol(task_lock_table(), name) for name in names}
         self.protocol = self.protocols["one"]
         self.together = together
         self.table = table
@@ -543,8 +566,7 @@ class ClaimHistory(RuleBasedStateMachine):
         """Pause a task for so long; 0 resumes it."""
         row, until = self.expected.get(task), self.now + seconds
         if row is not None:
-            update = "UPDATE task_lock SET paused_until = %s WHERE task_name = %s"
-            self.table.connection.execute(update, [as_time(until), task])
+            self.table.pause(task, until)
             self.happened(task, replace(row, paused_until=until))
 
     @action(task=tasks, replica=replicas, failover=mostly, after=st.sampled_from([0.0, 1.0]))
@@ -750,8 +772,8 @@ def in_seconds(answer: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
 def test_every_history_of_claims_goes_as_the_model_says(
     together: bool,
-    connection: psycopg.Connection[Any],
-    replicas_connection: psycopg.Connection[Any],
+    connection: Rows,
+    replicas_connection: Rows,
     rng: random.Random,
 ) -> None:
     seen: Counter[str] = Counter()

@@ -15,6 +15,9 @@ from apscheduler_tasklock._lock.protocol import ClaimAnswer
 from tests.contract.conftest import Replica, row
 from tests.support.polling import eventually
 
+# What waits for a row, and sees it as it was before.
+pytestmark = pytest.mark.postgresql
+
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]
 

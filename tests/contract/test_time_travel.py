@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-import psycopg
 import pytest
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
@@ -20,7 +19,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._scheduler.triggers import is_shared, nominal_time
 from apscheduler_tasklock.options import DEFAULTS
-from tests.contract.conftest import Replica
+from tests.contract.conftest import Memory, Replica, Rows
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -106,17 +105,18 @@ class Simulation:
 
 
 @pytest.fixture
-def simulation(
-    connection: psycopg.Connection[Any], travel: object, rng: random.Random
-) -> Simulation:
+def simulation(connection: Rows, travel: object, rng: random.Random) -> Simulation:
     def set_clock(moment: datetime) -> None:
+        if isinstance(connection, Memory):
+            connection.time = moment
+            return
         connection.execute("UPDATE travel.clock SET time = %s", [moment])
 
     return Simulation(set_clock, rng, duration=0.5, most_late=0.2)
 
 
 @pytest.fixture
-def replicas(replicas_connection: psycopg.Connection[Any]) -> list[Replica]:
+def replicas(replicas_connection: Rows) -> list[Replica]:
     return [Replica(f"replica {number}", replicas_connection) for number in (1, 2, 3)]
 
 

@@ -14,6 +14,9 @@ import pytest
 from tests.contract.conftest import Replica, row
 from tests.support.polling import eventually
 
+# What the statements write and wait for.
+pytestmark = pytest.mark.postgresql
+
 Travel = Callable[[float], None]
 Connection = psycopg.Connection[Any]
 

@@ -18,15 +18,17 @@ from apscheduler.events import EVENT_JOB_EXECUTED
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     HeldLock,
     TaskLockError,
     TaskLockOptionError,
+    TaskLockRefusedError,
     TaskLocks,
     current_lock,
     task_lock,
 )
-from apscheduler_tasklock.testing import held_lock, unlocked
+from apscheduler_tasklock.testing import held_lock, in_memory_locks, unlocked
 from tests.support.hosts import AsyncIO, Host
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
@@ -279,6 +281,78 @@ class TestUnlocked:
             replica.run_once(fail)
             replica.one(EVENT_TASK_LOCK_RELEASED)
             assert EVENT_JOB_EXECUTED not in replica.codes()
+
+
+class TestInMemoryLocks:
+    def test_one_of_two_replicas_runs_a_window(self, make: Make) -> None:
+        with in_memory_locks():
+            replicas = [make(), make()]
+            now = datetime.now(timezone.utc)
+            for replica in replicas:
+                replica.scheduler.add_job(
+                    report, "date", run_date=now, id="job", misfire_grace_time=None
+                )
+            ended = {EVENT_TASK_LOCK_RELEASED, EVENT_TASK_LOCK_REFUSED}
+            codes = eventually(
+                lambda: (
+                    told
+                    if len(told := [c for r in replicas for c in r.codes() if c in ended]) == 2
+                    else None
+                )
+            )
+            assert set(codes) == ended
+
+    def test_a_hold_is_refused_while_another_goes_on_and_in_its_minimum_lock(self) -> None:
+        one = TaskLocks(NO_DATABASE, replica_id="one")
+        other = TaskLocks(NO_DATABASE, replica_id="other")
+        with in_memory_locks():
+            with (
+                one.hold("task", min_lock=60, max_lock=300) as lock,
+                pytest.raises(TaskLockRefusedError) as refused,
+                other.hold("task", min_lock=60, max_lock=300),
+            ):
+                pass
+            assert (refused.value.holder, refused.value.reason) == ("one", "running")
+            assert lock.token > 10**12
+            with (
+                pytest.raises(TaskLockRefusedError) as refused,
+                other.hold("task", min_lock=60, max_lock=300),
+            ):
+                pass
+            assert refused.value.reason == "window"
+        with in_memory_locks(), other.hold("task", min_lock=0, max_lock=300):
+            pass  # nothing is left of the block before
+        one.close()
+        other.close()
+
+    def test_the_run_of_a_replica_that_was_stopped_is_taken_over(self, make: Make) -> None:
+        started = threading.Event()
+
+        async def long() -> None:
+            started.set()
+            await asyncio.sleep(300)
+
+        hosts = AsyncIO(), AsyncIO()
+        with in_memory_locks():
+            one, other = (make(host, failover=True) for host in hosts)
+            now = datetime.now(timezone.utc)
+            one.run_once(long, next_run_time=now)
+            assert started.wait(10)
+            started.clear()
+            other.run_once(long, next_run_time=now + timedelta(hours=1))
+            hosts[0].shutdown(one.scheduler, wait=False)
+            taken_over = other.one(EVENT_TASK_LOCK_GRANTED)
+            assert taken_over.reason == "takeover"
+            assert started.wait(10)
+            other.shutdown()
+        for host in hosts:
+            host.close()
+
+    def test_a_worker_process_cannot_ask_for_them(self, make: Make, caplog: Any) -> None:
+        with in_memory_locks():
+            replica = make(executor="processpool", max_workers=1)
+            replica.run_once(report)
+            eventually(lambda: "test with a thread pool" in caplog.text)
 
 
 # What a script begins with that finds none of these, as where libpq is missing.
