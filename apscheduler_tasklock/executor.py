@@ -220,6 +220,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             run_unlocked=self._run_unlocked,
             logger_name=lambda: self._logger.name,
             submit=self._submit_again,
+            clock=self._clock,
         )
         self._blocked = BlockedTasks()
         self._begin(LockClient(replace(settings, timings=self.timings)))
@@ -293,14 +294,15 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             raise
         wrap(self, self._inner)
         report_jobs(self._inner, self._ended, self._failed)
-        scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
-        scheduler.add_listener(self._forget_job, EVENT_JOB_REMOVED)
-        scheduler.add_listener(self._forget_all_jobs, EVENT_ALL_JOBS_REMOVED)
-        scheduler.add_listener(self._tell_of_unknown_jobs, EVENT_SCHEDULER_STARTED)
+        self._add_listeners(scheduler)
         if self._enabled and not is_again:
             self._poll.start()
         self._started_in = os.getpid()
         self._log_start(alias)
+
+    def _clock(self) -> float:
+        """Return the wall clock's time, in seconds since 1970."""
+        return time.time()
 
     def _leave_failed_start(self) -> bool:
         """Undo a start after which the scheduler's own has failed; tell whether there was one."""
@@ -368,6 +370,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._remove_listeners()
         self.locks.close(blocking=True)
         self._started_in = None
+
+    def _add_listeners(self, scheduler: Any) -> None:
+        scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
+        scheduler.add_listener(self._forget_job, EVENT_JOB_REMOVED)
+        scheduler.add_listener(self._forget_all_jobs, EVENT_ALL_JOBS_REMOVED)
+        scheduler.add_listener(self._tell_of_unknown_jobs, EVENT_SCHEDULER_STARTED)
 
     def _remove_listeners(self) -> None:
         self._adapter.remove_listeners(
@@ -489,17 +497,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _submit(self, submission: Submission, scheduler_pass: SchedulerPass) -> None:
         claim_ids = tuple(uuid4() for _ in submission.run_times)
         submission = replace(submission, scheduler_pass=scheduler_pass, claim_ids=claim_ids)
-        dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=submission.awaited)
-        context = RunContext(
-            client_now(self.locks),
-            Notifier(dispatch, self._blocked),
-            self._workers,
-            self._coroutines,
-        )
         key = submission.claim_ids[0]
         self._active[key] = _Active(submission)
         try:
-            self._inner.submit_job(JobWrapper(submission, context), list(submission.run_times[-1:]))
+            self._hand_to_worker(submission)
         except BaseException:
             self._active.pop(key, None)
             with self._idle:
@@ -508,6 +509,17 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         active = self._active.get(key)  # it may be over by now
         if active is not None:
             active.processes = worker_processes(self._inner)
+
+    def _hand_to_worker(self, submission: Submission) -> None:
+        """Submit what claims and runs to the wrapped executor."""
+        dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=submission.awaited)
+        context = RunContext(
+            client_now(self.locks),
+            Notifier(dispatch, self._blocked),
+            self._workers,
+            self._coroutines,
+        )
+        self._inner.submit_job(JobWrapper(submission, context), list(submission.run_times[-1:]))
 
     def _submit_again(self, submission: Submission, not_now: Callable[[], None]) -> None:
         """Submit what runs again, where the scheduler submits."""
@@ -644,7 +656,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _note_modified(self, job: Any, jobstore: str) -> None:
         """Note whether somebody wants the job to run now: a change leaves other run times ahead."""
         key, run_time = (job.id, jobstore), job.next_run_time
-        if run_time is not None and run_time.timestamp() <= time.time():
+        if run_time is not None and run_time.timestamp() <= self._clock():
             self._set_by_hand[key] = run_time
         else:
             self._set_by_hand.pop(key, None)

@@ -136,8 +136,11 @@ class HeldLock:
         self._lost = True
         tell, self._on_lost = self._on_lost, None
         if tell is not None and not self._ended:
-            # Whoever is told may take long, and other claims have to be renewed meanwhile.
-            threading.Thread(target=tell, name="tasklock-lost", daemon=True).start()
+            self._call(tell)
+
+    def _call(self, tell: Callable[[], None]) -> None:
+        """Tell who wants to know, who may take long; other claims have to be renewed meanwhile."""
+        threading.Thread(target=tell, name="tasklock-lost", daemon=True).start()
 
     def cut(self) -> None:
         """Note that the run is cut short and its claim is ended; tell nobody."""

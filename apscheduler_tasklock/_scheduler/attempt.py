@@ -53,6 +53,7 @@ class RunAttempt:
 
     :param claim_id: the claim's id, which a worker process's parent has to know
     :param notifier: gets the lock events as they happen
+    :param clock: the wall clock, in seconds since 1970
     :ivar run_time: the run time of the window that is run
     :ivar running: whether the job runs, under its lock
     :ivar blocked: what stood against it, if that may turn out to be dead
@@ -65,6 +66,7 @@ class RunAttempt:
         claim_id: UUID,
         locks: LockClient,
         notifier: Notifier,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.run_time = run_time
         self.running = False
@@ -72,6 +74,7 @@ class RunAttempt:
         self._submission = submission
         self._claim_id = claim_id
         self._locks = locks
+        self._clock = clock
         self._reports = Reports(submission, run_time, locks, notifier)
         self._telemetry = self._reports.telemetry
         self._wanted_at = time.monotonic()
@@ -171,6 +174,11 @@ class RunAttempt:
 
         # What is granted after the stop is given back.
         return Operation(prepare, self.begin, ATTEMPT_LIMIT, lambda _: self._locks.closed)
+
+    @property
+    def held(self) -> HeldLock | None:
+        """The lock that was granted, if one was."""
+        return self._held
 
     @property
     def lost(self) -> bool:
@@ -510,9 +518,9 @@ class RunAttempt:
         if self._submission.is_manual:
             if end.outcome != "ok":
                 return end
-        elif self._next_at is not None and time.time() < self._next_at:
+        elif self._next_at is not None and self._clock() < self._next_at:
             return end
-        next_in, is_last = self._submission.next_from(self.run_time, time.time())
+        next_in, is_last = self._submission.next_from(self.run_time, self._clock())
         return replace(end, next_in=next_in, is_last=is_last)
 
     def _cut_short(self, *, begun: bool) -> RunEnd:

@@ -82,6 +82,11 @@ class Poll:
         self._thread: threading.Thread | None = None
         self.has_looked = False
 
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks, but for their jitter."""
+        return min(self._interval, self._shortest_lease / LOOKS_PER_LEASE)
+
     def add(self, watcher: Watcher) -> None:
         """Let this act on what is found, after those that were added before."""
         self._watchers.append(watcher)
@@ -153,7 +158,7 @@ class Poll:
         prune_at = time.monotonic() + random.uniform(0, first)  # noqa: S311  # no secret
         while self._wait():
             try:
-                self._look()
+                self.look()
                 if time.monotonic() > prune_at:
                     prune_at = time.monotonic() + self._prune_interval
                     self._prune()
@@ -179,16 +184,25 @@ class Poll:
             return not self._closed
 
     def _pause(self) -> float:
-        interval = min(self._interval, self._shortest_lease / LOOKS_PER_LEASE)
         # With jitter: all replicas of a deployment have started at the same moment.
-        return max(SHORTEST_INTERVAL, interval * random.uniform(0.9, 1.0))  # noqa: S311  # no secret
+        return max(SHORTEST_INTERVAL, self.interval * random.uniform(0.9, 1.0))  # noqa: S311  # no secret
 
     def _warn_once(self, error: TaskLockError) -> None:
         if not self._rejected:
             self._rejected = True
             logger.warning("The tasks could not be looked at; trying again: %s", error)
 
-    def _look(self) -> None:
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody wants to see a row whatever its state."""
+        return any(watcher.waiting() for watcher in self._watchers)
+
+    def look(self) -> None:
+        """Look once. The thread does, at its interval.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects what somebody asks of it
+        """
         self._list_once()
         waiting = set().union(*(watcher.waiting() for watcher in self._watchers))
         with self._changed:

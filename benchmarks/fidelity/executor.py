@@ -178,7 +178,7 @@ class ReplicaExecutor:
 
     def look(self) -> None:
         """Look at the rows, as the poll's thread does every few seconds."""
-        self._poll._look()
+        self._poll.look()
 
     def submission(self, run_time: datetime) -> Submission:
         """Return what is submitted for a run time of the scheduler's."""

@@ -1,0 +1,394 @@
+"""Replicas of an application on a clock that is moved by hand: who ran what, and when."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from itertools import count
+from math import ceil
+from typing import Any
+
+from apscheduler_tasklock._database.connection import attempt_limit
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.memory import MemoryTaskLocks
+from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockStateError
+from apscheduler_tasklock.events import EVENT_TASK_LOCK_ALL, TaskLockEvent
+from apscheduler_tasklock.options import parse_positive_seconds, parse_seconds
+from apscheduler_tasklock.testing.replica import (
+    ReplicaRun,
+    SimulatedExecutor,
+    SimulatedScheduler,
+)
+from apscheduler_tasklock.testing.timeline import timeline
+
+# Seconds within which the replicas of a deployment start.
+STARTS_WITHIN = 2.0
+# A row calls for something only after a time, not at it.
+JUST_AFTER = timedelta(milliseconds=1)
+
+
+@dataclass(eq=False)
+class SimulatedRun:
+    """A run of a job on a simulated replica. Its times are in the time zone of the start.
+
+    :ivar job_id: the job's id
+    :ivar run_time: the run time that it was for, as the replica's scheduler had it
+    :ivar replica: the name of the replica
+    :ivar began_at: when the job's function was called, by a clock that is right
+    :ivar ended_at: when it ended, was cut, or its replica was killed; ``None`` while it goes on
+    :ivar kind: ``"schedule"``, or ``"takeover"`` of another replica's run
+    :ivar outcome: ``"ok"``, ``"error"``, ``"cancelled"`` by a stop, ``"died"`` with its replica;
+        ``""`` while it goes on
+    :ivar token: its fencing token; ``None`` of a job without a lock
+    """
+
+    job_id: str
+    run_time: datetime
+    replica: str
+    began_at: datetime
+    ended_at: datetime | None
+    kind: str
+    outcome: str
+    token: int | None
+
+
+class SimulatedReplica:
+    """One of the replicas. :class:`SimulatedReplicas` makes them.
+
+    :ivar name: its name, which is its replica's id
+    :ivar scheduler: its scheduler, which runs. Jobs and listeners are added to it as always.
+    :ivar events: the lock's events that its listeners were told of
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scheduler: SimulatedScheduler,
+        executor: SimulatedExecutor,
+        started_at: datetime,
+        clock_offset: timedelta,
+    ) -> None:
+        self.name = name
+        self.scheduler = scheduler
+        self.events: list[TaskLockEvent] = []
+        self.executor = executor
+        self.started_at = started_at
+        self.clock_offset = clock_offset
+        self.gone_at: datetime | None = None
+        self.looked_at: datetime | None = None
+        self.seen = -1  # which change of the rows it has looked at
+        scheduler.add_listener(self.events.append, EVENT_TASK_LOCK_ALL)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was neither killed nor stopped."""
+        return self.gone_at is None
+
+    def __repr__(self) -> str:
+        return f"<SimulatedReplica {self.name!r}{'' if self.is_alive else ' gone'}>"
+
+
+class SimulatedReplicas:
+    """Replicas of an application that share their tasks, on a clock that is moved by hand.
+
+    Each has a scheduler of APScheduler and a ``TaskLockExecutor``. The application's own functions
+    are called, at run times of APScheduler's own triggers; who runs them is decided by the library's
+    own code, in memory. Nothing sleeps, and there are no threads: a simulation with the same seed
+    goes the same way each time, as far as the application's functions do.
+
+    .. code-block:: python
+
+        simulation = SimulatedReplicas(3, start=datetime(2026, 3, 1, tzinfo=timezone.utc),
+                                       add_jobs=add_jobs)
+        simulation.advance(hours=5)
+        assert len(simulation.runs_of("sync-prices")) == 60
+
+    What is simulated: when schedulers submit, that workers begin a little later, how long runs
+    take, leases, renewals and takeovers, the poll, clocks that differ, replicas that are killed, stop
+    and start. A function is called when its run begins and returns at once; the time that its run
+    takes passes afterwards, so what it did is done also if its replica is killed meanwhile.
+
+    What is not simulated: the database, so neither outages nor late answers; pools of workers that
+    are full, and so misfires; paused processes; ``cancel_on_lost``; a ``TaskLockJobStore``;
+    ``TaskLocks.hold``; what operators do. ``datetime.now()`` and ``time.sleep()`` in the
+    application's own functions are real: use :attr:`now` and :meth:`sleep`. A coroutine function
+    runs to its end at once, on an event loop of its own.
+
+    A default interval begins when its job is added, in simulated time. A trigger that is given as an
+    object is used as it is, unless it is an interval without a start date.
+
+    :param replicas: how many there are at the beginning; they are called ``"replica-1"`` and so on
+    :param start: when it begins, with a time zone, which is that of the schedulers
+    :param add_jobs: called with the scheduler of each replica that starts: the application's set-up
+    :param durations: how long runs take, by job id, as seconds or ``timedelta``; others take no
+        time. It can be changed on the way.
+    :param clock_offsets: by how much the clocks of the first replicas are ahead, as seconds or
+        ``timedelta``
+    :param latency: seconds or ``timedelta`` after which a worker begins, at most; random
+    :param seed: of all that is random: who is first, above all
+    :param options: of the ``TaskLockExecutor``, as ``failover=True``
+    :raises TaskLockOptionError: one of them is impossible
+    """
+
+    def __init__(
+        self,
+        replicas: int = 2,
+        *,
+        start: datetime,
+        add_jobs: Callable[[Any], object] | None = None,
+        durations: Mapping[str, float | timedelta] | None = None,
+        clock_offsets: Sequence[float | timedelta] = (),
+        latency: float | timedelta = 0.05,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        where = type(self).__name__
+        if start.tzinfo is None:
+            raise TaskLockOptionError(f"{where}: start must have a time zone, as {start!r} has not")
+        self.durations: dict[str, float | timedelta] = dict(durations or {})
+        self.runs: list[SimulatedRun] = []
+        self.start_time = start
+        self._zone = start.tzinfo
+        self._now = start.astimezone(timezone.utc)
+        self._locks = MemoryTaskLocks(lambda: self._now + self._slept)
+        self._latency = parse_seconds(latency, "latency", where)
+        self._add_jobs = add_jobs
+        self._options = options
+        self._seed = seed
+        self._random = random.Random(seed)  # noqa: S311  # repeatable, not secret
+        self._replicas: list[SimulatedReplica] = []
+        self._agenda: list[tuple[datetime, int, Callable[[], None]]] = []
+        self._order = count()
+        self._changes = 0
+        self._current: SimulatedRun | None = None
+        self._under_way: dict[ReplicaRun, SimulatedRun] = {}
+        self._slept = timedelta()
+        for number in range(replicas):
+            offset = clock_offsets[number] if number < len(clock_offsets) else 0.0
+            self.start_replica(clock_offset=offset)
+
+    @property
+    def now(self) -> datetime:
+        """The time, by a clock that is right. In a job, with what it has slept."""
+        return (self._now + self._slept).astimezone(self._zone)
+
+    def __iter__(self) -> Iterator[SimulatedReplica]:
+        """Iterate over the replicas that are alive."""
+        return iter([replica for replica in self._replicas if replica.is_alive])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __getitem__(self, name: str) -> SimulatedReplica:
+        """Return a replica by its name, also one that is gone.
+
+        :raises KeyError: there is none
+        """
+        for replica in self._replicas:
+            if replica.name == name:
+                return replica
+        raise KeyError(name)
+
+    def runs_of(self, job_id: str) -> list[SimulatedRun]:
+        """Return the runs of a job, in the order in which they began."""
+        return [run for run in self.runs if run.job_id == job_id]
+
+    def start_replica(
+        self, name: str | None = None, *, clock_offset: float | timedelta = 0.0
+    ) -> SimulatedReplica:
+        """Start a further replica, within the next two seconds; its jobs are added at once.
+
+        :param name: its name; by default the next one
+        :param clock_offset: by how much its clock is ahead, as seconds or ``timedelta``
+        """
+        name = name or f"replica-{len(self._replicas) + 1}"
+        if isinstance(clock_offset, timedelta):
+            offset = clock_offset
+        else:
+            offset = timedelta(seconds=clock_offset)
+        started_at = self._now + timedelta(seconds=self._random.uniform(0.001, STARTS_WITHIN))
+
+        def local_now() -> datetime:
+            return (max(self._now, started_at) + self._slept + offset).astimezone(self._zone)
+
+        executor = SimulatedExecutor(self, self._locks, name, local_now, **self._options)
+        executor.on_ended = self._ended
+        stable_from = started_at + timedelta(seconds=attempt_limit(10) + Timings().recovery_grace)
+        executor.client.is_stable = lambda: self._now >= stable_from
+        scheduler = SimulatedScheduler(
+            local_now, executors={"default": executor}, timezone=self._zone
+        )
+        scheduler.start()
+        replica = SimulatedReplica(name, scheduler, executor, started_at, offset)
+        scheduler.on_shutdown = partial(self._gone, replica)
+        self._replicas.append(replica)
+        if self._add_jobs is not None:
+            self._add_jobs(scheduler)
+        return replica
+
+    def kill(self, replica: SimulatedReplica | str) -> None:
+        """Kill a replica, as SIGKILL does: what it runs is neither renewed nor released."""
+        found = self._alive(replica)
+        found.executor.is_alive = False
+        for run in list(found.executor.running):
+            run.die()
+        self._gone(found)
+        self.changed()
+
+    def stop(self, replica: SimulatedReplica | str) -> None:
+        """Stop a replica, as its scheduler's shutdown does.
+
+        It claims nothing more. What runs goes on to its end; coroutines are cut, and run again by
+        another replica if they have ``failover``.
+        """
+        self._alive(replica).scheduler.shutdown(wait=False)
+        self.changed()
+
+    def _alive(self, replica: SimulatedReplica | str) -> SimulatedReplica:
+        found = self[replica] if isinstance(replica, str) else replica
+        if not found.is_alive:
+            raise TaskLockStateError(f"replica {found.name!r} is gone already")
+        return found
+
+    def _gone(self, replica: SimulatedReplica) -> None:
+        if replica.gone_at is None:
+            replica.gone_at = self._now
+
+    def sleep(self, duration: float | timedelta) -> None:
+        """Let the job that calls this take longer. Returns at once.
+
+        :param duration: seconds or ``timedelta``
+        :raises TaskLockStateError: no job of the simulation calls it
+        """
+        if self._current is None:
+            raise TaskLockStateError("sleep() is for a job; call advance() outside of one")
+        seconds = parse_seconds(duration, "duration", "sleep()")
+        self._slept += timedelta(seconds=seconds)
+
+    def advance(self, duration: timedelta | None = None, **units: float) -> list[SimulatedRun]:
+        """Move the clock on, and let all happen that comes due until then.
+
+        :param duration: by how much
+        :param units: or so many of the units of ``timedelta``, as ``hours=5``
+        :return: the runs that began meanwhile
+        :raises TaskLockStateError: a job calls it
+        :raises TaskLockOptionError: it is not above 0
+        """
+        if self._current is not None:
+            raise TaskLockStateError("a job cannot advance the clock; it can sleep()")
+        duration = (duration or timedelta()) + timedelta(**units)
+        parse_positive_seconds(duration, "duration", "advance()")
+        until, before = self._now + duration, len(self.runs)
+        while (step := self._next()) is not None and step[0] <= until:
+            at, action = step
+            self._now = max(self._now, at)
+            action()
+        self._now = until
+        return self.runs[before:]
+
+    def _next(self) -> tuple[datetime, Callable[[], None]] | None:
+        """Return what happens next, and when; the first of these, of what happens at once."""
+        found: list[tuple[datetime, Callable[[], None]]] = []
+        if self._agenda:
+            found.append((self._agenda[0][0], self._act))
+        calls_at = self._calls_at()
+        for replica in self._replicas:
+            if replica.is_alive:
+                due_at = replica.scheduler.due_at
+                if due_at is not None:
+                    at = max(due_at - replica.clock_offset, replica.started_at)
+                    found.append((at, replica.scheduler.process_jobs))
+                look_at = self._looks_at(replica, calls_at)
+                if look_at is not None:
+                    found.append((look_at, partial(self._look, replica)))
+        return min(found, key=lambda step: step[0], default=None)
+
+    def _act(self) -> None:
+        _, _, action = heapq.heappop(self._agenda)
+        action()
+
+    def _calls_at(self) -> datetime | None:
+        """Return from when on a row calls for something, as the poll's statement has it."""
+        times = [
+            time
+            for row in self._locks.rows.values()
+            if (time := row.due_at if row.finished else row.locked_until) is not None
+        ]
+        return min(times, default=None)
+
+    def _looks_at(self, replica: SimulatedReplica, calls_at: datetime | None) -> datetime | None:
+        """Return when a replica looks at the rows next.
+
+        It does at its interval. Looks that can find nothing are left out.
+        """
+        if not replica.executor.looks:
+            return None
+        if replica.looked_at is None:
+            return replica.started_at
+        wanted = calls_at
+        if replica.seen != self._changes and replica.executor.is_watching:
+            wanted = self._now
+        if wanted is None:
+            return None
+        wanted = max(wanted + JUST_AFTER, self._now, replica.looked_at + JUST_AFTER)
+        interval = timedelta(seconds=replica.executor.poll_interval)
+        return replica.started_at + interval * ceil((wanted - replica.started_at) / interval)
+
+    def _look(self, replica: SimulatedReplica) -> None:
+        replica.looked_at, replica.seen = self._now, self._changes
+        replica.executor.look()
+
+    # What a replica asks of the simulation, as of ``Clock``.
+
+    def plan(self, after: float, action: Callable[[], None]) -> None:
+        """Call something so many seconds later. For the simulation's own use."""
+        at = self._now + timedelta(seconds=after)
+        heapq.heappush(self._agenda, (at, next(self._order), action))
+
+    def latency(self) -> float:
+        """Return the seconds until a worker begins. For the simulation's own use."""
+        return self._random.uniform(0, self._latency)
+
+    def changed(self) -> None:
+        """Note that rows have changed. For the simulation's own use."""
+        self._changes += 1
+
+    def run(self, run: ReplicaRun) -> float:
+        """Let a run's function be called; return how long it takes. For the simulation's own."""
+        held = run.held
+        entry = SimulatedRun(
+            run.job_id,
+            run.run_time,
+            run.replica,
+            self.now,
+            None,
+            "takeover" if held is not None and held.is_takeover else "schedule",
+            "",
+            None if held is None else held.token,
+        )
+        self.runs.append(entry)
+        self._under_way[run] = entry
+        self._current = entry
+        try:
+            run.call()
+            slept = self._slept
+        finally:
+            self._current = None
+            self._slept = timedelta()
+        duration = self.durations.get(run.job_id, 0.0)
+        return parse_seconds(duration, "duration", run.job_id) + slept.total_seconds()
+
+    def _ended(self, run: ReplicaRun, outcome: str) -> None:
+        entry = self._under_way.pop(run)
+        entry.ended_at, entry.outcome = self.now, outcome
+
+    def __str__(self) -> str:
+        """Return a timeline: for each job, what each replica ran of it and when."""
+        lives = [
+            (replica.name, replica.started_at, replica.gone_at) for replica in self._replicas
+        ]
+        return timeline(self.runs, lives, self.start_time, self.now)
