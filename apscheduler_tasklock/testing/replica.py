@@ -412,7 +412,7 @@ class ReplicaRun:
     def call(self) -> None:
         """Call the job's function, and keep what APScheduler says of it."""
         submission, run_times = self.submission, [self.run_time]
-        arguments = self._job, submission.jobstore, run_times, submission.logger_name
+        arguments: Any = (self._job, submission.jobstore, run_times, submission.logger_name)
         if not submission.awaited:
             self._events = self._context.run(run_job, *arguments)
             return

@@ -388,7 +388,5 @@ class SimulatedReplicas:
 
     def __str__(self) -> str:
         """Return a timeline: for each job, what each replica ran of it and when."""
-        lives = [
-            (replica.name, replica.started_at, replica.gone_at) for replica in self._replicas
-        ]
+        lives = [(replica.name, replica.started_at, replica.gone_at) for replica in self._replicas]
         return timeline(self.runs, lives, self.start_time, self.now)

@@ -26,9 +26,7 @@ class Entry(Protocol):
 Life = tuple[str, datetime, "datetime | None"]
 
 
-def timeline(
-    runs: Sequence[Entry], lives: Sequence[Life], start: datetime, end: datetime
-) -> str:
+def timeline(runs: Sequence[Entry], lives: Sequence[Life], start: datetime, end: datetime) -> str:
     """Return a lane for each job and replica, of equal parts of the time from start to end."""
     lines = [f"{start:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S %Z}, {LEGEND}"]
     width = max((len(name) for name, *_ in lives), default=0)
