@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -58,8 +57,6 @@ except ImportError:  # APScheduler 3.10
     from apscheduler.executors.base_py3 import run_coroutine_job
 
 Answer = TypeVar("Answer")
-
-logger = logging.getLogger(__name__)
 
 # Never connected to.
 NO_DATABASE = "postgresql://nobody@simulated.invalid/simulated"
@@ -273,12 +270,12 @@ class SimulatedScheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ha
         try:
             self._lookup_executor(job.executor).submit_job(job, run_times)
         except MaxInstancesReachedError:
-            logger.warning(
+            self._logger.warning(
                 "Execution of job %r skipped: maximum number of running instances reached", job.id
             )
             code = EVENT_JOB_MAX_INSTANCES
         except Exception:  # as APScheduler does, whose other jobs go on
-            logger.exception("Job %r could not be submitted", job.id)
+            self._logger.exception("Job %r could not be submitted", job.id)
             return
         self._dispatch_event(JobSubmissionEvent(code, job.id, alias, run_times))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.memory import MemoryTaskLocks
+from apscheduler_tasklock._lock.memory import FOREVER, MemoryTaskLocks
 from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockStateError
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ALL, TaskLockEvent
 from apscheduler_tasklock.options import parse_positive_seconds, parse_seconds
@@ -96,30 +96,32 @@ class SimulatedReplicas:
     """Replicas of an application that share their tasks, on a clock that is moved by hand.
 
     Each has a scheduler of APScheduler and a ``TaskLockExecutor``. The application's own functions
-    are called, at run times of APScheduler's own triggers; who runs them is decided by the library's
-    own code, in memory. Nothing sleeps, and there are no threads: a simulation with the same seed
-    goes the same way each time, as far as the application's functions do.
+    are called, at run times of APScheduler's own triggers. Who runs them is decided by the
+    library's own code, in memory. Nothing sleeps and nothing runs side by side: a simulation with
+    the same seed goes the same way each time, as far as the application's functions do.
 
     .. code-block:: python
 
-        simulation = SimulatedReplicas(3, start=datetime(2026, 3, 1, tzinfo=timezone.utc),
-                                       add_jobs=add_jobs)
+        start = datetime(2026, 3, 1, tzinfo=timezone.utc)
+        simulation = SimulatedReplicas(3, start=start, add_jobs=add_jobs)
         simulation.advance(hours=5)
-        assert len(simulation.runs_of("sync-prices")) == 60
+        for run in simulation.runs_of("sync-prices"):
+            print(run.run_time, run.replica, run.outcome)
 
-    What is simulated: when schedulers submit, that workers begin a little later, how long runs
-    take, leases, renewals and takeovers, the poll, clocks that differ, replicas that are killed, stop
-    and start. A function is called when its run begins and returns at once; the time that its run
-    takes passes afterwards, so what it did is done also if its replica is killed meanwhile.
+    What is simulated: when schedulers submit, workers that begin a little later, how long runs
+    take, leases, renewals and takeovers, the poll, clocks that differ, replicas that start, stop
+    and are killed. A function is called when its run begins, and returns at once. The time that its
+    run takes passes afterwards, so what it did is done also if its replica is killed meanwhile.
 
-    What is not simulated: the database, so neither outages nor late answers; pools of workers that
-    are full, and so misfires; paused processes; ``cancel_on_lost``; a ``TaskLockJobStore``;
-    ``TaskLocks.hold``; what operators do. ``datetime.now()`` and ``time.sleep()`` in the
-    application's own functions are real: use :attr:`now` and :meth:`sleep`. A coroutine function
-    runs to its end at once, on an event loop of its own.
+    What is not simulated: the database, so neither outages nor late answers; pools whose workers
+    are all busy, and paused processes, so that nothing is misfired; ``cancel_on_lost``; a
+    ``TaskLockJobStore``; ``TaskLocks.hold``; what operators do; how a replica that was stopped
+    counts as gone. ``datetime.now()`` and ``time.sleep()`` in the application's own functions are
+    real: use :attr:`now` and :meth:`sleep`. A coroutine runs to its end at once, on an event loop
+    of its own.
 
-    A default interval begins when its job is added, in simulated time. A trigger that is given as an
-    object is used as it is, unless it is an interval without a start date.
+    An interval without a start date begins when its job is added, in simulated time. Give other
+    triggers by their aliases, or with all of their dates.
 
     :param replicas: how many there are at the beginning; they are called ``"replica-1"`` and so on
     :param start: when it begins, with a time zone, which is that of the schedulers
@@ -313,12 +315,10 @@ class SimulatedReplicas:
 
     def _calls_at(self) -> datetime | None:
         """Return from when on a row calls for something, as the poll's statement has it."""
-        times = [
-            time
-            for row in self._locks.rows.values()
-            if (time := row.due_at if row.finished else row.locked_until) is not None
-        ]
-        return min(times, default=None)
+        times = (
+            row.due_at if row.finished else row.locked_until for row in self._locks.rows.values()
+        )
+        return min((time for time in times if time not in (None, FOREVER)), default=None)
 
     def _looks_at(self, replica: SimulatedReplica, calls_at: datetime | None) -> datetime | None:
         """Return when a replica looks at the rows next.

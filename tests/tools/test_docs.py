@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 
 import apscheduler_tasklock
-from apscheduler_tasklock import TaskLockEvent, TaskLockExecutor, TaskLockJobStore, TaskLocks
+from apscheduler_tasklock import (
+    TaskLockEvent,
+    TaskLockExecutor,
+    TaskLockJobStore,
+    TaskLocks,
+    testing,
+)
 from apscheduler_tasklock._scheduler.submission import GRACE_SHARE, SHORTEST_GRACE
 from apscheduler_tasklock.options import (
     DEFAULT,
@@ -146,7 +152,7 @@ def test_each_public_name_has_an_entry_in_the_reference(checkout: Path) -> None:
     api = page(checkout, "reference/api")
     entries = set(re.findall(r"^\.\. auto\w+:: (\w+)(?:\(\))?$", api, re.MULTILINE))
     events = set(rows(page(checkout, "reference/events")))
-    names = set(apscheduler_tasklock.__all__) - {"EVENT_TASK_LOCK_ALL"}
+    names = {*apscheduler_tasklock.__all__, *testing.__all__} - {"EVENT_TASK_LOCK_ALL"}
     assert names - entries == {name for name in names if name.startswith("EVENT_")}
     assert {name for name in names - entries if name not in events} == set()
     assert "\n`EVENT_TASK_LOCK_ALL` is all of them.\n" in page(checkout, "reference/events")

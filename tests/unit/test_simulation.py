@@ -1,0 +1,460 @@
+"""Simulated replicas: the application's own functions, on a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MAX_INSTANCES
+from apscheduler.triggers.interval import IntervalTrigger
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_REFUSED,
+    TaskLockError,
+    TaskLockOptionError,
+    TaskLockStateError,
+    current_lock,
+    task_lock,
+)
+from apscheduler_tasklock.testing import SimulatedReplicas, SimulatedRun
+
+MIDNIGHT = datetime(2026, 3, 1, tzinfo=timezone.utc)
+MINUTE = timedelta(minutes=1)
+
+
+def job() -> None:
+    pass
+
+
+@task_lock()
+def anywhere() -> None:
+    pass
+
+
+def every_minutes(minutes: int, function: Any = job, **options: Any) -> Any:
+    def add_jobs(scheduler: Any) -> None:
+        scheduler.add_job(function, "interval", minutes=minutes, id="job", **options)
+
+    return add_jobs
+
+
+def hourly(function: Any = job, **options: Any) -> Any:
+    def add_jobs(scheduler: Any) -> None:
+        scheduler.add_job(function, "cron", minute=0, id="job", **options)
+
+    return add_jobs
+
+
+def simulated(add_jobs: Any, replicas: int = 3, **options: Any) -> SimulatedReplicas:
+    return SimulatedReplicas(replicas, start=MIDNIGHT, add_jobs=add_jobs, **options)
+
+
+def told(runs: list[SimulatedRun]) -> list[tuple[Any, ...]]:
+    return [(run.run_time, run.replica, run.began_at, run.kind, run.outcome) for run in runs]
+
+
+class TestRuns:
+    def test_an_interval_job_of_three_replicas_runs_once_a_period(self) -> None:
+        simulation = simulated(every_minutes(5))
+        runs = simulation.advance(hours=5, minutes=1)
+        assert runs == simulation.runs == simulation.runs_of("job")
+        assert len(runs) == 60
+        gaps = {later.began_at - earlier.began_at for earlier, later in pairwise(runs)}
+        assert min(gaps) > 4.9 * MINUTE
+        assert max(gaps) < 5.1 * MINUTE
+        assert {run.outcome for run in runs} == {"ok"}
+        assert [run.token for run in runs] == sorted({run.token for run in runs})
+
+    def test_a_cron_job_runs_on_one_of_them_each_time(self) -> None:
+        simulation = simulated(hourly())
+        runs = simulation.advance(days=2, minutes=1)
+        hours = [MIDNIGHT + timedelta(hours=number) for number in range(1, 49)]
+        assert [run.run_time for run in runs] == hours
+        assert {run.replica for run in runs} == {"replica-1", "replica-2", "replica-3"}
+
+    def test_the_same_seed_gives_the_same_runs_and_another_one_others(self) -> None:
+        def runs(seed: int) -> list[tuple[Any, ...]]:
+            simulation = simulated(hourly(), seed=seed, durations={"job": 600}, failover=True)
+            simulation.advance(hours=5, minutes=3)
+            simulation.kill("replica-2")
+            simulation.start_replica()
+            simulation.advance(hours=5)
+            return told(simulation.runs)
+
+        assert runs(1) == runs(1)
+        assert runs(1) != runs(2)
+
+    def test_functions_are_called_with_their_arguments_and_their_lock(self) -> None:
+        seen = []
+
+        def seeing(number: int) -> None:
+            lock = current_lock()
+            assert lock is not None
+            lock.extend(3600)
+            seen.append((number, lock.name, lock.token, lock.run_time, lock.lost))
+
+        simulation = simulated(hourly(seeing, args=[7]), namespace="shop/")
+        [run] = simulation.advance(hours=1, minutes=1)
+        assert seen == [(7, "shop/job", run.token, MIDNIGHT + timedelta(hours=1), False)]
+        assert current_lock() is None
+
+    def test_a_coroutine_is_awaited_also_in_a_test_that_is_one(self) -> None:
+        names = []
+
+        async def coroutine() -> None:
+            await asyncio.sleep(0)
+            lock = current_lock()
+            names.append(lock and lock.name)
+
+        async def test() -> list[SimulatedRun]:
+            return simulated(hourly(coroutine)).advance(hours=2, minutes=1)
+
+        runs = asyncio.run(test())
+        assert names == ["job", "job"]
+        assert [run.outcome for run in runs] == ["ok", "ok"]
+
+    def test_what_a_function_raises_is_its_outcome(self) -> None:
+        def fail() -> None:
+            raise ValueError("no")
+
+        simulation = simulated(hourly(fail))
+        events: list[Any] = []
+        for replica in simulation:
+            replica.scheduler.add_listener(events.append, EVENT_JOB_ERROR | EVENT_JOB_EXECUTED)
+        [run] = simulation.advance(hours=1, minutes=1)
+        assert run.outcome == "error"
+        assert [event.code for event in events] == [EVENT_JOB_ERROR]
+
+    def test_a_job_without_a_lock_runs_on_every_replica(self) -> None:
+        simulation = simulated(hourly(anywhere, kwargs={"task_lock": False}))
+        runs = simulation.advance(hours=1, minutes=1)
+        assert sorted(run.replica for run in runs) == ["replica-1", "replica-2", "replica-3"]
+        assert {run.token for run in runs} == {None}
+
+    def test_a_one_off_job_runs_once(self) -> None:
+        def add_jobs(scheduler: Any) -> None:
+            scheduler.add_job(job, "date", run_date=MIDNIGHT + 10 * MINUTE, id="job")
+
+        assert len(simulated(add_jobs).advance(hours=1)) == 1
+
+    def test_events_are_sent_as_usual(self) -> None:
+        simulation = simulated(hourly())
+        [run] = simulation.advance(hours=1, minutes=1)
+        codes = Counter(event.code for replica in simulation for event in replica.events)
+        assert codes[EVENT_TASK_LOCK_GRANTED] == 1
+        assert codes[EVENT_TASK_LOCK_REFUSED] == 2
+        [granted] = [e for e in simulation[run.replica].events if e.code == EVENT_TASK_LOCK_GRANTED]
+        assert (granted.holder, granted.token) == (run.replica, run.token)
+
+
+class TestTime:
+    def test_it_passes_without_anything_to_do(self) -> None:
+        simulation = SimulatedReplicas(2, start=MIDNIGHT)
+        assert simulation.advance(timedelta(days=1)) == []
+        assert simulation.now == MIDNIGHT + timedelta(days=1)
+
+    def test_runs_take_as_long_as_is_said(self) -> None:
+        simulation = simulated(hourly(), durations={"job": timedelta(minutes=10)})
+        [run] = simulation.advance(hours=1, minutes=5)
+        assert (run.ended_at, run.outcome) == (None, "")
+        simulation.advance(minutes=10)
+        assert run.ended_at == run.began_at + 10 * MINUTE
+        simulation.durations["job"] = 60
+        [run] = simulation.advance(hours=1)
+        assert run.ended_at == run.began_at + MINUTE
+
+    def test_a_job_can_sleep_and_see_the_time_pass(self) -> None:
+        times = []
+
+        def sleepy() -> None:
+            times.append(simulation.now)
+            simulation.sleep(30)
+            times.append(simulation.now)
+
+        simulation = simulated(hourly(sleepy))
+        [run] = simulation.advance(hours=1, minutes=1)
+        assert times == [run.began_at, run.began_at + timedelta(seconds=30)]
+        assert run.ended_at == times[-1]
+
+    def test_a_run_time_is_refused_while_the_run_before_it_goes_on(self) -> None:
+        simulation = simulated(every_minutes(5), durations={"job": 420})
+        runs = simulation.advance(hours=1)
+        assert all(
+            earlier.ended_at is not None and earlier.ended_at <= later.began_at
+            for earlier, later in pairwise(runs)
+        )
+        assert len(runs) < 11
+
+    def test_a_run_that_outlives_its_maximum_lock_has_lost_it(self) -> None:
+        lost = []
+
+        def endless() -> None:
+            simulation.sleep(timedelta(hours=3))
+            lock = current_lock()
+            assert lock is not None
+            lost.append(lock.lost)
+
+        simulation = simulated(hourly(endless), max_factor=2)
+        simulation.advance(hours=5)
+        assert lost[0]
+        codes = Counter(event.code for replica in simulation for event in replica.events)
+        assert codes[EVENT_TASK_LOCK_LOST] >= 1
+
+    def test_a_replicas_own_instance_is_counted(self) -> None:
+        simulation = simulated(every_minutes(5), 1, durations={"job": 420})
+        events: list[Any] = []
+        for replica in simulation:
+            replica.scheduler.add_listener(events.append, EVENT_JOB_MAX_INSTANCES)
+        simulation.advance(minutes=11)
+        assert len(events) == 1
+
+    def test_intervals_begin_in_simulated_time_unless_they_say_when(self) -> None:
+        def add_jobs(scheduler: Any) -> None:
+            scheduler.add_job(job, IntervalTrigger(minutes=10), id="default")
+            at = MIDNIGHT + timedelta(minutes=25)
+            scheduler.add_job(job, "interval", minutes=10, start_date=at, id="given")
+            scheduler.add_job(job, id="now")
+
+        simulation = simulated(add_jobs, 1)
+        simulation.advance(minutes=31)
+        began = {
+            job_id: [round((r.began_at - MIDNIGHT) / MINUTE) for r in simulation.runs_of(job_id)]
+            for job_id in ("default", "given", "now")
+        }
+        assert began == {"default": [10, 20, 30], "given": [25], "now": [0]}
+
+    def test_clocks_that_differ_run_a_shared_run_time_once(self) -> None:
+        simulation = SimulatedReplicas(
+            3,
+            start=MIDNIGHT + 10 * MINUTE,
+            add_jobs=hourly(),
+            clock_offsets=[0, 40, timedelta(seconds=-40)],
+        )
+        runs = simulation.advance(days=1)
+        assert len({run.run_time for run in runs}) == len(runs) == 24
+        assert {run.replica for run in runs} == {"replica-2"}  # whose clock is ahead
+        assert runs[0].began_at < MIDNIGHT + timedelta(minutes=59, seconds=21)
+
+    def test_the_zone_of_the_start_is_that_of_the_schedulers(self) -> None:
+        berlin = ZoneInfo("Europe/Berlin")
+        simulation = SimulatedReplicas(
+            2,
+            start=datetime(2026, 3, 28, tzinfo=berlin),
+            add_jobs=lambda scheduler: scheduler.add_job(job, "cron", hour=12, id="job"),
+        )
+        first, second = simulation.advance(days=2)
+        assert [run.run_time.hour for run in (first, second)] == [12, 12]
+        passed = second.began_at.timestamp() - first.began_at.timestamp()
+        assert abs(passed - 23 * 3600) < 1  # the clocks change in between
+
+    def test_jobs_are_paused_resumed_and_rescheduled_in_simulated_time(self) -> None:
+        simulation = simulated(hourly(), 1)
+        [replica] = simulation
+        replica.scheduler.pause_job("job")
+        assert simulation.advance(hours=3, minutes=1) == []
+        replica.scheduler.resume_job("job")
+        assert len(simulation.advance(hours=1)) == 1
+        replica.scheduler.reschedule_job("job", trigger="interval", minutes=30)
+        assert len(simulation.advance(hours=1, minutes=1)) == 2
+        replica.scheduler.remove_job("job")
+        assert simulation.advance(hours=5) == []
+
+
+class TestDeaths:
+    def run_until_killed(self, **options: Any) -> tuple[SimulatedReplicas, SimulatedRun]:
+        simulation = simulated(hourly(), durations={"job": 600}, **options)
+        [run] = simulation.advance(hours=1, minutes=2)
+        simulation.kill(run.replica)
+        return simulation, run
+
+    def test_with_failover_another_replica_runs_the_window_again(self) -> None:
+        simulation, first = self.run_until_killed(failover=True, lease=30)
+        [second] = simulation.advance(minutes=30)
+        assert (first.outcome, second.kind, second.outcome) == ("died", "takeover", "ok")
+        assert second.run_time == first.run_time
+        assert second.replica != first.replica
+        assert first.ended_at is not None
+        # The lease, and a look at the rows.
+        waited = (second.began_at - first.ended_at).total_seconds()
+        assert 20 < waited < 37
+
+    def test_without_it_the_next_window_is_run_by_another(self) -> None:
+        simulation, first = self.run_until_killed()
+        [second] = simulation.advance(hours=1)
+        assert second.kind == "schedule"
+        assert second.run_time == first.run_time + timedelta(hours=1)
+        assert second.replica != first.replica
+
+    def test_a_job_that_kills_its_replicas_is_given_up(self) -> None:
+        def poisonous() -> None:
+            lock = current_lock()
+            assert lock is not None
+            holders.append(lock.token)
+
+        holders: list[int] = []
+        simulation = simulated(
+            hourly(poisonous), 5, durations={"job": 600}, failover=True, lease=30, max_takeovers=2
+        )
+        simulation.advance(hours=1, minutes=1)
+        for _ in range(3):
+            simulation.kill(simulation.runs[-1].replica)
+            simulation.advance(minutes=2)
+        assert [run.kind for run in simulation.runs] == ["schedule", "takeover", "takeover"]
+        given_up = [
+            event.reason
+            for replica in simulation
+            for event in replica.events
+            if event.code == EVENT_TASK_LOCK_ERROR
+        ]
+        assert given_up == ["given up"]
+
+    def test_a_stop_lets_a_run_go_on_to_its_end(self) -> None:
+        simulation = simulated(hourly(), durations={"job": 600}, failover=True)
+        [run] = simulation.advance(hours=1, minutes=2)
+        simulation.stop(run.replica)
+        assert len(simulation) == 2
+        assert simulation.advance(minutes=30) == []
+        assert run.outcome == "ok"
+        assert run.ended_at == run.began_at + 10 * MINUTE
+
+    def test_a_stop_cuts_a_coroutine_whose_window_is_run_again_at_once(self) -> None:
+        async def coroutine() -> None:
+            pass
+
+        simulation = simulated(hourly(coroutine), durations={"job": 600}, failover=True)
+        [first] = simulation.advance(hours=1, minutes=2)
+        simulation.stop(simulation[first.replica])
+        [second] = simulation.advance(minutes=30)
+        assert (first.outcome, second.kind, second.outcome) == ("cancelled", "takeover", "ok")
+        assert second.began_at - MIDNIGHT - timedelta(hours=1, minutes=2) < timedelta(seconds=10)
+
+    def test_a_replica_that_starts_later_has_the_jobs(self) -> None:
+        simulation = simulated(hourly(), 1)
+        started = simulation.start_replica("new", clock_offset=1)
+        simulation.kill("replica-1")
+        runs = simulation.advance(hours=2, minutes=1)
+        assert [run.replica for run in runs] == ["new", "new"]
+        assert list(simulation) == [started]
+
+    def test_an_interval_job_moves_to_another_replica_within_its_period(self) -> None:
+        simulation = simulated(every_minutes(60), 2)
+        [first] = simulation.advance(hours=1, minutes=1)
+        simulation.kill(first.replica)
+        [second] = simulation.advance(hours=1, minutes=1)
+        assert second.began_at - first.began_at < timedelta(minutes=61)
+
+    @pytest.mark.parametrize("failover", [False, True])
+    def test_runs_of_a_task_never_overlap_and_none_is_lost_with_failover(
+        self, failover: bool, rng: random.Random
+    ) -> None:
+        simulation = simulated(
+            every_minutes_cron(10),
+            durations={"job": 200},
+            seed=rng.getrandbits(32),
+            failover=failover,
+            lease=20,
+            max_takeovers=50,
+        )
+        for _ in range(60):
+            simulation.advance(seconds=rng.uniform(30, 1800))
+            victim = rng.choice(list(simulation))
+            if len(simulation) > 2:
+                rng.choice([simulation.kill, simulation.stop])(victim)
+            else:
+                simulation.start_replica(clock_offset=rng.uniform(-1, 1))
+        simulation.advance(minutes=30)
+
+        runs = simulation.runs
+        for earlier, later in pairwise(runs):
+            assert earlier.ended_at is not None
+            assert earlier.ended_at <= later.began_at
+        begun = Counter(run.run_time for run in runs if run.kind == "schedule")
+        assert set(begun.values()) == {1}
+        if failover:
+            ended = {run.run_time for run in runs if run.outcome == "ok"}
+            assert ended >= {run.run_time for run in runs[:-1]}
+
+
+def every_minutes_cron(minutes: int) -> Any:
+    def add_jobs(scheduler: Any) -> None:
+        scheduler.add_job(job, "cron", minute=f"*/{minutes}", id="job")
+
+    return add_jobs
+
+
+class TestMistakes:
+    def test_the_start_needs_a_time_zone(self) -> None:
+        with pytest.raises(TaskLockOptionError, match="start must have a time zone"):
+            SimulatedReplicas(2, start=datetime(2026, 3, 1))
+
+    def test_options_are_those_of_the_executor(self) -> None:
+        with pytest.raises(TaskLockOptionError, match="min_factor"):
+            simulated(hourly(), min_factor=-1)
+
+    def test_a_job_cannot_advance_and_nobody_else_can_sleep(self) -> None:
+        raised: list[BaseException] = []
+
+        def advancing() -> None:
+            try:
+                simulation.advance(hours=1)
+            except TaskLockError as error:
+                raised.append(error)
+
+        simulation = simulated(hourly(advancing))
+        simulation.advance(hours=1, minutes=1)
+        assert len(raised) == 1
+        with pytest.raises(TaskLockStateError, match="is for a job"):
+            simulation.sleep(1)
+        with pytest.raises(TaskLockOptionError, match="duration"):
+            simulation.advance(hours=-1)
+
+    def test_what_is_gone_cannot_be_killed(self) -> None:
+        simulation = simulated(hourly())
+        simulation.kill("replica-1")
+        with pytest.raises(TaskLockStateError, match="gone already"):
+            simulation.stop("replica-1")
+        with pytest.raises(KeyError):
+            simulation.kill("replica-9")
+
+    def test_it_starts_no_thread(self) -> None:
+        before = threading.active_count()
+        simulation = simulated(hourly(), failover=True)
+        simulation.advance(days=1)
+        simulation.stop("replica-1")
+        assert threading.active_count() == before
+
+
+def test_it_is_drawn_as_a_timeline() -> None:
+    simulation = SimulatedReplicas(
+        2, start=MIDNIGHT, add_jobs=hourly(), durations={"job": 600}, failover=True, lease=30
+    )
+    simulation.advance(hours=1, minutes=2)
+    [first] = simulation.runs
+    simulation.kill(first.replica)
+    simulation.advance(hours=1, minutes=58)
+    killed, other = ("1", "2") if first.replica == "replica-1" else ("2", "1")
+    lanes = {
+        killed: "." * 20 + "D" + " " * 39 + " 1",
+        other: "." * 20 + "T::::.........." + "." * 5 + "#:::::" + "." * 14 + " 2",
+    }
+    lines = str(simulation).splitlines()
+    assert lines[0].startswith("2026-03-01 00:00:00 to 2026-03-01 03:00:00 UTC")
+    assert lines[2] == "job: 3 runs, 1 taken over, 1 died"
+    drawn = {line.split()[0][-1]: line for line in lines[3:]}
+    assert drawn[killed].endswith(lanes[killed])
+    assert drawn[other].count("T") == 1
+    assert drawn[other].endswith("2")
+
+
+def test_without_runs_the_timeline_says_so() -> None:
+    assert str(SimulatedReplicas(1, start=MIDNIGHT)).endswith("nothing was run")
