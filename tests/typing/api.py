@@ -39,6 +39,14 @@ from apscheduler_tasklock import (
     task_lock,
     upgrade,
 )
+from apscheduler_tasklock.testing import (
+    SimulatedReplica,
+    SimulatedReplicas,
+    SimulatedRun,
+    held_lock,
+    in_memory_locks,
+    unlocked,
+)
 
 DATABASE = "postgresql://app@db/app"
 
@@ -270,6 +278,35 @@ def deploy(connection: Connection) -> None:
     migrate(connection)
     migrate(connection, schema="jobs", table="locks", revision="base")
     migrate(DATABASE)  # type: ignore[arg-type]
+
+
+# Tests of an application.
+
+
+@held_lock("report", token=7)
+def test_function() -> None:
+    lock = current_lock()
+    print(lock and lock.lost)
+
+
+@unlocked()
+def test_scheduler() -> None:
+    with in_memory_locks(), held_lock(run_time=datetime.now(), lost=True, max_lock=60) as lock:
+        held: HeldLock = lock
+        print(held)
+    held_lock(token="7")  # type: ignore[arg-type]
+
+
+def test_replicas() -> None:
+    simulation = SimulatedReplicas(
+        3, start=datetime.now(), durations={"job": timedelta(minutes=1)}, failover=True
+    )
+    runs: list[SimulatedRun] = simulation.advance(hours=5)
+    replica: SimulatedReplica = simulation[runs[0].replica]
+    simulation.kill(replica)
+    simulation.stop("replica-2")
+    ended: datetime | None = runs[0].ended_at
+    print(len(simulation), [each.name for each in simulation], ended, simulation)
 
 
 def configure_alembic() -> None:
