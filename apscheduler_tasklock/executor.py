@@ -421,6 +421,15 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         with self._idle:
             return self._idle.wait_for(lambda: not self._active, seconds)
 
+    def wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what is called in place of a job's function, where the job runs.
+
+        Here it is the function itself. A subclass may return another callable, which sets something
+        up around it; for a coroutine function, one that returns an awaitable. It is called for each
+        run, under the lock, but not in worker processes.
+        """
+        return function
+
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
         """Hand a job to the wrapped executor; its worker will claim it. No database work here.
 
@@ -518,6 +527,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             Notifier(dispatch, self._blocked),
             self._workers,
             self._coroutines,
+            self.wrap_function,
         )
         self._inner.submit_job(JobWrapper(submission, context), list(submission.run_times[-1:]))
 

@@ -169,6 +169,11 @@ class SchedulerAdapter:
         return self._scheduler._executors.get(job.executor) is self._executor
 
 
+def executors_of(scheduler: Any) -> list[Any]:
+    """Return the executors of a scheduler: those that it was given, and once started, all."""
+    return list(scheduler._executors.values())
+
+
 def jobstore_of(job: Any) -> str:
     """Return the alias of a job's store."""
     return str(job._jobstore_alias)

@@ -31,6 +31,10 @@ except ImportError:  # APScheduler 3.10
 logger = logging.getLogger(__name__)
 
 
+def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
 @dataclass(frozen=True)
 class RunContext:
     """What all submissions of one executor share in one process.
@@ -39,12 +43,14 @@ class RunContext:
     :ivar notifier: gets the lock events as they happen
     :ivar workers: reckons when run times would have begun if the lock took no time
     :ivar coroutines: the coroutine jobs that hold a claim, or are about to
+    :ivar wrap_function: returns what is called in place of a job's function
     """
 
     locks: LockClient
     notifier: Notifier
     workers: WorkerQueue
     coroutines: set[RunAttempt]
+    wrap_function: Callable[[Callable[..., Any]], Callable[..., Any]] = _unchanged
 
 
 class JobWrapper:
@@ -105,6 +111,7 @@ class LockedRun:
                     continue
                 events = None
                 try:
+                    job.func = self._context.wrap_function(job.func)
                     with turn.job(), attempt.holding():
                         events = run_job(
                             job, submission.jobstore, [attempt.run_time], submission.logger_name
@@ -136,7 +143,9 @@ class LockedRun:
                         await result_of(locks.offload.call(attempt.give_up_lost))
                         continue
                     started = time.monotonic()
-                    events, was_cancelled = await _run_to_its_end(attempt, job, submission, locks)
+                    events, was_cancelled = await _run_to_its_end(
+                        attempt, job, submission, self._context
+                    )
                     busy += time.monotonic() - started
                 except CancelledError:
                     logger.debug("Task %r: cancelled before it ran", submission.task_name)
@@ -234,14 +243,16 @@ async def _begun(attempt: RunAttempt, locks: LockClient) -> JobView | None:
 
 
 async def _run_to_its_end(
-    attempt: RunAttempt, job: JobView, submission: Submission, locks: LockClient
+    attempt: RunAttempt, job: JobView, submission: Submission, context: RunContext
 ) -> tuple[list[Any], bool]:
     """Run the job and release; return its events, and whether somebody cancelled it."""
     events: list[Any] | None = None
+    locks = context.locks
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     attempt.runs_on(loop)
     cancel, cancelled_on_loss = _cancel_of(attempt)
     try:
+        job.func = context.wrap_function(job.func)
         with attempt.holding(partial(loop.call_soon_threadsafe, cancel)):
             events = await run_coroutine_job(
                 job, submission.jobstore, [attempt.run_time], submission.logger_name

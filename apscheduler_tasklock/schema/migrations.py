@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,13 @@ from apscheduler_tasklock.schema.table import (
 
 # Any number will do as long as it is the same everywhere: replicas that upgrade at the same
 # moment wait for each other on it.
-_UPGRADE_LOCK = 0x7461736B6C6F636B
+UPGRADE_LOCK = 0x7461736B6C6F636B
 
-_LOCK_TIMEOUT = "60s"
+LOCK_TIMEOUT = "60s"
 _CONNECT_TIMEOUT = 10
+
+# What Alembic calls the state before the first revision.
+BASE = "base"
 
 
 def upgrade(
@@ -101,30 +105,79 @@ def migrate(
         ``"base"`` drops the table
     :raises TaskLockError: there is no connection, and no migration is being run offline
     """
+    offline = {}
+    if not isinstance(connection, Connection):  # offline, where there is none, or a mock of one
+        connection = None
+        offline = _offline_options(starts_at="head" if revision == BASE else None)
+    context = _context_to(revision, schema, table, connection, offline)
+    run_migrations(context, schema, table)
+
+
+def revisions() -> list[str]:
+    """Return the revisions of this library, the oldest first; before them, ``"base"``."""
+    scripts = ScriptDirectory(str(scripts_folder()))
+    known = [script.revision for script in scripts.iterate_revisions("head", BASE)]
+    return [BASE, *reversed(known)]
+
+
+def revision_sql(
+    start: str,
+    end: str,
+    *,
+    schema: str | None = None,
+    table: str = DEFAULT_TABLE,
+    has_schema: bool = False,
+) -> str:
+    """Return the statements that take the tables from one revision to another.
+
+    They neither begin nor end a transaction. See :func:`revisions`.
+
+    :param has_schema: whether the schema is there; if not, they create it
+    """
+    statements = StringIO()
+    offline = {
+        "as_sql": True,
+        "output_buffer": statements,
+        "literal_binds": True,
+        "starting_rev": None if start == BASE else start,
+    }
+    context = _context_to(end, schema, table, None, offline)
+    operations = Operations(context)
+    if schema is not None and start == BASE and not has_schema:
+        operations.execute(CreateSchema(schema, if_not_exists=True))
+    context.run_migrations(op=operations, table=table, schema=schema)
+    return statements.getvalue().strip()
+
+
+def _context_to(
+    revision: str,
+    schema: str | None,
+    table: str,
+    connection: Connection | None,
+    offline: dict[str, Any],
+) -> MigrationContext:
+    """Return a context in which the tables go to a revision, up or down."""
+    task_lock_table(table, schema)  # which knows what PostgreSQL can have
     scripts = ScriptDirectory(str(scripts_folder()))
 
     def steps(heads: Any, _context: MigrationContext) -> Any:
         # What Alembic's own commands call; it has no public name.
-        if revision == "base" or _is_older(scripts, revision, heads):
+        if revision == BASE or _is_older(scripts, revision, heads):
             return scripts._downgrade_revs(revision, heads)
         return scripts._upgrade_revs(revision, heads)
 
-    options = {
-        "fn": steps,
-        "script": scripts,
-        "destination_rev": revision,
-        **version_table(schema, table),
-    }
-    if not isinstance(connection, Connection):  # offline, where there is none, or a mock of one
-        connection = None
-        options.update(_offline_options(starts_at="head" if revision == "base" else None))
-    context = MigrationContext.configure(
+    return MigrationContext.configure(
         connection,
         dialect_name="postgresql",
         dialect_opts={"paramstyle": "named"},  # which leaves a percent sign in a name alone
-        opts=options,
+        opts={
+            "fn": steps,
+            "script": scripts,
+            "destination_rev": revision,
+            **version_table(schema, table),
+            **offline,
+        },
     )
-    run_migrations(context, schema, table)
 
 
 def _is_older(scripts: ScriptDirectory, revision: str, heads: Any) -> bool:
@@ -204,8 +257,8 @@ def run_migrations(context: MigrationContext, schema: str | None, table: str) ->
 def _wait_for_others(connection: Connection) -> None:
     """Let one process at a time migrate, until the end of the transaction."""
     before = connection.scalar(select(func.current_setting("lock_timeout")))
-    connection.execute(select(func.set_config("lock_timeout", _LOCK_TIMEOUT, True)))
-    connection.execute(select(func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
+    connection.execute(select(func.set_config("lock_timeout", LOCK_TIMEOUT, True)))
+    connection.execute(select(func.pg_advisory_xact_lock(UPGRADE_LOCK)))
     # The transaction may be an application's, with a limit of its own.
     connection.execute(select(func.set_config("lock_timeout", before, True)))
 

@@ -1,0 +1,282 @@
+"""Tasks and runs in Django's admin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from datetime import datetime
+from typing import Any, ClassVar
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import ImproperlyConfigured
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.http import urlencode
+
+from apscheduler_tasklock.django.configuration import configuration
+from apscheduler_tasklock.django.database import task_locks
+from apscheduler_tasklock.django.models import Run, Task
+from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.locks import TaskLocks
+from apscheduler_tasklock.status import TaskState, TaskStatus
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):
+    """A list without forms."""
+
+    list_display_links = None
+    list_per_page = 50
+
+    def has_add_permission(self, _request: Any, _obj: object = None) -> bool:
+        """Nothing is added by hand."""
+        return False
+
+    def has_delete_permission(self, _request: Any, _obj: object = None) -> bool:
+        """Nothing is deleted by hand."""
+        return False
+
+    def has_change_permission(self, _request: Any, _obj: object = None) -> bool:
+        """Nothing is changed in a form."""
+        return False
+
+
+class TaskList(ChangeList):
+    """The list of tasks, each with its status."""
+
+    def get_results(self, request: Any) -> None:
+        """Read the rows of a page, and from the library what they mean."""
+        super().get_results(request)
+        tasks: list[Any] = list(self.result_list)
+        try:
+            with closing(task_locks()) as locks:
+                found = {status.name: status for status in _statuses(locks, tasks)}
+        except TaskLockError as error:
+            messages.error(request, str(error))
+            found = {}
+        for task in tasks:
+            task.status = found.get(task.task_name)
+        self.result_list: list[Any] = tasks
+
+
+class StateFilter(admin.SimpleListFilter):
+    """Chooses tasks by what they are doing."""
+
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, _request: Any, _model_admin: Any) -> list[tuple[str, str]]:
+        """Return the states."""
+        return [(state.value, state.value) for state in TaskState]
+
+    def queryset(self, request: Any, queryset: Any) -> Any:
+        """Return the tasks in the state that was chosen."""
+        if self.value() is None:
+            return queryset
+        try:
+            with closing(task_locks()) as locks:
+                names = [s.name for s in locks.tasks() if s.state.value == self.value()]
+        except TaskLockError as error:
+            messages.error(request, str(error))
+            return queryset.none()
+        return queryset.filter(task_name__in=names)
+
+
+class TaskAdmin(ReadOnlyAdmin):
+    """The list of tasks, and what an operator may do with them."""
+
+    list_display = ("task_name", "state", "due_at", "holder", "started", "outcome", "run_list")
+    list_filter = (StateFilter,)
+    search_fields = ("task_name",)
+    ordering = ("task_name",)
+    actions: ClassVar = ["pause", "resume", "run_now", "free"]
+
+    def get_changelist(self, _request: Any, **_kwargs: Any) -> type[ChangeList]:
+        """Return the list that knows each task's status."""
+        return TaskList
+
+    def has_operate_permission(self, request: Any) -> bool:
+        """Tell whether a user may pause, resume, run and free tasks."""
+        return bool(request.user.has_perm("apscheduler_tasklock.change_task"))
+
+    def has_view_permission(self, request: Any, obj: object = None) -> bool:
+        """Whoever may use the actions may see the tasks."""
+        return super().has_view_permission(request, obj) or self.has_operate_permission(request)
+
+    @admin.display(description="state")
+    def state(self, task: Any) -> str:
+        """Return what the task is doing, and why it is paused."""
+        status = task.status
+        if status is None:
+            return "-"
+        texts = [status.state.value]
+        if status.paused_until is not None:
+            until = _until(status.paused_until)
+            by = f" by {status.paused_by}" if status.paused_by else ""
+            why = f": {status.pause_reason}" if status.pause_reason else ""
+            texts.append(f"paused{by}{until}{why}")
+        if status.requested_by:
+            texts.append(f"{status.requested_by} asked for a run")
+        if status.gone:
+            texts.append("no replica has it")
+        return "; ".join(texts)
+
+    @admin.display(description="last holder", ordering="locked_by")
+    def holder(self, task: Any) -> str:
+        """Return the replica that runs the task, or ran it last."""
+        return (task.status and task.status.holder) or "-"
+
+    @admin.display(description="last started", ordering="started_at")
+    def started(self, task: Any) -> datetime | None:
+        """Return when its last run began."""
+        return task.status and _local(task.status.started_at)
+
+    @admin.display(description="last outcome")
+    def outcome(self, task: Any) -> str:
+        """Return how its last run ended."""
+        return _outcome(task.status) if task.status else "-"
+
+    @admin.display(description="runs")
+    def run_list(self, task: Any) -> str:
+        """Return a link to the task's runs."""
+        url = reverse(f"{self.admin_site.name}:apscheduler_tasklock_run_changelist")
+        query = urlencode({"task_name__exact": task.task_name})
+        return str(format_html('<a href="{}?{}">runs</a>', url, query))
+
+    @admin.action(description="Pause selected tasks", permissions=["operate"])
+    def pause(self, request: Any, queryset: Any) -> None:
+        """Pause tasks until somebody resumes them."""
+        by = request.user.get_username()
+        self._each(request, queryset, "paused", lambda locks, name: locks.pause(name, by=by))
+
+    @admin.action(description="Resume selected tasks", permissions=["operate"])
+    def resume(self, request: Any, queryset: Any) -> None:
+        """End the pause of tasks."""
+        self._each(request, queryset, "resumed", lambda locks, name: locks.resume(name))
+
+    @admin.action(description="Run selected tasks now", permissions=["operate"])
+    def run_now(self, request: Any, queryset: Any) -> None:
+        """Ask for a run of each task."""
+        by = request.user.get_username()
+        self._each(
+            request,
+            queryset,
+            "asked for a run",
+            lambda locks, name: locks.request_run(name, by=by),
+        )
+
+    @admin.action(description="Free selected tasks", permissions=["operate"])
+    def free(self, request: Any, queryset: Any) -> Any:
+        """Ask which runs are to be ended, and end those that were shown."""
+        if "confirmed" in request.POST:
+            tokens = dict(
+                zip(request.POST.getlist("name"), request.POST.getlist("token"), strict=False)
+            )
+            force, run_again = "force" in request.POST, "run_again" in request.POST
+            self._each(
+                request,
+                queryset.filter(task_name__in=tokens),
+                "freed",
+                lambda locks, name: locks.free(
+                    name, int(tokens[name]), force=force, run_again=run_again
+                ),
+            )
+            return None
+        try:
+            with closing(task_locks()) as locks:
+                statuses = _statuses(locks, list(queryset))
+        except TaskLockError as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return None
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Free tasks",
+            "opts": self.model._meta,
+            "tasks": [(status, _local(status.started_at)) for status in statuses],
+            "action_checkbox_name": ACTION_CHECKBOX_NAME,
+        }
+        return TemplateResponse(request, "admin/apscheduler_tasklock/task/free.html", context)
+
+    def _each(
+        self,
+        request: Any,
+        queryset: Any,
+        done: str,
+        operation: Callable[[TaskLocks, str], object],
+    ) -> None:
+        """Do something with each task, and say of each what came of it."""
+        with closing(task_locks()) as locks:
+            for task in queryset:
+                try:
+                    operation(locks, task.task_name)
+                except TaskLockError as error:
+                    self.message_user(request, str(error), messages.ERROR)
+                    continue
+                self.log_change(request, task, done)
+                self.message_user(request, f"{task.task_name}: {done}", messages.SUCCESS)
+
+
+class RunAdmin(ReadOnlyAdmin):
+    """The run history."""
+
+    list_display = (
+        "task_name",
+        "started_at",
+        "ended_at",
+        "outcome",
+        "kind",
+        "replica",
+        "error_type",
+        "error",
+    )
+    list_filter = ("outcome", "kind")
+    search_fields = ("task_name", "error_type", "error")
+    ordering = ("-ended_at",)
+    actions = None
+
+
+def _statuses(locks: TaskLocks, tasks: Sequence[Any]) -> list[TaskStatus]:
+    """Return the statuses of tasks. There are none for tasks that were deleted meanwhile."""
+    names = {task.task_name for task in tasks}
+    # A name may have a character that stands for others in a pattern.
+    return [status for status in locks.tasks(*names) if status.name in names] if names else []
+
+
+def _outcome(status: TaskStatus) -> str:
+    if status.started_at is None:
+        return "-"
+    if status.finished_at is None:
+        return "died" if status.state == TaskState.DEAD else "not over"
+    if status.failures:
+        return f"{status.error_type or 'failed'} ({status.failures} in a row)"
+    return "ok"
+
+
+def _until(moment: datetime) -> str:
+    if moment.year == datetime.max.year:
+        return ""
+    return f" until {_local(moment):%Y-%m-%d %H:%M:%S}"
+
+
+def _local(moment: datetime | None) -> datetime | None:
+    """Return a moment as Django shows it."""
+    if moment is None:
+        return None
+    return timezone.localtime(moment)  # type: ignore[no-any-return]  # Django has no types
+
+
+def _register(models: Iterable[tuple[Any, Any]]) -> None:
+    """Show the lists, unless there are no locks and so maybe no tables."""
+    try:
+        enabled = configuration().enabled
+    except ImproperlyConfigured:
+        return  # as `manage.py check` says
+    if enabled:
+        for model, model_admin in models:
+            admin.site.register(model, model_admin)
+
+
+_register([(Task, TaskAdmin), (Run, RunAdmin)])

@@ -1,0 +1,21 @@
+"""The app, as Django finds it."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.core import checks
+
+
+class TaskLockConfig(AppConfig):
+    """The app ``apscheduler_tasklock``: tables, system checks, the admin and ``runscheduler``."""
+
+    name = "apscheduler_tasklock.django"
+    label = "apscheduler_tasklock"
+    verbose_name = "Task locks"
+
+    def ready(self) -> None:
+        """Register the system checks. No scheduler is imported or started here."""
+        from apscheduler_tasklock.django.checks import check_settings, check_tables
+
+        checks.register(check_settings)
+        checks.register(check_tables, checks.Tags.database)

@@ -1,0 +1,76 @@
+"""The project's settings of the task lock, as they are now: tests change settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.options import parse_switch
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The settings whose names begin with ``TASKLOCK_``.
+
+    :ivar scheduler: dotted path of the scheduler, or of a function that returns it
+    :ivar database: alias of the database
+    :ivar schema: schema of the task lock table
+    :ivar table: its name
+    :ivar enabled: whether jobs run under locks
+    """
+
+    scheduler: str | None
+    database: str
+    schema: str | None
+    table: str
+    enabled: bool
+
+
+def configuration() -> Configuration:
+    """Return the settings.
+
+    :raises ImproperlyConfigured: one of them is impossible; the message names it
+    """
+    scheduler = _setting("SCHEDULER", None)
+    if scheduler is not None and not isinstance(scheduler, str):
+        raise ImproperlyConfigured(
+            "TASKLOCK_SCHEDULER must be a dotted path such as 'project.scheduling.scheduler', not "
+            f"{type(scheduler).__name__}"
+        )
+    database = _setting("DATABASE", DEFAULT_DB_ALIAS)
+    check_alias(database, "TASKLOCK_DATABASE")
+    schema, table = table_settings()
+    try:
+        task_lock_table(table, schema)  # which knows what PostgreSQL can have
+        enabled = parse_switch(_setting("ENABLED", True), "TASKLOCK_ENABLED", "settings")
+    except TaskLockOptionError as error:
+        raise ImproperlyConfigured(f"TASKLOCK_ settings: {error}") from None
+    return Configuration(scheduler, database, schema, table, enabled)
+
+
+def table_settings() -> tuple[Any, Any]:
+    """Return the settings of the table's schema and name, unchecked: models are made of them."""
+    return _setting("SCHEMA", None) or None, _setting("TABLE", DEFAULT_TABLE)
+
+
+def check_alias(alias: Any, where: str) -> None:
+    """Make sure that there is such a database.
+
+    :param where: what names it
+    :raises ImproperlyConfigured: there is none
+    """
+    if alias not in connections.settings:
+        known = ", ".join(map(repr, connections.settings))
+        raise ImproperlyConfigured(
+            f"{where} must be an alias of settings.DATABASES ({known}), not {alias!r}"
+        )
+
+
+def _setting(name: str, default: Any) -> Any:
+    return getattr(settings, f"TASKLOCK_{name}", default)

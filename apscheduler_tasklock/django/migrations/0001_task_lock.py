@@ -1,0 +1,58 @@
+"""Revision 0001: the task lock table. And the models, which Django does not manage."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import migrations, models
+
+from apscheduler_tasklock.django.models import run_table_name, task_table_name
+from apscheduler_tasklock.django.operations import TakeTablesTo
+
+PERMISSIONS = ("view", "change")
+
+
+class Migration(migrations.Migration):
+    """The first revision."""
+
+    initial = True
+    dependencies: ClassVar[list[tuple[str, str]]] = []
+    operations: ClassVar[list[Any]] = [
+        TakeTablesTo("0001"),
+        migrations.CreateModel(
+            name="Task",
+            fields=[
+                ("task_name", models.TextField(primary_key=True, serialize=False)),
+                ("started_at", models.DateTimeField()),
+                ("due_at", models.DateTimeField(null=True)),
+                ("locked_by", models.TextField()),
+                ("token", models.BigIntegerField()),
+            ],
+            options={
+                "db_table": task_table_name(),
+                "managed": False,
+                "default_permissions": PERMISSIONS,
+            },
+        ),
+        migrations.CreateModel(
+            name="Run",
+            fields=[
+                ("task_name", models.TextField(primary_key=True, serialize=False)),
+                ("slot", models.IntegerField()),
+                ("token", models.BigIntegerField()),
+                ("scheduled_at", models.DateTimeField(null=True)),
+                ("started_at", models.DateTimeField()),
+                ("ended_at", models.DateTimeField()),
+                ("replica", models.TextField()),
+                ("kind", models.TextField()),
+                ("outcome", models.TextField()),
+                ("error_type", models.TextField(null=True)),
+                ("error", models.TextField(null=True)),
+            ],
+            options={
+                "db_table": run_table_name(),
+                "managed": False,
+                "default_permissions": ("view",),
+            },
+        ),
+    ]

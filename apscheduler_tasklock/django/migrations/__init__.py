@@ -1,0 +1,1 @@
+"""One migration for each revision of the library's own."""
