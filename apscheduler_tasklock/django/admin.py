@@ -88,7 +88,7 @@ class StateFilter(admin.SimpleListFilter):
 class TaskAdmin(ReadOnlyAdmin):
     """The list of tasks, and what an operator may do with them."""
 
-    list_display = ("task_name", "state", "due_at", "holder", "started", "outcome", "run_list")
+    list_display = ("task_name", "state", "due", "holder", "started", "outcome", "run_list")
     list_filter = (StateFilter,)
     search_fields = ("task_name",)
     ordering = ("task_name",)
@@ -123,6 +123,11 @@ class TaskAdmin(ReadOnlyAdmin):
         if status.gone:
             texts.append("no replica has it")
         return "; ".join(texts)
+
+    @admin.display(description="next due", ordering="due_at")
+    def due(self, task: Any) -> datetime | None:
+        """Return when the task is due next."""
+        return task.status and _local(task.status.due_at)
 
     @admin.display(description="last holder", ordering="locked_by")
     def holder(self, task: Any) -> str:
@@ -256,14 +261,13 @@ def _outcome(status: TaskStatus) -> str:
 
 
 def _until(moment: datetime) -> str:
-    if moment.year == datetime.max.year:
-        return ""
-    return f" until {_local(moment):%Y-%m-%d %H:%M:%S}"
+    local = _local(moment)
+    return f" until {local:%Y-%m-%d %H:%M:%S}" if local else ""
 
 
 def _local(moment: datetime | None) -> datetime | None:
-    """Return a moment as Django shows it."""
-    if moment is None:
+    """Return a moment as Django shows it; ``None`` for none, and for one that never comes."""
+    if moment is None or moment.year == datetime.max.year:
         return None
     return timezone.localtime(moment)  # type: ignore[no-any-return]  # Django has no types
 

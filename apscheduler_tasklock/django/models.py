@@ -34,6 +34,13 @@ class _TaskLockManager(models.Manager):
         return super().get_queryset().using(configuration().database)
 
 
+class _TaskManager(_TaskLockManager):
+    """Does not read what may be ``infinity``, which is no date in Python."""
+
+    def get_queryset(self) -> Any:
+        return super().get_queryset().defer("due_at")
+
+
 class Task(models.Model):
     """A row of the task lock table: what lists are ordered and searched by.
 
@@ -46,7 +53,7 @@ class Task(models.Model):
     locked_by = models.TextField("last holder")
     token = models.BigIntegerField()
 
-    objects = _TaskLockManager()
+    objects = _TaskManager()
 
     class Meta:
         """How Django sees the table."""
