@@ -17,7 +17,7 @@ def import_scheduler() -> Any:
     """Return what the setting names: a scheduler, or a function that makes one.
 
     :raises ImproperlyConfigured: there is no setting, it names something else, or a scheduler that
-        was started while its module was imported
+        runs already
     :raises ImportError: it cannot be imported
     """
     path = configuration().scheduler
@@ -61,6 +61,6 @@ def check_not_running(scheduler: Any, path: str | None) -> None:
     """
     if scheduler.running:
         raise ImproperlyConfigured(
-            f"{SETTING}: {path} was started while its module was imported, so that every command "
-            "of manage.py that imports it runs jobs; take the call of start() out of the module"
+            f"{SETTING}: {path} runs already, so that every command of manage.py that imports it "
+            "runs jobs; take the call of start() out of the project's module"
         )
