@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import psycopg
+
 from apscheduler_tasklock import downgrade, upgrade
 from apscheduler_tasklock.schema.migrations import revisions
 from tests.frameworks.conftest import MakeProject
@@ -45,7 +48,8 @@ def test_migrate_makes_the_same_tables_as_the_command(
 
 
 def test_each_revision_of_the_library_has_a_migration(project: DjangoProject) -> None:
-    found = project.ask("""
+    found = project.ask(
+        """
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 loader = MigrationLoader(connection)
@@ -56,10 +60,12 @@ steps = [
     if hasattr(operation, "revision")
 ]
 answer([steps, loader.graph.leaf_nodes(sys.argv[1][1:-1])])
-""", APP)
+""",
+        APP,
+    )
     steps, leaves = found
     known = revisions()
-    assert steps == [list(step) for step in zip(known, known[1:])]
+    assert steps == [list(step) for step in pairwise(known)]
     assert len(leaves) == 1
 
 

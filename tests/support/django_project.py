@@ -158,8 +158,6 @@ class DjangoProject:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # What a shell has started in the background ignores Ctrl-C, as do its children.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
             ending.callback(process.wait)
             ending.callback(_kill_group, process.pid)

@@ -1,0 +1,253 @@
+"""Tasks and runs in Django's admin: what is shown, to whom, and what the actions do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.frameworks.conftest import APP, MakeProject
+from tests.support import rows
+from tests.support.django_project import DjangoProject, database_settings
+from tests.support.postgres import Server
+
+TASKS = "/admin/apscheduler_tasklock/task/"
+RUNS = "/admin/apscheduler_tasklock/run/"
+
+Request = tuple[str, str, dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def migrated(
+    server: Server, template: str, tmp_path_factory: pytest.TempPathFactory, checkout: Path
+) -> Iterator[str]:
+    """Name of a database with the tables of a project, which each test gets a copy of."""
+    with server.database(template) as url:
+        project = DjangoProject(tmp_path_factory.mktemp("migrated") / "site", checkout)
+        databases = {"default": database_settings(url)}
+        project.configure(f"DATABASES = {databases!r}\n{APP}")
+        project.manage("migrate")
+        yield str(conninfo_to_dict(url)["dbname"])
+
+
+@pytest.fixture
+def direct_url(server: Server, migrated: str) -> Iterator[str]:
+    """In place of a database that has the task locks' tables alone."""
+    with server.database(migrated) as url:
+        yield url
+
+
+@pytest.fixture
+def site(make_project: MakeProject, database_url: str) -> DjangoProject:
+    """A project whose database has been migrated."""
+    return make_project(database_url)
+
+
+@pytest.fixture
+def add(connection: psycopg.Connection[Any]) -> Callable[..., None]:
+    """Add a task, with a replica that is alive and has it."""
+
+    def add(name: str, **changes: str) -> None:
+        rows.add_task(connection, name, **changes)
+        rows.add_replica(connection, f"replica of {name}", [name])
+
+    return add
+
+
+def action(which: str, /, *tasks: str, **more: Any) -> Request:
+    return "post", TASKS, {"action": which, "_selected_action": list(tasks), **more}
+
+
+def cells(page: str, task: str) -> str:
+    """Return the row of a task, as text in which columns are apart by `|`."""
+    [row] = [row for row in re.findall(r"<tr>.*?</tr>", page, re.S) if f">{task}<" in row]
+    found = re.findall(r"<t[dh] class=\"field-[^>]*>(.*?)</t[dh]>", row, re.S)
+    return " | ".join(re.sub(r"<[^>]+>", "", cell).strip() for cell in found)
+
+
+def test_the_list_of_tasks_says_what_each_is_doing(
+    site: DjangoProject, add: Callable[..., None]
+) -> None:
+    add("fine")
+    add("running", **rows.RUNNING)
+    add("dead", **rows.DEAD)
+    add("paused", **rows.PAUSED)
+    add("failing", **rows.FAILING)
+    add("new", **rows.NEW)
+    add("over", due_at="'infinity'")
+    add("wild*")
+    add("wilder")
+    [(status, page, _)] = site.browse(("get", TASKS, {}))
+    assert status == 200
+    assert cells(page, "fine").startswith("fine | ok | ")
+    assert " | one | " in cells(page, "fine")
+    assert cells(page, "fine").endswith(" | ok | runs")
+    assert cells(page, "running").startswith("running | running | ")
+    assert cells(page, "running").endswith(" | not over | runs")
+    assert cells(page, "dead").startswith("dead | dead | ")
+    assert cells(page, "dead").endswith(" | died | runs")
+    assert cells(page, "paused").startswith("paused | paused; paused by me@here: closed | ")
+    assert cells(page, "failing").endswith(" | ValueError (3 in a row) | runs")
+    assert cells(page, "new").startswith("new | new | ")
+    assert cells(page, "new").endswith(" | - | - | runs")
+    assert cells(page, "over").startswith("over | ok | - | one | ")
+    assert cells(page, "wild*").startswith("wild* | ok | ")
+    assert cells(page, "wilder").startswith("wilder | ok | ")
+
+
+def test_tasks_are_found_by_name_and_state(site: DjangoProject, add: Callable[..., None]) -> None:
+    add("fine")
+    add("killed", **rows.DEAD)
+    by_state, by_name, by_due = site.browse(
+        ("get", TASKS, {"state": "dead"}), ("get", TASKS, {"q": "fin"}), ("get", TASKS, {"o": "3"})
+    )
+    assert ">killed</" in by_state[1]
+    assert ">fine</" not in by_state[1]
+    assert ">fine</" in by_name[1]
+    assert ">killed</" not in by_name[1]
+    assert by_due[0] == 200
+
+
+def test_the_list_of_runs_shows_the_history(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    add("report")
+    rows.add_run(connection, "report", 1)
+    rows.add_run(connection, "report", 2, outcome="'error'", error="'no paper'")
+    rows.add_run(connection, "other", 1)
+    every, errors, of_one = site.browse(
+        ("get", RUNS, {}),
+        ("get", RUNS, {"outcome": "error"}),
+        ("get", RUNS, {"task_name__exact": "report"}),
+    )
+    assert [page[0] for page in (every, errors, of_one)] == [200] * 3
+    assert "3 runs" in every[1]
+    assert "no paper" in errors[1]
+    assert "1 run\n" in errors[1]
+    assert "2 runs" in of_one[1]
+
+
+def test_the_actions_pause_resume_and_request_a_run_in_the_users_name(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    add("one")
+    add("other")
+    state = "SELECT task_name, paused_by, requested_by FROM task_lock ORDER BY task_name"
+    _, _, told = site.browse(action("pause", "one", "other"))[0]
+    assert told == [["success", "one: paused"], ["success", "other: paused"]]
+    assert connection.execute(state).fetchall() == [
+        ("one", "alice", None),
+        ("other", "alice", None),
+    ]
+    resumed, requested = site.browse(action("resume", "one"), action("run_now", "other"))
+    assert resumed[2] == [["success", "one: resumed"]]
+    assert requested[2] == [["success", "other: asked for a run"]]
+    assert connection.execute(state).fetchall() == [
+        ("one", None, None),
+        ("other", "alice", "alice"),
+    ]
+    logged = "SELECT object_id, change_message FROM django_admin_log ORDER BY id"
+    assert connection.execute(logged).fetchall() == [
+        ("one", "paused"),
+        ("other", "paused"),
+        ("one", "resumed"),
+        ("other", "asked for a run"),
+    ]
+
+
+def test_what_the_library_refuses_is_shown(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    add("one")
+    rows.add_task(connection, "orphan")
+    _, _, told = site.browse(action("run_now", "orphan", "one"))[0]
+    [wrong] = [text for level, text in told if level == "error"]
+    assert "orphan" in wrong
+    assert ["success", "one: asked for a run"] in told
+    connection.execute("ALTER TABLE task_lock RENAME COLUMN overdue_at TO too_late_at")
+    status, page, told = site.browse(("get", TASKS, {}))[0]
+    assert status == 200
+    assert "is older than this library" in page
+
+
+def test_freeing_asks_first_and_frees_the_run_that_was_shown(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    add("dead", **rows.DEAD)
+    add("alive", **rows.RUNNING)
+    finished = "SELECT task_name FROM task_lock WHERE finished_at IS NOT NULL ORDER BY 1"
+    status, page, _ = site.browse(action("free", "dead", "alive"))[0]
+    assert status == 200
+    assert 'name="token" value="7"' in page
+    assert connection.execute(finished).fetchall() == []
+    confirmed = {"name": ["alive", "dead"], "token": ["7", "7"], "confirmed": "Free"}
+    _, _, told = site.browse(action("free", "dead", "alive", **confirmed))[0]
+    assert ["success", "dead: freed"] in told
+    [refused] = [text for level, text in told if level == "error"]
+    assert "alive" in refused
+    assert connection.execute(finished).fetchall() == [("dead",)]
+    # Another run than that which was shown stays.
+    stale = {"name": ["alive"], "token": ["6"], "confirmed": "Free", "force": "on"}
+    newest = {"name": ["alive"], "token": ["7"], "confirmed": "Free", "force": "on"}
+    refused_stale, freed = site.browse(
+        action("free", "alive", **stale), action("free", "alive", **newest)
+    )
+    assert [level for level, _ in refused_stale[2]] == ["error"]
+    assert freed[2] == [["success", "alive: freed"]]
+
+
+def test_permissions_decide_who_sees_and_who_operates(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    add("one")
+    requests = [("get", TASKS, {}), ("get", RUNS, {}), action("pause", "one")]
+    paused = "SELECT paused_by FROM task_lock"
+
+    def statuses(*permissions: str) -> list[int]:
+        pages = site.browse(*requests, user="bob", permissions=permissions)
+        return [status for status, _, _ in pages]
+
+    assert statuses() == [403, 403, 403]
+    assert statuses("view_task", "view_run")[:2] == [200, 200]
+    assert connection.execute(paused).fetchall() == [(None,)]
+    assert statuses("change_task") == [200, 403, 200]
+    assert connection.execute(paused).fetchall() == [("bob",)]
+
+
+def test_nothing_is_added_changed_or_deleted_in_a_form(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    add("one")
+    pages = site.browse(
+        ("post", f"{TASKS}add/", {"task_name": "two"}),
+        ("post", f"{TASKS}one/change/", {"locked_by": "me"}),
+        ("post", f"{TASKS}one/delete/", {"post": "yes"}),
+        action("delete_selected", "one", post="yes"),
+        ("post", f"{RUNS}add/", {}),
+    )
+    assert [status for status, _, _ in pages] == [403, 403, 403, 200, 403]
+    assert connection.execute("SELECT locked_by FROM task_lock").fetchall() == [("one",)]
+
+
+def test_there_are_no_lists_where_locks_are_off(make_project: MakeProject) -> None:
+    project = make_project()
+    project.configure("TASKLOCK_ENABLED = False")
+    project.manage("migrate")
+    assert project.browse(("get", TASKS, {}))[0][0] == 404
+
+
+def test_the_lists_are_of_the_database_of_the_task_locks(
+    make_project: MakeProject, empty_database_url: str, database_url: str, add: Callable[..., None]
+) -> None:
+    project = make_project(empty_database_url, jobs=database_url)
+    project.configure('TASKLOCK_DATABASE = "jobs"')
+    project.manage("migrate")
+    add("elsewhere")
+    listed, paused = project.browse(("get", TASKS, {}), action("pause", "elsewhere"))
+    assert cells(listed[1], "elsewhere").startswith("elsewhere | ok | ")
+    assert paused[2] == [["success", "elsewhere: paused"]]
