@@ -403,7 +403,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             degraded=tuple(degraded),
         )
 
-    def drain(self, timeout: float | timedelta | None = None) -> bool:
+    def drain(self, timeout: float | timedelta | None = None, *, coroutines: bool = True) -> bool:
         """Claim nothing more, and wait until what runs here has ended; then shut down as usual.
 
         Other replicas run what is due meanwhile. It is for a container that is about to be stopped.
@@ -411,7 +411,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         ``await asyncio.to_thread(executor.drain, 50)`` there.
 
         :param timeout: seconds or ``timedelta``; ``None``: for as long as it takes
-        :return: whether nothing runs any more
+        :param coroutines: whether to wait for coroutines, too, which a shutdown would cancel
+        :return: whether nothing runs any more of what it has waited for
         """
         seconds = None
         if timeout is not None:
@@ -419,7 +420,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self.locks.stop_claiming()
         self._poll.close()
         with self._idle:
-            return self._idle.wait_for(lambda: not self._active, seconds)
+            return self._idle.wait_for(lambda: self._is_idle(coroutines), seconds)
+
+    def _is_idle(self, coroutines: bool) -> bool:
+        return not any(
+            coroutines or not active.submission.awaited for active in list(self._active.values())
+        )
 
     def wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return what is called in place of a job's function, where the job runs.

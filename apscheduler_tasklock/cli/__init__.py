@@ -6,20 +6,31 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
 from apscheduler_tasklock._database.errors import one_line
+from apscheduler_tasklock._lock.commands import PROGRAM
 from apscheduler_tasklock.cli.check import UNKNOWN, answer_monitor
 from apscheduler_tasklock.cli.exits import FAILED, INTERRUPTED, message_of, say, status_of
 from apscheduler_tasklock.cli.parser import MonitorParser, build_parser
 from apscheduler_tasklock.errors import TaskLockError
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status; see ``apscheduler-tasklock --help``."""
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    prog: str = PROGRAM,
+    defaults: Mapping[str, str] | None = None,
+) -> int:
+    """Run the command line and return its exit status; see ``apscheduler-tasklock --help``.
+
+    :param arguments: by default the process's own
+    :param prog: what it is called as, where a framework's command runs it
+    :param defaults: of the options ``database``, ``schema``, ``table`` and ``namespace``
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name may be in any script
@@ -28,8 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             if is_check:
-                return answer_monitor(lambda: _run_check(given), as_json="--json" in given)
-            return _run(build_parser().parse_args(given))
+                return answer_monitor(
+                    lambda: _run_check(build_parser(MonitorParser, prog, defaults), given),
+                    as_json="--json" in given,
+                )
+            return _run(build_parser(prog=prog, defaults=defaults).parse_args(given))
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # now, when it can still be told that this fails
@@ -47,8 +61,8 @@ def _give_up_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run_check(given: list[str]) -> int:
-    options = build_parser(MonitorParser).parse_args(given)
+def _run_check(parser: argparse.ArgumentParser, given: list[str]) -> int:
+    options = parser.parse_args(given)
     status: int = options.run(options)
     return status
 

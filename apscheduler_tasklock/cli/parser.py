@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
@@ -80,12 +80,18 @@ class MonitorParser(argparse.ArgumentParser):
 
 def build_parser(
     parser_class: type[argparse.ArgumentParser] = argparse.ArgumentParser,
+    prog: str = PROGRAM,
+    defaults: Mapping[str, str] | None = None,
 ) -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+    """Return the parser of the whole command line.
+
+    :param prog: what it is called as
+    :param defaults: of options of all commands except ``demo``, as ``database``
+    """
     parser = parser_class(
-        prog=PROGRAM,
+        prog=prog,
         description="What operators see and steer of APScheduler's task locks.",
-        epilog="apscheduler-tasklock COMMAND --help shows the options of a command, and examples",
+        epilog=f"{prog} COMMAND --help shows the options of a command, and examples",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -93,6 +99,9 @@ def build_parser(
     _add_changes(commands)
     _add_monitors(commands)
     _add_setup(commands)
+    for name, command in commands.choices.items():
+        if defaults and name != "demo":  # which makes a database of its own
+            command.set_defaults(**defaults)
     return parser
 
 

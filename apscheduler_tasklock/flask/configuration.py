@@ -1,0 +1,67 @@
+"""What an application's configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flask import Flask
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+
+from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.options import parse_switch
+
+PREFIX = "TASKLOCK_"
+DATABASE = "TASKLOCK_DATABASE_URL"
+FALLBACK = "SQLALCHEMY_DATABASE_URI"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The configuration of one application.
+
+    :ivar database: as of ``TaskLockExecutor``
+    :ivar executor_options: further options of ``TaskLockExecutor``
+    :ivar scheduler_options: options of APScheduler's scheduler
+    :ivar autostart: whether the scheduler starts by itself where the application is served
+    """
+
+    database: str | URL | Engine
+    executor_options: Mapping[str, Any]
+    scheduler_options: Mapping[str, Any]
+    autostart: bool
+
+    @classmethod
+    def of(cls, app: Flask) -> Configuration:
+        """Return what an application's configuration says.
+
+        :raises TaskLockOptionError: there is no database, or an option is impossible
+        """
+        options = app.config.get_namespace(PREFIX)
+        database = options.pop("database_url", None) or app.config.get(FALLBACK)
+        if not database:
+            raise TaskLockOptionError(
+                f"TaskLockScheduler: which database? Set app.config[{DATABASE!r}] to "
+                f"postgresql://user@host/name, or {FALLBACK!r}, before init_app"
+            )
+        autostart = parse_switch(options.pop("autostart", True), f"{PREFIX}AUTOSTART", "app.config")
+        scheduler = options.pop("scheduler", None) or {}
+        if not isinstance(scheduler, Mapping) or "default" in scheduler.get("executors", {}):
+            raise TaskLockOptionError(
+                f"app.config: {PREFIX}SCHEDULER must be a dict of APScheduler's options, such as "
+                "timezone or job_defaults. The executor 'default' is the one with the task locks, "
+                f"whose options are {PREFIX}FAILOVER and so on"
+            )
+        return cls(database, options, scheduler, autostart)
+
+    @property
+    def database_text(self) -> str:
+        """The database as a URL, with its password."""
+        database = self.database.url if isinstance(self.database, Engine) else self.database
+        return (
+            database.render_as_string(hide_password=False)
+            if isinstance(database, URL)
+            else str(database)
+        )

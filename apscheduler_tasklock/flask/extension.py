@@ -1,0 +1,343 @@
+"""``TaskLockScheduler``: the extension's public face, and the scheduler of each application."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from apscheduler.schedulers.background import BackgroundScheduler
+from flask import Flask, current_app, has_app_context
+
+from apscheduler_tasklock._lock.forking import replace_in_each_child
+from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockSchemaError
+from apscheduler_tasklock.executor import TaskLockExecutor
+from apscheduler_tasklock.flask import servers
+from apscheduler_tasklock.flask.command import tasklock
+from apscheduler_tasklock.flask.configuration import Configuration
+
+logger = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+EXTENSION = "tasklock"
+
+# Seconds between two looks whether the server has loaded the application.
+_LOOK_INTERVAL = 0.05
+
+# Seconds for which a forked process may take to become a worker of gunicorn.
+_WORKER_TIMEOUT = 60.0
+
+# Seconds until a scheduler whose table is missing tries to start again.
+_RETRY_INTERVAL = 30.0
+
+
+class TaskLockScheduler:
+    """A scheduler for Flask applications, which starts in each process that serves them.
+
+    Each job runs once per window, however many processes there are, with the application's context
+    around it. An application is configured by ``app.config``: ``TASKLOCK_DATABASE_URL`` or else
+    ``SQLALCHEMY_DATABASE_URI`` is the database, and ``TASKLOCK_FAILOVER`` and so on are options of
+    :class:`~apscheduler_tasklock.TaskLockExecutor`.
+
+    :param app: the application; without one, call :meth:`init_app`
+    :raises TaskLockOptionError: the configuration has no database, or an impossible option
+    """
+
+    def __init__(self, app: Flask | None = None) -> None:
+        self._jobs: dict[str, dict[str, Any]] = {}
+        self._schedulers: WeakSet[AppScheduler] = WeakSet()
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Give an application a scheduler of its own, and the command ``flask tasklock``.
+
+        It starts by itself where the application is served: in the workers of gunicorn, with
+        ``flask run`` and ``app.run()``, and anywhere else with the first request. It does not start
+        with other ``flask`` commands, in a process that only watches files or workers, and with
+        ``app.testing``.
+
+        :raises TaskLockOptionError: the configuration has no database, or an impossible option
+        """
+        if EXTENSION in app.extensions:
+            raise TaskLockOptionError(
+                f"TaskLockScheduler: the application {app.name!r} has a scheduler already"
+            )
+        scheduler = AppScheduler(app, self._jobs)
+        app.extensions[EXTENSION] = scheduler
+        app.cli.add_command(tasklock)
+        self._schedulers.add(scheduler)
+        if scheduler.configuration.autostart:
+            scheduler.start_when_served()
+
+    def task(self, trigger: Any, *, id: str | None = None, **options: Any) -> Any:  # noqa: A002  # APScheduler's name
+        """Make a function a job of each application: a decorator.
+
+        :param trigger: as of APScheduler's ``add_job``: ``"cron"``, ``"interval"``, ...
+        :param id: the job's id, and so its task; by default the function's name
+        :param options: further ones of ``add_job``, as ``minutes=5``
+        :return: the decorator, which returns the function itself
+        :raises TaskLockOptionError: another job has this id
+        """
+
+        def decorate(function: Function) -> Function:
+            self.add_job(function, trigger, id=id, **options)
+            return function
+
+        return decorate
+
+    def add_job(
+        self,
+        func: Callable[..., Any] | str,
+        trigger: Any = None,
+        *,
+        id: str | None = None,  # noqa: A002  # APScheduler's name
+        **options: Any,
+    ) -> None:
+        """Add a job to each application, also to those that are given a scheduler later.
+
+        For jobs that come and go while the application runs, see :attr:`apscheduler`.
+
+        :param func: a function, or its reference as ``"module:function"``
+        :param trigger: as of APScheduler's ``add_job``: ``"cron"``, ``"interval"``, ...
+        :param id: the job's id, and so its task; by default the function's name
+        :param options: further ones of ``add_job``, as ``minutes=5``
+        :raises TaskLockOptionError: another job has this id, or there is none
+        """
+        job_id = id or getattr(func, "__name__", None)
+        if not job_id or job_id == "<lambda>":
+            raise TaskLockOptionError(f"TaskLockScheduler: give the job of {func!r} an id")
+        if job_id in self._jobs:
+            raise TaskLockOptionError(
+                f"TaskLockScheduler: there is a job {job_id!r} already; give one of them another id"
+            )
+        job = {"func": func, "trigger": trigger, "id": job_id, **options}
+        for scheduler in list(self._schedulers):
+            scheduler.apscheduler.add_job(**job)
+        self._jobs[job_id] = job
+
+    @property
+    def apscheduler(self) -> BackgroundScheduler:
+        """APScheduler's own scheduler of the current application, or of the only one.
+
+        It is another one after :meth:`shutdown`.
+
+        :raises TaskLockOptionError: there are several, and none is the current one
+        """
+        return self._of(None).apscheduler
+
+    def start(self, app: Flask | None = None) -> None:
+        """Start the scheduler here and now, unless it runs, for servers that are not recognised.
+
+        It does nothing with ``flask`` commands except ``flask run``, and in a process that only
+        watches files or workers, so that it may stand in a module.
+
+        :param app: by default the current application, or the only one
+        :raises TaskLockSchemaError: the task lock table is missing, old or not permitted
+        :raises TaskLockOptionError: options of a job are impossible
+        """
+        scheduler = self._of(app)
+        command = servers.flask_command()
+        watches = servers.is_gunicorn_master() if command is None else False
+        if watches or (command is not None and not servers.command_serves(command)):
+            logger.debug("The scheduler is not started: this process does not serve")
+            return
+        scheduler.start()
+
+    def shutdown(self, wait: bool = True, app: Flask | None = None) -> None:
+        """Shut the scheduler down, if it runs here. The end of the process does so by itself.
+
+        :param wait: whether to let running jobs end first
+        :param app: by default the current application, or the only one
+        """
+        self._of(app).shutdown(wait)
+
+    def _of(self, app: Flask | None) -> AppScheduler:
+        if app is None and has_app_context() and EXTENSION in current_app.extensions:
+            app = current_app
+        found = list(self._schedulers) if app is None else [app.extensions[EXTENSION]]
+        if len(found) != 1:
+            raise TaskLockOptionError(
+                "TaskLockScheduler: call init_app first"
+                if not found
+                else "TaskLockScheduler: which application? There are several: call it in an "
+                "application's context, or pass app=..."
+            )
+        scheduler: AppScheduler = found[0]
+        return scheduler
+
+
+class AppScheduler:
+    """The scheduler of one application.
+
+    :param jobs: the extension's, as arguments of ``add_job``, by their ids
+    :ivar configuration: what the application's configuration says
+    :ivar apscheduler: APScheduler's own scheduler; another one after a shutdown
+    """
+
+    def __init__(self, app: Flask, jobs: dict[str, dict[str, Any]]) -> None:
+        self._app = app
+        self._jobs = jobs
+        self.configuration = Configuration.of(app)
+        self.apscheduler = self._make()
+        self._started_in: int | None = None  # the process
+        self._is_wanted = False  # once it is to start by itself, nothing else starts it
+        self._lock = threading.Lock()
+        replace_in_each_child(self)
+
+    def _make(self) -> BackgroundScheduler:
+        configuration = self.configuration
+        options = {"daemon": True, **configuration.scheduler_options}
+        executor = ContextExecutor(
+            configuration.database, app=self._app, **configuration.executor_options
+        )
+        executors = {**options.pop("executors", {}), "default": executor}
+        made = BackgroundScheduler(executors=executors, **options)
+        for job in self._jobs.values():
+            made.add_job(**job)
+        return made
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        with self._lock:
+            if self._started_in == os.getpid() or _ending.is_set():
+                return
+            self.apscheduler.start()
+            self._started_in = os.getpid()
+            _running.add(self)
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Shut it down, if it runs in this process."""
+        with self._lock:
+            if self._started_in != os.getpid():
+                return
+            self._started_in = None
+            _running.discard(self)
+            self.apscheduler.shutdown(wait)
+            if not _ending.is_set():
+                self.apscheduler = self._make()
+
+    def start_when_served(self) -> None:
+        """Start it as soon as this process serves the application, or a forked one does."""
+        command = servers.flask_command()
+        if command is not None:
+            if servers.command_serves(command):
+                servers.end_on_sigterm()
+                self._start_in_thread(servers.command_has_loaded(command))
+            return
+        if servers.gunicorn_worker() is not None:
+            self._start_in_thread(servers.gunicorn_worker_has_loaded)
+        self._start_with_run()
+        self._app.before_request(self._start_with_request)
+
+    def replace_in_child(self) -> None:
+        """Start it in a worker of gunicorn that has preloaded the application.
+
+        Called in each forked child.
+        """
+        self._lock = threading.Lock()
+        self._is_wanted = False
+        if self.configuration.autostart and servers.is_gunicorn_master():
+            self._start_in_thread(servers.gunicorn_worker_has_loaded)
+
+    def _start_with_run(self) -> None:
+        run = self._app.run
+
+        def start_and_run(*arguments: Any, **options: Any) -> None:
+            if servers.run_is_ignored():
+                pass
+            elif servers.run_only_watches(self._app, arguments, options):
+                self.shutdown()  # if somebody has started it by hand
+            else:
+                servers.end_on_sigterm()
+                self._is_wanted = True
+                self.start()
+            run(*arguments, **options)
+
+        self._app.run = start_and_run  # type: ignore[method-assign]  # Flask has no such hook
+
+    def _start_with_request(self) -> None:
+        if not self._is_wanted and not self._app.testing:
+            self._start_in_thread(lambda: True)
+
+    def _start_in_thread(self, is_served: Callable[[], bool]) -> None:
+        self._is_wanted = True
+        threading.Thread(
+            target=self._start_once, args=[is_served], name="tasklock start", daemon=True
+        ).start()
+
+    def _start_once(self, is_served: Callable[[], bool]) -> None:
+        """Start it once it is served; try again for as long as the table is missing."""
+        is_patched = servers.is_patched_by_gevent()
+        deadline = time.monotonic() + _WORKER_TIMEOUT
+        while not is_served():
+            if time.monotonic() > deadline or _ending.wait(_LOOK_INTERVAL):
+                self._is_wanted = False
+                return
+        if is_patched != servers.is_patched_by_gevent():
+            # This thread is none of gevent's. The first request comes in one that is.
+            self._is_wanted = False
+            return
+        while not _ending.is_set():
+            try:
+                self.start()
+            except TaskLockSchemaError as error:
+                logger.error(
+                    "The scheduler of the application %r does not start, and tries again in %g "
+                    "sec: %s",
+                    self._app.name,
+                    _RETRY_INTERVAL,
+                    error,
+                )
+            except Exception:
+                logger.exception(
+                    "The scheduler of the application %r does not start: none of its jobs runs in "
+                    "this process",
+                    self._app.name,
+                )
+                return
+            else:
+                return
+            _ending.wait(_RETRY_INTERVAL)
+
+
+class ContextExecutor(TaskLockExecutor):
+    """Runs each job in a context of its application.
+
+    :param app: the application
+    """
+
+    def __init__(self, database: Any, *, app: Flask, **options: Any) -> None:
+        super().__init__(database, **options)
+        self._app = app
+
+    def wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what calls the job's function in a new context of the application."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._app.app_context():
+                return function(*args, **kwargs)
+
+        return call
+
+
+# The schedulers that run in this process, and whether it ends.
+_running: set[AppScheduler] = set()
+_ending = threading.Event()
+
+
+def _shut_down_all() -> None:
+    """Let all jobs of this process end, and release them."""
+    _ending.set()
+    for scheduler in list(_running):
+        scheduler.shutdown()
+
+
+# Before the interpreter closes its thread pools, so that no job is submitted to a closed one.
+# `atexit` would come after that.
+threading._register_atexit(_shut_down_all)  # type: ignore[attr-defined]
