@@ -1,19 +1,18 @@
 """FastAPI with several workers, each of which has a scheduler on its event loop.
 
-pip install "..[binary]" fastapi uvicorn
+pip install "..[binary,fastapi]" uvicorn
 export TASKLOCK_DATABASE_URL=postgresql://user:password@localhost:5432/app
 apscheduler-tasklock upgrade
 uvicorn fastapi_app:app --workers 3
 """
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from fastapi import FastAPI
 
 from apscheduler_tasklock import TaskLockExecutor, current_lock
+from apscheduler_tasklock.starlette import scheduler_lifespan
 
 
 async def sync_prices() -> None:
@@ -23,16 +22,12 @@ async def sync_prices() -> None:
     print(f"worker {os.getpid()} syncs prices for {which}\n", end="", flush=True)
 
 
-@asynccontextmanager
-async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-    """Run the scheduler while the application runs; only the executor is another than before."""
-    scheduler = AsyncIOScheduler(
-        executors={"default": TaskLockExecutor(os.environ["TASKLOCK_DATABASE_URL"])}
-    )
+def make_scheduler() -> AsyncIOScheduler:
+    """Return a scheduler with its jobs; only the executor is another than before."""
+    executor = TaskLockExecutor(os.environ["TASKLOCK_DATABASE_URL"])
+    scheduler = AsyncIOScheduler(executors={"default": executor})
     scheduler.add_job(sync_prices, "interval", seconds=2, id="sync-prices")
-    scheduler.start()
-    yield
-    scheduler.shutdown()
+    return scheduler
 
 
-app = FastAPI(lifespan=lifespan)
+app = FastAPI(lifespan=scheduler_lifespan(make_scheduler))

@@ -209,9 +209,11 @@ class LockClient:
     def for_child(self) -> LockClient:
         """Return the same task locks in a forked child, with nothing of its parent's.
 
-        They keep these: closed or collected here, the connections would end in the parent.
+        They keep these: closed or collected here, the connections would end in the parent. They are
+        another replica: several children of one parent may run schedulers.
         """
-        child = LockClient(self.settings)
+        replica_id = f"{self.settings.replica_id} child {os.getpid()}"
+        child = LockClient(replace(self.settings, replica_id=replica_id))
         child._parent = self
         if isinstance(self.settings.database, Engine):
             self.settings.database.dispose(close=False)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import click
-from flask import current_app
-from flask.cli import with_appcontext
+from flask.cli import ScriptInfo, pass_script_info
 
 from apscheduler_tasklock.flask.configuration import Configuration
 
@@ -19,14 +17,14 @@ from apscheduler_tasklock.flask.configuration import Configuration
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@with_appcontext
-def tasklock(arguments: tuple[str, ...]) -> None:
+@pass_script_info
+def tasklock(script: ScriptInfo, arguments: tuple[str, ...]) -> None:
     """Run ``apscheduler-tasklock`` with the database that the application is configured with."""
     from apscheduler_tasklock.cli import main
 
-    options = Configuration.of(current_app).executor_options
-    defaults: dict[str, Any] = {
-        name: options[name] for name in ("schema", "table", "namespace") if options.get(name)
-    }
-    defaults["database"] = Configuration.of(current_app).database_text
+    configuration = Configuration.of(script.load_app())
+    names = ("schema", "table", "namespace")
+    given = {name: configuration.executor_options.get(name) for name in names}
+    defaults = {name: str(value) for name, value in given.items() if value}
+    defaults["database"] = configuration.database_text
     sys.exit(main(arguments, prog="flask tasklock", defaults=defaults))

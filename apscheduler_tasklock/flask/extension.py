@@ -242,7 +242,18 @@ class AppScheduler:
         """
         self._lock = threading.Lock()
         self._is_wanted = False
-        if self.configuration.autostart and servers.is_gunicorn_master():
+        if not self.configuration.autostart or not servers.is_gunicorn_master():
+            return
+        if servers.has_greenlet_workers():
+            # A thread that begins before gevent patches the process is none of its greenlets.
+            logger.warning(
+                "The scheduler of the application %r starts with the first request that this "
+                "process gets: gunicorn has preloaded the application, and its workers are "
+                "greenlets. To start it at once, leave preload_app out, or call scheduler.start() "
+                "in post_worker_init",
+                self._app.name,
+            )
+        else:
             self._start_in_thread(servers.gunicorn_worker_has_loaded)
 
     def _start_with_run(self) -> None:
@@ -273,16 +284,11 @@ class AppScheduler:
 
     def _start_once(self, is_served: Callable[[], bool]) -> None:
         """Start it once it is served; try again for as long as the table is missing."""
-        is_patched = servers.is_patched_by_gevent()
         deadline = time.monotonic() + _WORKER_TIMEOUT
         while not is_served():
             if time.monotonic() > deadline or _ending.wait(_LOOK_INTERVAL):
                 self._is_wanted = False
                 return
-        if is_patched != servers.is_patched_by_gevent():
-            # This thread is none of gevent's. The first request comes in one that is.
-            self._is_wanted = False
-            return
         while not _ending.is_set():
             try:
                 self.start()

@@ -84,7 +84,6 @@ def is_gunicorn_master() -> bool:
     return "gunicorn.arbiter" in sys.modules and gunicorn_worker() is None
 
 
-def is_patched_by_gevent() -> bool:
-    """Tell whether the threads of this process are greenlets."""
-    monkey = sys.modules.get("gevent.monkey")
-    return monkey is not None and bool(monkey.is_module_patched("threading"))
+def has_greenlet_workers() -> bool:
+    """Tell whether the workers of gunicorn are of gevent or eventlet, which patch them."""
+    return not {"gunicorn.workers.ggevent", "gunicorn.workers.geventlet"}.isdisjoint(sys.modules)
