@@ -187,6 +187,7 @@ class AppScheduler:
         self.apscheduler = self._make()
         self._started_in: int | None = None  # the process
         self._is_wanted = False  # once it is to start by itself, nothing else starts it
+        self._is_patched_too_late = False
         self._lock = threading.Lock()
         replace_in_each_child(self)
 
@@ -205,7 +206,7 @@ class AppScheduler:
     def start(self) -> None:
         """Start it, unless it runs."""
         with self._lock:
-            if self._started_in == os.getpid() or _ending.is_set():
+            if self._started_in == os.getpid() or _ending.is_set() or self._is_patched_too_late:
                 return
             self.apscheduler.start()
             self._started_in = os.getpid()
@@ -242,18 +243,17 @@ class AppScheduler:
         """
         self._lock = threading.Lock()
         self._is_wanted = False
-        if not self.configuration.autostart or not servers.is_gunicorn_master():
+        if not servers.is_gunicorn_master():
             return
-        if servers.has_greenlet_workers():
-            # A thread that begins before gevent patches the process is none of its greenlets.
-            logger.warning(
-                "The scheduler of the application %r starts with the first request that this "
-                "process gets: gunicorn has preloaded the application, and its workers are "
-                "greenlets. To start it at once, leave preload_app out, or call scheduler.start() "
-                "in post_worker_init",
+        self._is_patched_too_late = servers.is_patched_too_late()
+        if self._is_patched_too_late:
+            logger.error(
+                "The scheduler of the application %r does not start: gunicorn has preloaded the "
+                "application, and its worker is patched by gevent only after that. Leave "
+                "preload_app out, or call gevent.monkey.patch_all() at the top of gunicorn.conf.py",
                 self._app.name,
             )
-        else:
+        elif self.configuration.autostart:
             self._start_in_thread(servers.gunicorn_worker_has_loaded)
 
     def _start_with_run(self) -> None:

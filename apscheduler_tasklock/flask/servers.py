@@ -84,6 +84,12 @@ def is_gunicorn_master() -> bool:
     return "gunicorn.arbiter" in sys.modules and gunicorn_worker() is None
 
 
-def has_greenlet_workers() -> bool:
-    """Tell whether the workers of gunicorn are of gevent or eventlet, which patch them."""
-    return not {"gunicorn.workers.ggevent", "gunicorn.workers.geventlet"}.isdisjoint(sys.modules)
+def is_patched_too_late() -> bool:
+    """Tell whether gevent or eventlet will patch this process, which gunicorn has just forked.
+
+    What the application has made by then, as locks, is none of theirs.
+    """
+    monkey = sys.modules.get("gevent.monkey")
+    if "gunicorn.workers.ggevent" in sys.modules:
+        return monkey is None or not monkey.is_module_patched("threading")
+    return "gunicorn.workers.geventlet" in sys.modules
