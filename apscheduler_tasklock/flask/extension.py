@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakSet
 
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -31,9 +31,6 @@ _LOOK_INTERVAL = 0.05
 
 # Seconds for which a forked process may take to become a worker of gunicorn.
 _WORKER_TIMEOUT = 60.0
-
-# Seconds until a scheduler whose table is missing tries to start again.
-_RETRY_INTERVAL = 30.0
 
 
 class TaskLockScheduler:
@@ -178,7 +175,10 @@ class AppScheduler:
     :param jobs: the extension's, as arguments of ``add_job``, by their ids
     :ivar configuration: what the application's configuration says
     :ivar apscheduler: APScheduler's own scheduler; another one after a shutdown
+    :cvar retry_interval: seconds until one whose table is missing tries to start again
     """
+
+    retry_interval: ClassVar[float] = 30.0
 
     def __init__(self, app: Flask, jobs: dict[str, dict[str, Any]]) -> None:
         self._app = app
@@ -297,7 +297,7 @@ class AppScheduler:
                     "The scheduler of the application %r does not start, and tries again in %g "
                     "sec: %s",
                     self._app.name,
-                    _RETRY_INTERVAL,
+                    self.retry_interval,
                     error,
                 )
             except Exception:
@@ -309,7 +309,7 @@ class AppScheduler:
                 return
             else:
                 return
-            _ending.wait(_RETRY_INTERVAL)
+            _ending.wait(self.retry_interval)
 
 
 class ContextExecutor(TaskLockExecutor):

@@ -154,8 +154,9 @@ def runs_each_window_once(connection: psycopg.Connection[Any], task: str) -> Non
 
 
 def unfinished(connection: psycopg.Connection[Any]) -> int:
-    """Count the locks that are held."""
-    return connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount
+    """Count the locks that are held; one that was handed over is not."""
+    held = "SELECT FROM task_lock WHERE finished_at IS NULL AND locked_until > now()"
+    return connection.execute(held).rowcount
 
 
 def files(page: Path) -> dict[str, str]:
