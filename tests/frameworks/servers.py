@@ -92,6 +92,7 @@ def run(command: str, folder: Path, environment: Mapping[str, str]) -> str:
     """Run a console's command in a folder to its end, and return what it printed."""
     done = subprocess.run(
         python_command(command),
+        check=False,
         cwd=folder,
         env={**environment_of(folder), **environment},
         stdin=subprocess.DEVNULL,
