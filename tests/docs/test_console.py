@@ -16,7 +16,7 @@ from apscheduler_tasklock import TaskLocks, upgrade
 from apscheduler_tasklock.cli.parser import build_parser
 from docs.commands import commands
 from tests.support.commands import Command
-from tests.support.snippets import ROOT, Snippet, snippets, spans
+from tests.support.snippets import ROOT, Snippet, parts, snippets, spans
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -113,7 +113,7 @@ CHECKS: dict[str, Callable[[list[str], str], None]] = {
 }
 
 
-@pytest.mark.parametrize("snippet", snippets("console"), ids=str)
+@pytest.mark.parametrize("snippet", parts("console"), ids=str)
 def test_each_command_of_a_console_is_one(snippet: Snippet) -> None:
     lines = [line[: line.index(">")] if ">" in line else line for line in command_lines(snippet)]
     assert lines, "a console block shows commands, after $"

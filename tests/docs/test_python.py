@@ -11,17 +11,20 @@ from pathlib import Path
 import pytest
 
 import apscheduler_tasklock
-from tests.support.snippets import ROOT, Snippet, as_module, missing_names, snippets
+from tests.support.snippets import (
+    ROOT,
+    RUN_AS_A_WHOLE,
+    Snippet,
+    as_module,
+    missing_names,
+    snippets,
+)
 
 # Pages whose code is run elsewhere: here it is only looked at.
 RUN_ELSEWHERE = {
+    **RUN_AS_A_WHOLE,
     "docs/metrics.md": "tests/acceptance/test_metrics_docs.py: a server that serves for ever",
-    "docs/tutorial.md": "tests/docs/test_tutorial.py: the whole tutorial, with its processes",
-    "docs/how-to/django.md": "it is about files of a Django project",
-    "docs/how-to/fastapi.md": "it is about parts of an application of FastAPI",
-    "docs/how-to/flask.md": "it is about parts of an application of Flask",
     "docs/how-to/from-django-apscheduler.md": "it needs a Django project and another library",
-    "docs/how-to/testing.md": "it is about tests, which pytest has to run",
 }
 
 # Blocks that cannot be run, by a line of theirs.

@@ -17,7 +17,7 @@ import pytest
 from apscheduler_tasklock import TaskLockExecutor
 from apscheduler_tasklock.options import LockOptions
 from tests.docs.test_python import GIVEN
-from tests.support.snippets import ROOT, Snippet, as_module, missing_names, snippets, spans
+from tests.support.snippets import ROOT, Snippet, as_module, missing_names, parts, snippets, spans
 
 # What an application brings, or another project that is not among this one's tools.
 FOREIGN = ("project", "shop", "myapp", "flask_app", "django_apscheduler")
@@ -31,10 +31,10 @@ IGNORED = ("name-defined", "union-attr", "no-redef", "empty-body", "var-annotate
 EXECUTOR_OPTIONS = set(inspect.signature(TaskLockExecutor).parameters) | FOR_THE_WRAPPED
 JOB_OPTIONS = {field.name for field in fields(LockOptions)}
 
-every_snippet = pytest.mark.parametrize("snippet", snippets("python"), ids=str)
+every_part = pytest.mark.parametrize("snippet", parts("python"), ids=str)
 
 
-@every_snippet
+@every_part
 def test_a_block_imports_what_there_is(snippet: Snippet) -> None:
     for node in ast.walk(ast.parse(as_module(snippet))):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -91,7 +91,7 @@ def test_options_that_blocks_give_to_executors_and_jobs_are_options() -> None:
         assert job_options(tree) <= JOB_OPTIONS, one
         of_executors |= executor_options(tree)
         of_jobs |= job_options(tree)
-    assert of_executors > {"failover", "database", "enabled"}
+    assert of_executors > {"failover", "database"}
     assert "max_factor" in of_jobs
 
 
@@ -100,13 +100,17 @@ def calls_in_sentences() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for page, code in spans():
         try:
-            tree = ast.parse(code)
+            tree = ast.parse(_in_a_coroutine(code))
         except SyntaxError:
             continue
         if any(isinstance(node, ast.Call) for node in ast.walk(tree)) and "..." not in code:
             # Without arguments, it is the name of a function or of a method that is meant.
             found.setdefault(page, []).append(code.removesuffix("()"))
     return found
+
+
+def _in_a_coroutine(code: str) -> str:
+    return f"async def _(): {code}\n"
 
 
 def with_given(code: str) -> str:
@@ -117,12 +121,12 @@ def with_given(code: str) -> str:
 
 @pytest.mark.timeout(600)
 def test_calls_fit_the_types(tmp_path: Path) -> None:
-    shown = {str(one): as_module(one) for one in snippets("python")}
+    shown = {str(one): as_module(one) for one in parts("python")}
     calls = calls_in_sentences()
     assert len(calls) > 10
     for page, codes in calls.items():
         # Each in a coroutine, for those that wait.
-        shown[f"a sentence of {page}"] = "".join(f"async def _(): {code}\n" for code in codes)
+        shown[f"a sentence of {page}"] = "".join(map(_in_a_coroutine, codes))
     written = {}
     for number, (where, code) in enumerate(shown.items()):
         file = tmp_path / f"shown_{number}.py"

@@ -12,6 +12,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 
+# Pages whose files and commands are run as a whole, and the tests that do so.
+RUN_AS_A_WHOLE = {
+    "docs/tutorial.md": "tests/docs/test_tutorial.py",
+    "docs/how-to/django.md": "tests/frameworks/test_django_page.py",
+    "docs/how-to/fastapi.md": "tests/frameworks/test_starlette_page.py",
+    "docs/how-to/flask.md": "tests/frameworks/test_flask_page.py",
+    "docs/how-to/testing.md": "tests/docs/test_testing_page.py",
+}
+
 _BLOCK = re.compile(r"^( *)```([\w{}-]*)[^\n]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
@@ -44,6 +53,11 @@ def snippets(language: str = "") -> list[Snippet]:
     """Return the blocks of a language, or of all."""
     found = [snippet for file in pages() for snippet in snippets_of(file)]
     return [snippet for snippet in found if language in ("", snippet.language)]
+
+
+def parts(language: str) -> list[Snippet]:
+    """Return the blocks of a language in pages that are not run as a whole."""
+    return [snippet for snippet in snippets(language) if snippet.page not in RUN_AS_A_WHOLE]
 
 
 def snippets_of(file: Path) -> Iterator[Snippet]:
