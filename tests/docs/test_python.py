@@ -41,6 +41,8 @@ GIVEN = {
     "CronTrigger": "from apscheduler.triggers.cron import CronTrigger",
     "ProcessPoolExecutor": "from apscheduler.executors.pool import ProcessPoolExecutor",
     "prometheus_text": "from apscheduler_tasklock.metrics import prometheus_text",
+    "app": "import flask as _flask\napp = _flask.Flask('app')\n"
+    "app.config['TASKLOCK_DATABASE_URL'] = DATABASE_URL or 'postgresql://app@db/app'",
     "at": "import datetime as _datetime\nat = _datetime.datetime.now(_datetime.timezone.utc)",
     "asyncio": "import asyncio",
     "clean_up": "from apscheduler_tasklock import task_lock as _lock\n@_lock\n"
@@ -50,6 +52,8 @@ GIVEN = {
     "handle": "async def handle(message: object) -> None: ...",
     "import_prices": "def import_prices(token: int) -> None: ...",
     "inbox": "from typing import Any\ndef inbox() -> Any: ...",
+    "make_scheduler": "from apscheduler.schedulers.asyncio import AsyncIOScheduler as _Asyncio\n"
+    "def make_scheduler() -> _Asyncio: return _Asyncio()",
     "os": "import os",
     "poll_inbox": "async def poll_inbox() -> None: ...",
     "release_lock": "def release_lock(name: str) -> None: ...",
