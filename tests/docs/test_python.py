@@ -47,7 +47,8 @@ GIVEN = {
     "asyncio": "import asyncio",
     "clean_up": "from apscheduler_tasklock import task_lock as _lock\n@_lock\n"
     "def clean_up() -> None: ...",
-    "engine": "import sqlalchemy as _sqlalchemy\nengine = _sqlalchemy.create_engine(DATABASE_URL)",
+    "engine": "import sqlalchemy as _sqlalchemy\n"
+    "engine = _sqlalchemy.create_engine(DATABASE_URL.replace('://', '+psycopg://'))",
     "fcntl": "import fcntl",
     "handle": "async def handle(message: object) -> None: ...",
     "import_prices": "def import_prices(token: int) -> None: ...",
