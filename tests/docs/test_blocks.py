@@ -61,4 +61,9 @@ def test_each_file_that_a_page_includes_is_used_by_the_tests_of_examples() -> No
     }
     assert included
     assert {file for file in included if not file.exists()} == set()
-    assert {file.name for file in included if file.stem not in tests} == set()
+    used = {
+        file
+        for file in included
+        if re.search(rf'"{re.escape(file.name)}"|[":]{re.escape(file.stem)}:', tests)
+    }
+    assert {file.name for file in included - used} == set()
