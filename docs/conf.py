@@ -40,8 +40,14 @@ add_module_names = False
 
 # Other projects' names: their inventories would have to be fetched to link to them.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(apscheduler|collections|concurrent|contextlib|datetime|flask|logging|sqlalchemy|uuid)\..*"),
-    (r"py:.*", r"(BaseExecutor|BaseJobStore|Connection|Engine|JobEvent|MeterProvider|URL|UUID)"),
+    (
+        r"py:.*",
+        r"(apscheduler|collections|concurrent|contextlib|datetime|flask|logging|sqlalchemy|uuid)\..*",
+    ),
+    (
+        r"py:.*",
+        r"(BaseExecutor|BaseJobStore|Connection|Engine|ImproperlyConfigured|JobEvent|MeterProvider|URL|UUID)",
+    ),
     # What signatures name, and nobody has to know.
     (r"py:.*", r"apscheduler_tasklock\.(decorator\.Function|locks\.Hold|options\.Default)"),
 ]

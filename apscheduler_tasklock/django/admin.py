@@ -199,7 +199,7 @@ class TaskAdmin(ReadOnlyAdmin):
         context = {
             **self.admin_site.each_context(request),
             "title": "Free tasks",
-            "opts": self.model._meta,
+            "opts": self.opts,
             "tasks": [(status, _local(status.started_at)) for status in statuses],
             "action_checkbox_name": ACTION_CHECKBOX_NAME,
         }

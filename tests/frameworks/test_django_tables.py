@@ -20,6 +20,9 @@ def ours(url: str) -> set[str]:
     return {name.removeprefix("public.") for name in tables(url) if "task_lock" in name}
 
 
+# What is left without the tables: some versions of Alembic drop their own with the last revision.
+LEFT = {"task_lock_alembic_version"}
+
 ALL = {
     "task_lock",
     "task_lock_alembic_version",
@@ -34,6 +37,8 @@ def described_ours(url: str) -> list[tuple[object, ...]]:
 
 
 def revision(url: str) -> str | None:
+    if "task_lock_alembic_version" not in ours(url):
+        return None
     with psycopg.connect(url) as connection:
         row = connection.execute("SELECT version_num FROM task_lock_alembic_version").fetchone()
     return row and row[0]
@@ -74,7 +79,7 @@ def test_each_migration_can_be_undone(project: DjangoProject, empty_database_url
     for migration, there in [("0002", "0002"), ("0001", "0001"), ("zero", None)]:
         project.manage("migrate", APP, migration)
         assert revision(empty_database_url) == there
-    assert ours(empty_database_url) == {"task_lock_alembic_version"}
+    assert ours(empty_database_url) <= LEFT
     project.manage("migrate", APP)
     assert ours(empty_database_url) == ALL
     assert revision(empty_database_url) == revisions()[-1]
@@ -150,9 +155,8 @@ answer([Task.objects.count(), Run.objects.count()])
 """
     assert project.ask(counts) == [0, 0]
     project.manage("migrate", APP, "zero")
-    assert {name for name in tables(empty_database_url) if "locks" in name} == {
-        "Jobs.our locks_alembic_version"
-    }
+    left = {name for name in tables(empty_database_url) if "locks" in name}
+    assert left <= {"Jobs.our locks_alembic_version"}
 
 
 def test_another_database_is_migrated_by_its_alias_and_as_the_router_says(
@@ -239,4 +243,4 @@ def test_django_may_use_psycopg2(project: DjangoProject, empty_database_url: str
     assert ours(empty_database_url) == ALL
     assert "no issues" in project.manage("check", "--database", "default")
     project.manage("migrate", APP, "zero")
-    assert ours(empty_database_url) == {"task_lock_alembic_version"}
+    assert ours(empty_database_url) <= LEFT
