@@ -44,10 +44,8 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(apscheduler|collections|concurrent|contextlib|datetime|flask|logging|sqlalchemy|uuid)\..*",
     ),
-    (
-        r"py:.*",
-        r"(BaseExecutor|BaseJobStore|Connection|Engine|ImproperlyConfigured|JobEvent|MeterProvider|URL|UUID)",
-    ),
+    (r"py:.*", r"(BaseExecutor|BaseJobStore|Connection|Engine|JobEvent|MeterProvider|URL|UUID)"),
+    (r"py:exc", r"ImproperlyConfigured"),
     # What signatures name, and nobody has to know.
     (r"py:.*", r"apscheduler_tasklock\.(decorator\.Function|locks\.Hold|options\.Default)"),
 ]

@@ -20,7 +20,7 @@ from django.utils.http import urlencode
 from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.django.database import task_locks
 from apscheduler_tasklock.django.models import Run, Task
-from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import TaskState, TaskStatus
 
@@ -217,6 +217,9 @@ class TaskAdmin(ReadOnlyAdmin):
             for task in queryset:
                 try:
                     operation(locks, task.task_name)
+                except TaskLockDatabaseError as error:
+                    self.message_user(request, str(error), messages.ERROR)
+                    return  # each of the others would wait for it as long
                 except TaskLockError as error:
                     self.message_user(request, str(error), messages.ERROR)
                     continue

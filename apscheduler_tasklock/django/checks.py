@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,17 +51,23 @@ def _check_scheduler() -> list[CheckMessage]:
     return []
 
 
+def _is_migrating() -> bool:
+    """Tell whether this is `manage.py migrate`, which checks the database before its work."""
+    return sys.argv[1:2] == ["migrate"]
+
+
 def check_tables(databases: Sequence[str] | None = None, **_options: Any) -> list[CheckMessage]:
     """Check that the tables are there, new enough, and permitted.
 
-    These are warnings: ``migrate`` makes the same checks before it creates the tables.
+    These are warnings, since errors would keep a ``migrate`` that another program calls from
+    creating the tables.
 
     :param databases: the aliases that ``--database`` names
     """
     try:
         configured = configuration()
         using = configured.database
-        if not configured.enabled or using not in (databases or ()):
+        if not configured.enabled or using not in (databases or ()) or _is_migrating():
             return []
         locks = task_locks(claim_timeout=5)
     except ImproperlyConfigured:

@@ -101,7 +101,7 @@ def test_a_second_signal_ends_the_process_at_once(
         process.send_signal(signal.SIGTERM)
         eventually(lambda: "running jobs end now" in log.read_text())
         process.send_signal(which)
-        assert process.wait(60) == -which
+        assert process.wait(60) == 128 + which
     assert "ends\n" not in log.read_text()
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import psycopg
 
 from apscheduler_tasklock import downgrade, upgrade
-from apscheduler_tasklock.schema.migrations import revisions
+from apscheduler_tasklock.schema.migrations import UPGRADE_LOCK, revisions
 from tests.frameworks.conftest import MakeProject
 from tests.migration.conftest import described, tables
 from tests.support.django_project import DjangoProject
+from tests.support.polling import eventually
 from tests.support.postgres import Server
 
 APP = "apscheduler_tasklock"
@@ -47,7 +49,7 @@ def revision(url: str) -> str | None:
 def test_migrate_makes_the_same_tables_as_the_command(
     project: DjangoProject, empty_database_url: str, database_url: str
 ) -> None:
-    project.manage("migrate")
+    assert "WARNINGS" not in project.manage("migrate")
     assert described_ours(empty_database_url) == described_ours(database_url)
     assert not upgrade(empty_database_url)  # nothing is left to do
 
@@ -121,6 +123,21 @@ def test_a_migration_that_fails_leaves_nothing_behind(
     assert 'relation "task_lock_replica" already exists' in said
     assert "task_lock_run" not in ours(empty_database_url)
     assert revision(empty_database_url) == "0001"
+
+
+def test_migrations_by_any_way_wait_for_each_other(
+    project: DjangoProject, empty_database_url: str, tmp_path: Path
+) -> None:
+    waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with psycopg.connect(empty_database_url) as connection:
+        # As `apscheduler-tasklock upgrade` does, for as long as its transaction lasts.
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [UPGRADE_LOCK])
+        with project.started("manage.py", "migrate", APP, log=tmp_path / "log") as migrating:
+            eventually(lambda: connection.execute(waiting).rowcount == 1)
+            assert ours(empty_database_url) == set()
+            connection.commit()
+            assert migrating.wait(60) == 0
+    assert ours(empty_database_url) == ALL
 
 
 def test_sqlmigrate_prints_statements_that_make_the_tables(

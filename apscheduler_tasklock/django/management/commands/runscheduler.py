@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -43,6 +44,7 @@ class Command(BaseCommand):
         """
         # A queue that a signal handler may use, whatever it interrupts.
         self._ends: SimpleQueue[BaseException | str] = SimpleQueue()
+        self._signalled = False
         try:
             scheduler = make_scheduler()
         except (ImproperlyConfigured, ImportError) as error:
@@ -73,8 +75,10 @@ class Command(BaseCommand):
         )
 
     def _on_signal(self, number: int, _frame: object) -> None:
-        for which in _SIGNALS:
-            signal.signal(which, signal.SIG_DFL)  # the next one ends the process
+        if self._signalled:
+            # Not the signal's default action, which the first process of a container ignores.
+            os._exit(128 + number)
+        self._signalled = True
         self._ends.put(signal.Signals(number).name)
 
     def _run_background(self, scheduler: Any) -> None:
