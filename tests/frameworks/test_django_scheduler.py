@@ -217,8 +217,9 @@ def test_what_cannot_be_run_is_refused_in_one_line(
         assert line.endswith("manage.py migrate")
 
 
-# Jobs that say whether the connection that they find was used before.
+# A job that says whether it finds a connection that was used before, and fails every other time.
 CONNECTIONS = """
+from itertools import count
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from asgiref.sync import sync_to_async
@@ -226,52 +227,93 @@ from django.contrib.sessions.models import Session
 from django.db import connection
 from apscheduler_tasklock.django import DjangoTaskLockExecutor
 
-def is_fresh():
-    return connection.connection is None
+numbers = count()
 
-def job(fails=False):
-    print(f"fresh: {is_fresh()}", flush=True)
+def use():
+    print(f"fresh: {connection.connection is None}", flush=True)
     Session.objects.count()
-    if fails:
+    if next(numbers) % 2:
         raise ValueError("it fails")
 
-async def coroutine(fails=False):
-    print(f"fresh: {await sync_to_async(is_fresh)()}", flush=True)
-    await sync_to_async(Session.objects.count)()
-    if fails:
-        raise ValueError("it fails")
-
-def add(scheduler, job):
-    for name, fails in [("works", False), ("fails", True)]:
-        scheduler.add_job(job, "interval", args=[fails], seconds=0.5, id=name)
-    return scheduler
+async def coroutine():
+    await sync_to_async(use)()
 
 def background(**options):
     executor = DjangoTaskLockExecutor(max_workers=1, **options)
-    return add(BackgroundScheduler(executors={"default": executor}), job)
+    scheduler = BackgroundScheduler(executors={"default": executor})
+    return add(scheduler, use)
 
 def unlocked():
     return background(enabled=False)
 
 def asyncio():
-    return add(AsyncIOScheduler(executors={"default": DjangoTaskLockExecutor()}), coroutine)
+    scheduler = AsyncIOScheduler(executors={"default": DjangoTaskLockExecutor()})
+    return add(scheduler, coroutine)
+"""
+
+AGAIN_AND_AGAIN = """
+def add(scheduler, job):
+    scheduler.add_job(job, "interval", seconds=0.5, id="job")
+    return scheduler
+"""
+
+TWICE = """
+def add(scheduler, job):
+    for number in range(2):
+        scheduler.add_job(job, id=f"job {number}")
+    return scheduler
 """
 
 
-@pytest.mark.parametrize("scheduler", ["background", "unlocked", "asyncio"])
-def test_each_job_has_a_fresh_connection(
-    scheduler: str, project: DjangoProject, tmp_path: Path
+@pytest.fixture
+def connecting(
+    make_project: MakeProject, empty_database_url: str, request: pytest.FixtureRequest
+) -> DjangoProject:
+    """A project whose job uses the ORM; its scheduler is the test's parameter."""
+    project = make_project(empty_database_url)
+    project.manage("migrate")
+    project.configure(f'TASKLOCK_SCHEDULER = "project.scheduling.{request.param}"')
+    return project
+
+
+ways = pytest.mark.parametrize("connecting", ["background", "unlocked", "asyncio"], indirect=True)
+
+
+@ways
+def test_a_job_closes_a_connection_that_became_old_before_it(
+    connecting: DjangoProject, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    project.write("project/scheduling.py", CONNECTIONS)
-    project.configure(f'TASKLOCK_SCHEDULER = "project.scheduling.{scheduler}"')
-    project.manage("migrate")
-    with project.scheduler(log) as process:
+    connecting.write("project/scheduling.py", CONNECTIONS + AGAIN_AND_AGAIN)
+    # It is younger when a job ends, and older when the next one begins.
+    connecting.configure('DATABASES["default"]["CONN_MAX_AGE"] = 0.2')
+    with connecting.scheduler(log) as process:
         eventually(lambda: log.read_text().count("fresh: ") >= 6)
         process.terminate()
         assert process.wait(60) == 0, log.read_text()
     assert "fresh: False" not in log.read_text()
     assert "ValueError: it fails" in log.read_text()
+
+
+@ways
+def test_a_job_leaves_no_old_connection_open(
+    connecting: DjangoProject, empty_database_url: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    connecting.write("project/scheduling.py", CONNECTIONS + TWICE)
+    # Those of the lock have a name.
+    others = (
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = ''"
+        " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+    with (
+        psycopg.connect(empty_database_url, autocommit=True) as connection,
+        connecting.scheduler(log) as process,
+    ):
+        eventually(lambda: log.read_text().count("fresh: ") == 2)
+        eventually(lambda: connection.execute(others).rowcount == 0)
+        process.terminate()
+        assert process.wait(60) == 0, log.read_text()
 
 
 def test_no_other_command_starts_the_scheduler(
