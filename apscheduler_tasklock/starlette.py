@@ -112,6 +112,8 @@ async def _stop(scheduler: BaseScheduler, drain_timeout: float) -> None:
         return  # somebody has shut it down
     executors = [e for e in executors_of(scheduler) if isinstance(e, TaskLockExecutor)]
     scheduler.pause()  # what needs no claim would still begin
+    for executor in executors:
+        executor.locks.stop_claiming()  # at once: a thread may have to wait for jobs to end
     try:
         if drain_timeout:
             await _drain(executors, drain_timeout)

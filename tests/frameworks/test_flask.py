@@ -25,6 +25,7 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock.flask import TaskLockScheduler
 from apscheduler_tasklock.flask.extension import AppScheduler
 from tests.frameworks.servers import windows
+from tests.support.internals import executor_of, pool_size
 from tests.support.polling import eventually
 
 MakeApp = Callable[..., Flask]
@@ -196,8 +197,8 @@ def test_options_of_the_executor_and_of_the_scheduler_are_in_the_configuration(
     assert str(apscheduler.timezone) == "Europe/Berlin"
     job = apscheduler.add_job(print, "interval", hours=1, id="print")
     assert job.coalesce is False
-    assert apscheduler._executors["default"].locks.replica_id == "me"
-    assert apscheduler._executors["default"].inner._pool._max_workers == 3
+    assert executor_of(apscheduler).locks.replica_id == "me"
+    assert pool_size(executor_of(apscheduler)) == 3
 
 
 def test_the_command_has_the_namespace_and_the_table_of_the_application(

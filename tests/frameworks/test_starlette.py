@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -256,6 +257,32 @@ def test_a_stop_ends_while_the_database_is_unavailable(
             may_end.set()
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_job_that_waits_for_a_thread_does_not_begin_any_more(
+    make: Make, connection: psycopg.Connection[Any]
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def first() -> None:
+        begun.set()
+        assert may_end.wait(60)
+
+    def second() -> None:
+        seen.append("second")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        async with running(scheduler_lifespan(lambda: make(AsyncIOScheduler, first, second))):
+            while not begun.is_set():
+                await asyncio.sleep(0.01)
+            loop.call_later(0.3, may_end.set)  # while the application stops
+
+    asyncio.run(main())
+    assert seen == []
+    assert len(windows(connection, "first")) == 1
 
 
 def test_a_scheduler_that_somebody_has_shut_down_is_left_alone(make: Make) -> None:

@@ -52,6 +52,11 @@ def executor_of(scheduler: Any) -> Any:
     return scheduler._executors["default"]
 
 
+def pool_size(executor: Any) -> int:
+    """Return how many threads or processes the wrapped executor may have."""
+    return int(executor.inner._pool._max_workers)
+
+
 def replace_passes(scheduler: Any, function: Callable[[], object]) -> None:
     """Let a scheduler call this in place of each pass over its jobs."""
     scheduler._process_jobs = function
