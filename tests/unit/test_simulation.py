@@ -295,6 +295,19 @@ class TestDeaths:
         assert second.run_time == first.run_time + timedelta(hours=1)
         assert second.replica != first.replica
 
+    def test_a_run_time_that_came_meanwhile_is_run_after_the_takeover(self) -> None:
+        simulation = simulated(
+            every_minutes_cron(5), durations={"job": 250}, failover=True, lease=120
+        )
+        [first] = simulation.advance(minutes=8, seconds=30)
+        simulation.kill(first.replica)  # its lease ends after the next run time
+        second, third = simulation.advance(minutes=6, seconds=25)
+        assert (second.kind, third.kind) == ("takeover", "schedule")
+        assert second.run_time == first.run_time
+        assert third.run_time == first.run_time + 5 * MINUTE
+        assert second.ended_at is not None
+        assert second.ended_at <= third.began_at < second.ended_at + timedelta(seconds=10)
+
     def test_a_job_that_kills_its_replicas_is_given_up(self) -> None:
         def poisonous() -> None:
             lock = current_lock()
