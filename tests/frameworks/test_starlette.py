@@ -185,15 +185,18 @@ def test_the_event_loop_goes_on_while_a_thread_is_waited_for(
     assert len(windows(connection, "job")) == 1
 
 
-def stopped_with(
-    coroutine: Callable[[], Awaitable[None]], begun: Callable[[], bool], make: Make, **options: Any
+def stop_in_the_middle(
+    coroutine: Callable[[], Awaitable[None]], seen: list[str], make: Make, **options: Any
 ) -> None:
+    """Stop an application as soon as a coroutine has written down that it has begun."""
+
     async def main() -> None:
         lifespan = scheduler_lifespan(
             lambda: make(AsyncIOScheduler, coroutine, failover=True), **options
         )
         async with running(lifespan):
-            await until(begun)
+            await until(lambda: bool(seen))
+        seen.append("stopped")
 
     asyncio.run(main())
 
@@ -211,8 +214,8 @@ def test_a_coroutine_is_cancelled_handed_over_and_cleans_up_before_the_end(
             await asyncio.sleep(0)
             seen.append("cleans up")
 
-    stopped_with(job, lambda: bool(seen), make)
-    assert seen == ["begins", "cleans up"]
+    stop_in_the_middle(job, seen, make)
+    assert seen == ["begins", "cleans up", "stopped"]
     row = connection.execute("SELECT handed_over, locked_until <= now() FROM task_lock").fetchone()
     assert row == (True, True)
 
@@ -227,9 +230,28 @@ def test_a_coroutine_ends_by_itself_within_the_drain_timeout(
         await asyncio.sleep(0.5)  # while the application stops
         seen.append("ends")
 
-    stopped_with(job, lambda: bool(seen), make, drain_timeout=60)
-    assert seen == ["begins", "ends"]
+    stop_in_the_middle(job, seen, make, drain_timeout=60)
+    assert seen == ["begins", "ends", "stopped"]
     assert len(windows(connection, "job")) == 1
+
+
+def test_the_event_loop_goes_on_while_a_thread_without_locks_is_waited_for() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    seen: list[bool] = []
+    scheduler = BackgroundScheduler()
+
+    @scheduler.scheduled_job("date", misfire_grace_time=None)
+    def job() -> None:
+        begun.set()
+        seen.append(may_end.wait(20))
+
+    async def main() -> None:
+        async with running(scheduler_lifespan(scheduler)):
+            await until(begun.is_set)
+            asyncio.get_running_loop().call_later(0.2, may_end.set)  # while the application stops
+
+    asyncio.run(main())
+    assert seen == [True]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -306,6 +328,30 @@ def test_an_error_of_the_application_stops_the_scheduler_and_is_raised(make: Mak
     with pytest.raises(ValueError, match="of the application"):
         asyncio.run(main())
     assert not app.state.scheduler.running
+
+
+def test_no_job_without_a_lock_begins_while_the_application_stops(make: Make) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def job() -> None:
+        begun.set()
+        assert may_end.wait(60)
+
+    async def main() -> None:
+        scheduler = make(AsyncIOScheduler, job, enabled=False)
+        lifespan = running(scheduler_lifespan(scheduler))
+        await lifespan.__aenter__()
+        await until(begun.is_set)
+        stop = asyncio.create_task(lifespan.__aexit__(None, None, None))
+        await asyncio.sleep(0)  # in which it begins
+        scheduler.add_job(seen.append, args=["late"], id="late", misfire_grace_time=None)
+        await asyncio.wait([stop], timeout=0.3)  # in which the job would begin
+        may_end.set()
+        await stop
+
+    asyncio.run(main())
+    assert seen == []
 
 
 def test_jobs_without_a_lock_are_waited_for_as_well(make: Make) -> None:

@@ -313,3 +313,13 @@ def test_a_child_that_a_job_forks_has_locks_of_its_own_and_the_parent_keeps_its_
     mine, childs = row(connection, "job"), row(connection, "childs")
     assert (mine["token"], mine["claim_id"]) == (lock.token, lock.claim_id)
     assert mine["started_at"] < childs["started_at"] < childs["finished_at"] < mine["finished_at"]
+
+
+def test_each_child_is_a_replica_of_its_own(executor: TaskLockExecutor) -> None:
+    parents = executor.locks.replica_id
+
+    def check() -> None:
+        assert executor.locks.replica_id == f"{parents} child {os.getpid()}"
+
+    assert status_of_child(check) == 0
+    assert executor.locks.replica_id == parents
