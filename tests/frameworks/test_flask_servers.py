@@ -221,4 +221,5 @@ def forks():
         server.pid("has forked")
         said = server.stopped()
     assert said.count("Scheduler started") == 1, said
+    assert "does not start" not in said, said
     assert unfinished(connection) == 0
