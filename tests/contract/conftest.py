@@ -63,6 +63,7 @@ class Replica:
         else:
             self.protocol = TaskLockProtocol(task_lock_table(), name, lock_timeout)
 
+    @property
     def cursor(self) -> Any:
         return None if isinstance(self.connection, Memory) else raw_cursor(self.connection)
 
@@ -95,7 +96,7 @@ class Replica:
         return claim_id, self.send(asked, ReadTimes(lag, latest, stable))
 
     def send(self, request: ClaimRequest, times: ReadTimes) -> ClaimAnswer:
-        return self.protocol.claim(self.cursor(), request, times)
+        return self.protocol.claim(self.cursor, request, times)
 
     def granted(self, task: str = "task", **request: Any) -> bool:
         return self.claim(task, **request)[1].granted
@@ -115,7 +116,7 @@ class Replica:
     ) -> tuple[UUID, ClaimAnswer | None]:
         claim_id = claim_id or uuid4()
         request = TakeoverRequest(task, dead_claim_id, "dead", lease, failover, claim_id)
-        return claim_id, self.protocol.take_over(self.cursor(), request)
+        return claim_id, self.protocol.take_over(self.cursor, request)
 
     def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
         _, answer = self.take_over(dead_claim_id, task, **request)
@@ -132,7 +133,7 @@ class Replica:
     ) -> tuple[UUID, ClaimAnswer | None]:
         """Claim a run that was asked for by hand."""
         asked = ManualRequest(task, request_id, max_lock, **{"runs": "jobs:job", **request})
-        cursor = self.cursor()
+        cursor = self.cursor
         return asked.claim_id, self.protocol.claim_requested(cursor, asked, stable=stable)
 
     def release(
@@ -145,46 +146,46 @@ class Replica:
     ) -> ReleaseAnswer | None:
         """Release, and say how the run ended."""
         request = ReleaseRequest(task, claim_id, RunEnd(**end), token)
-        return self.protocol.release(self.cursor(), request)
+        return self.protocol.release(self.cursor, request)
 
     def claim_many(self, *requests: ClaimRequest) -> dict[UUID, ClaimAnswer]:
-        cursor, lags = self.cursor(), [0.0 for _ in requests]
+        cursor, lags = self.cursor, [0.0 for _ in requests]
         return self.protocol.claim_many(cursor, requests, lags, ReadTimes())
 
     def take_over_many(self, *requests: TakeoverRequest) -> dict[UUID, ClaimAnswer]:
-        return self.protocol.take_over_many(self.cursor(), requests)
+        return self.protocol.take_over_many(self.cursor, requests)
 
     def release_many(self, requests: Sequence[ReleaseRequest]) -> dict[UUID, ReleaseAnswer | None]:
-        return self.protocol.release_many(self.cursor(), requests)
+        return self.protocol.release_many(self.cursor, requests)
 
     def end_lease(
         self, claim_id: UUID, task: str = "task", *, holders: list[str]
     ) -> ReleaseAnswer | None:
-        return self.protocol.end_lease(self.cursor(), task, claim_id, holders)
+        return self.protocol.end_lease(self.cursor, task, claim_id, holders)
 
     def hand_over(self, claim_id: UUID, task: str = "task") -> ReleaseAnswer | None:
         return self.end(claim_id, task, ending=Ending.HAND_OVER)
 
     def give_up(self, claim_id: UUID, task: str = "task") -> bool:
-        return self.protocol.give_up(self.cursor(), task, claim_id)
+        return self.protocol.give_up(self.cursor, task, claim_id)
 
     def extend(
         self, claim_id: UUID, by: float, *, lease: float | None = None, task: str = "task"
     ) -> LockTimes | None:
-        return self.protocol.extend(self.cursor(), task, claim_id, by, lease)
+        return self.protocol.extend(self.cursor, task, claim_id, by, lease)
 
     def renew(self, *renewals: Renewal) -> dict[UUID, LockTimes]:
-        return self.protocol.renew(self.cursor(), renewals)
+        return self.protocol.renew(self.cursor, renewals)
 
     def renewed(self, claim_id: UUID, task: str = "task", *, lease: float = 30) -> bool:
         return claim_id in self.renew(Renewal(task, claim_id, lease))
 
     def read(self, *tasks: str, always: tuple[str, ...] = ()) -> dict[str, RunState]:
-        states, _ = self.protocol.read(self.cursor(), tasks, always)
+        states, _ = self.protocol.read(self.cursor, tasks, always)
         return {state.task_name: state for state in states}
 
     def prune(self, age: float) -> int:
-        return self.protocol.prune(self.cursor(), age)
+        return self.protocol.prune(self.cursor, age)
 
 
 def row(connection: Rows, task: str = "task") -> dict[str, Any]:

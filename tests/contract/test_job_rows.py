@@ -14,7 +14,6 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.jobs import (
     KEPT_FOR,
     Fetched,
@@ -43,10 +42,6 @@ class JobReplica(Replica):
     def __init__(self, name: str, connection: Connection) -> None:
         super().__init__(name, connection)
         self.jobs = JobRows(task_lock_table(), name)
-
-    @property
-    def cursor(self) -> Any:
-        return raw_cursor(self.connection)
 
     @property
     def now(self) -> datetime:

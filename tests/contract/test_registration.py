@@ -29,7 +29,7 @@ def register(replica: Replica, schedule: str, next_in: float | None, **more: Any
             **more,
         }
     )
-    return replica.protocol.register(replica.cursor(), [task])
+    return replica.protocol.register(replica.cursor, [task])
 
 
 def run(replica: Replica, schedule: str, period: float, **request: Any) -> None:
@@ -60,7 +60,7 @@ def test_a_task_that_was_told_to_be_overdue_has_recovered_when_it_runs(
     """Under its new schedule it is not due yet; who was told of it is told of the run."""
     run(one, "daily", HOUR)
     travel(2 * HOUR)
-    assert one.protocol.tell_overdue(one.cursor(), "task") is not None
+    assert one.protocol.tell_overdue(one.cursor, "task") is not None
     register(one, "weekly", HOUR)
     travel(HOUR)
     _, answer = one.claim(schedule="weekly", next_in=HOUR)
