@@ -11,6 +11,9 @@ from psycopg import sql
 from tests.frameworks.conftest import MakeProject
 from tests.support.django_project import DjangoProject, database_settings
 
+# Each starts several processes, which load Django.
+pytestmark = pytest.mark.timeout(300)
+
 # Prints what libpq would be given for each of several entries of DATABASES.
 PARAMETERS = """
 from django.db import connections

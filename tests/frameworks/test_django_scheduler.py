@@ -13,6 +13,9 @@ from tests.frameworks.conftest import MakeProject
 from tests.support.django_project import DjangoProject
 from tests.support.polling import eventually
 
+# Each starts several processes, which load Django.
+pytestmark = pytest.mark.timeout(300)
+
 SCHEDULER = 'TASKLOCK_SCHEDULER = "project.scheduling.scheduler"'
 
 # A job that runs until there is a file.
@@ -117,6 +120,7 @@ scheduler.add_job(job, "interval", seconds=1, start_date="2026-01-01", id="job")
 """
 
 
+@pytest.mark.slow
 def test_two_share_a_job(
     ready: DjangoProject, connection: psycopg.Connection[Any], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from apscheduler_tasklock import downgrade, upgrade
 from apscheduler_tasklock.schema.migrations import UPGRADE_LOCK, revisions
@@ -14,6 +15,9 @@ from tests.migration.conftest import described, tables
 from tests.support.django_project import DjangoProject
 from tests.support.polling import eventually
 from tests.support.postgres import Server
+
+# Each starts several processes, which load Django.
+pytestmark = pytest.mark.timeout(300)
 
 APP = "apscheduler_tasklock"
 
