@@ -106,6 +106,7 @@ ADAPTER = "_scheduler/adapter.py"
 ALLOWED = {
     "flask/extension.py": {"_register_atexit"},  # Python's, as its thread pools use it
     "flask/servers.py": {"_loaded_app"},  # Flask's
+    "django/management/commands/runscheduler.py": {"_exit"},  # Python's
     "schema/migrations.py": {"_downgrade_revs", "_upgrade_revs"},  # Alembic's
     "jobstore/inside.py": {  # APScheduler's, for the job store
         "_executors",
