@@ -38,6 +38,11 @@ def commands() -> dict[str, argparse.ArgumentParser]:
     return dict(subparsers.choices)
 
 
+def option_strings(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the options of a command, as they are given: ``--json``, ``-h``, ..."""
+    return set(parser._option_string_actions)
+
+
 def short_help() -> dict[str, str]:
     """Return what `apscheduler-tasklock --help` says of each command."""
     [subparsers] = [

@@ -14,6 +14,7 @@ import yaml
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockExecutor
+from tests.support.internals import executors_of
 from tests.support.snippets import ROOT, Snippet, pages, snippets
 
 # What a page speaks of beside the library's tables, and how the application fills in its values.
@@ -41,7 +42,7 @@ def test_an_ini_file_configures_a_scheduler(snippet: Snippet) -> None:
     parser.read_file(StringIO(f"[scheduler]\n{snippet.text}"))
     scheduler = BackgroundScheduler()
     scheduler.configure(dict(parser["scheduler"]))
-    assert isinstance(scheduler._executors["default"], TaskLockExecutor)
+    assert isinstance(executors_of(scheduler)["default"], TaskLockExecutor)
 
 
 def test_yaml_json_and_toml_can_be_read() -> None:

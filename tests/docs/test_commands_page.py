@@ -9,7 +9,7 @@ import pytest
 
 from apscheduler_tasklock import JobState, TaskState
 from apscheduler_tasklock.cli import check, exits
-from docs.commands import PAGE, commands, page
+from docs.commands import PAGE, commands, option_strings, page
 from tests.support.snippets import ROOT
 
 
@@ -44,7 +44,7 @@ def test_the_options_of_all_commands_are_those_of_each_that_reads_or_steers() ->
     others = {"upgrade", "downgrade", "import-jobs", "metrics", "demo"}
     common = set.intersection(
         *(
-            {option for option in parser._option_string_actions if option.startswith("--")}
+            {option for option in option_strings(parser) if option.startswith("--")}
             for name, parser in commands().items()
             if name not in others
         )

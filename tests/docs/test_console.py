@@ -14,7 +14,7 @@ from alembic.script import ScriptDirectory
 
 from apscheduler_tasklock import TaskLocks, upgrade
 from apscheduler_tasklock.cli.parser import build_parser
-from docs.commands import commands
+from docs.commands import commands, option_strings
 from tests.support.commands import Command
 from tests.support.snippets import ROOT, Snippet, parts, snippets, spans
 
@@ -145,7 +145,7 @@ def check_part(words: list[str]) -> None:
     if words[1].startswith("-"):
         return
     assert words[1] in commands(), f"no command {words[1]}"
-    options = commands()[words[1]]._option_string_actions
+    options = option_strings(commands()[words[1]])
     unknown = {word for word in words[2:] if word.startswith("--") and word not in options}
     assert unknown == set(), words
 

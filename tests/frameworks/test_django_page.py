@@ -29,7 +29,7 @@ SECTIONS = [
     "Settings",
     "The tables",
     "Several databases",
-    "`manage.py runscheduler`",
+    "The command runscheduler",
     "Jobs that use the ORM",
     "In the server's workers",
     "gunicorn",
@@ -203,7 +203,7 @@ def test_the_tables_are_in_the_database_that_the_router_chooses(
 
 @pytest.mark.parametrize(
     ("heading", "task"),
-    [("`manage.py runscheduler`", "count-sessions"), ("Jobs that use the ORM", "rebuild-index")],
+    [("The command runscheduler", "count-sessions"), ("Jobs that use the ORM", "rebuild-index")],
     ids=["asyncio", "processpool"],
 )
 def test_coroutines_and_worker_processes_run_as_well(

@@ -19,6 +19,12 @@ def instances_lock(executor: Any) -> threading.RLock:
     return lock
 
 
+def executors_of(scheduler: Any) -> dict[str, Any]:
+    """Return a scheduler's executors, by their aliases."""
+    executors: dict[str, Any] = scheduler._executors
+    return executors
+
+
 def inner_of(executor: Any) -> Any:
     """Return the executor that ours wraps; ``None`` before it is started."""
     return executor._inner
