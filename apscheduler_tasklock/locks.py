@@ -57,7 +57,14 @@ from apscheduler_tasklock.options import (
     parse_positive_seconds,
 )
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
-from apscheduler_tasklock.status import JobStatus, ReplicaStatus, Run, RunRequest, TaskStatus
+from apscheduler_tasklock.status import (
+    OUTCOMES,
+    JobStatus,
+    ReplicaStatus,
+    Run,
+    RunRequest,
+    TaskStatus,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -242,11 +249,16 @@ class TaskLocks:
         """Return runs that are over, the newest first.
 
         :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters
-        :param outcome: only those with this outcome
+        :param outcome: only those with this outcome: one of :class:`Run`'s
         :param since: only those that began then or later; aware
         :param limit: how many, at most
+        :raises TaskLockOptionError: there is no such outcome
         :raises TaskLockError: the database is unavailable, or rejects that
         """
+        if outcome not in (None, *OUTCOMES):
+            raise TaskLockOptionError(
+                f"runs: there is no outcome {outcome!r}; give one of {', '.join(OUTCOMES)}"
+            )
         is_name = len(patterns) == 1 and not set("*?") & set(patterns[0])
         like = [like_of(pattern) for pattern in patterns] or None
 

@@ -147,6 +147,10 @@ class JobStatus:
     task_paused_until: datetime | None
 
 
+# How a run can end; see :class:`Run`.
+OUTCOMES = ("ok", "error", "cancelled", "died", "overtaken", "freed", "missed")
+
+
 @dataclass(frozen=True)
 class Run:
     """A run that is over, as the run history tells of it.

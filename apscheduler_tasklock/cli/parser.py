@@ -24,6 +24,7 @@ from apscheduler_tasklock.cli import (
 from apscheduler_tasklock.cli.target import DATABASE_VARIABLE
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
+from apscheduler_tasklock.status import OUTCOMES
 
 _STATUSES = """
 exit status: 0; 1 failed; 2 wrong usage; 3 no such task; 4 its state forbids it;
@@ -136,7 +137,7 @@ def _add_reads(commands: Any) -> None:
         ["runs", "runs sync-prices --outcome error --since 2h", "runs --follow"],
     )
     _add_patterns(command, "TASK")
-    command.add_argument("--outcome", choices=runs.OUTCOMES, help="only runs that ended so")
+    command.add_argument("--outcome", choices=OUTCOMES, help="only runs that ended so")
     command.add_argument(
         "--since",
         type=values.since,

@@ -25,8 +25,6 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import Run
 
-OUTCOMES = ("ok", "error", "cancelled", "died", "overtaken", "freed", "missed")
-
 # Seconds between two looks.
 _INTERVAL = 1.0
 

@@ -64,6 +64,11 @@ def registered(operator: TaskLocks, *names: str, replicas: int = 1) -> None:
     eventually(lambda: len(operator.tasks(*names)) == len(names))
 
 
+def test_an_outcome_that_there_is_none_of_is_refused(operator: TaskLocks) -> None:
+    with pytest.raises(TaskLockOptionError, match=r"no outcome 'eror'; give one of ok, error, "):
+        operator.runs(outcome="eror")
+
+
 def counted() -> tuple[list[int], Callable[[], None]]:
     """Return runs as they are counted, and a job that counts."""
     runs: list[int] = []
