@@ -48,6 +48,7 @@ from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._scheduler.attempt import RunAttempt
 from apscheduler_tasklock._scheduler.notify import Notifier
 from apscheduler_tasklock._scheduler.submission import JobView, RunResult, Submission
+from apscheduler_tasklock.errors import TaskLockStateError
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.lock import HeldLock
 
@@ -242,12 +243,14 @@ class SimulatedScheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ha
 
     @property
     def due_at(self) -> datetime | None:
-        """When the next job is due, by the replica's clock; ``None`` if none is."""
+        """When the next job is due, by the replica's clock, in UTC; ``None`` if none is."""
         if self.state != STATE_RUNNING:
             return None
         if not self._is_known:
             times = [store.get_next_run_time() for store in self._jobstores.values()]
-            self._due_at = min((time for time in times if time is not None), default=None)
+            # In UTC: within a zone, times are compared and added to without a change of the clocks.
+            in_utc = [time.astimezone(timezone.utc) for time in times if time is not None]
+            self._due_at = min(in_utc, default=None)
             self._is_known = True
         return self._due_at
 
@@ -323,11 +326,20 @@ class SimulatedScheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ha
 
 
 def _run_times(job: Any, now: datetime) -> tuple[list[datetime], datetime | None]:
-    """Return the run times of a job that are due, and the one after them."""
+    """Return the run times of a job that are due, and the one after them.
+
+    :raises TaskLockStateError: its trigger does not get on
+    """
     run_times, run_time = [], job.next_run_time
-    while run_time is not None and run_time <= now:
+    # In seconds: two times of one zone are compared without their offsets from UTC.
+    while run_time is not None and seconds(run_time) <= seconds(now):
         run_times.append(run_time)
         run_time = job.trigger.get_next_fire_time(run_time, now)
+        if run_time is not None and seconds(run_time) <= seconds(run_times[-1]):
+            raise TaskLockStateError(
+                f"job {job.id!r}: after the run time {run_times[-1]} its trigger {job.trigger} "
+                f"gives {run_time}, which is not later. A scheduler of APScheduler would hang there"
+            )
     return run_times, run_time
 
 
@@ -351,6 +363,7 @@ class ReplicaRun:
         self._left = self._attempts()
         self._context = contextvars.copy_context()
         self._holding = ExitStack()
+        self._is_called = False
         self._events: list[Any] = []
 
     @property
@@ -408,6 +421,15 @@ class ReplicaRun:
 
     def call(self) -> None:
         """Call the job's function, and keep what APScheduler says of it."""
+        self._is_called = True
+        try:
+            self._call()
+        finally:
+            self._is_called = False
+        if self.is_over:  # it has stopped or killed its own replica
+            self._leave()
+
+    def _call(self) -> None:
         submission, run_times = self.submission, [self.run_time]
         arguments: Any = (self._job, submission.jobstore, run_times, submission.logger_name)
         if not submission.awaited:
@@ -468,8 +490,9 @@ class ReplicaRun:
         self._executor.ended(self, "died")
 
     def _leave(self) -> None:
-        self._context.run(self._holding.close)
         self.held = None
+        if not self._is_called:  # or else its context is in use until the function returns
+            self._context.run(self._holding.close)
 
     def _end_submission(self) -> None:
         self.is_over = True

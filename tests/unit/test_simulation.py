@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MAX_INSTANCES
+from apscheduler.triggers.base import BaseTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import (
@@ -257,6 +258,29 @@ class TestTime:
         passed = second.began_at.timestamp() - first.began_at.timestamp()
         assert abs(passed - 23 * 3600) < 1  # the clocks change in between
 
+    @pytest.mark.parametrize(
+        ("day", "hour", "first"),
+        [
+            pytest.param("2026-10-25", 2, "00:30", id="an hour that comes twice"),
+            pytest.param("2026-10-25", 3, "02:30", id="the hour after that"),
+            pytest.param("2026-03-29", 3, "01:30", id="the hour after one that is left out"),
+        ],
+    )
+    def test_run_times_at_a_change_of_the_clocks(self, day: str, hour: int, first: str) -> None:
+        start = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo("Europe/Berlin"))
+        simulation = SimulatedReplicas(
+            2,
+            start=start,
+            add_jobs=lambda s: s.add_job(job, "cron", hour=hour, minute=30, id="job"),
+            clock_offsets=[0, 3600],
+        )
+        simulation.kill("replica-1")
+        runs = simulation.advance(hours=20)
+        assert f"{runs[0].run_time.astimezone(timezone.utc):%H:%M}" == first
+        for run in runs:
+            late_by = run.began_at.timestamp() + 3600 - run.run_time.timestamp()
+            assert 0 <= late_by < 1
+
     def test_jobs_are_paused_resumed_and_rescheduled_in_simulated_time(self) -> None:
         simulation = simulated(hourly(), 1)
         [replica] = simulation
@@ -268,6 +292,13 @@ class TestTime:
         assert len(simulation.advance(hours=1, minutes=1)) == 2
         replica.scheduler.remove_job("job")
         assert simulation.advance(hours=5) == []
+
+
+class Stuck(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
+    """As APScheduler's cron trigger with jitter, in the hour that clocks repeat in autumn."""
+
+    def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime:
+        return MIDNIGHT + 10 * MINUTE
 
 
 class TestDeaths:
@@ -330,6 +361,33 @@ class TestDeaths:
             if event.code == EVENT_TASK_LOCK_ERROR
         ]
         assert given_up == ["given up"]
+
+    def test_a_job_can_kill_its_own_replica(self) -> None:
+        def poisonous() -> None:
+            simulation.kill(simulation.runs[-1].replica)
+
+        simulation = simulated(hourly(poisonous), 5, failover=True, lease=30, max_takeovers=2)
+        runs = simulation.advance(hours=1, minutes=10)
+        assert [run.kind for run in runs] == ["schedule", "takeover", "takeover"]
+        assert {run.outcome for run in runs} == {"died"}
+        assert len(simulation) == 2
+        assert current_lock() is None
+
+    def test_a_job_can_stop_its_own_replica(self) -> None:
+        def stopping() -> None:
+            simulation.stop(simulation.runs[-1].replica)
+
+        async def stopping_async() -> None:
+            if len(simulation) == 3:
+                stopping()
+
+        simulation = simulated(hourly(stopping), failover=True)
+        assert [run.outcome for run in simulation.advance(hours=1, minutes=10)] == ["ok"]
+        assert len(simulation) == 2
+        simulation = simulated(hourly(stopping_async), failover=True)
+        first, second = simulation.advance(hours=1, minutes=10)
+        assert (first.outcome, second.kind, second.outcome) == ("cancelled", "takeover", "ok")
+        assert len(simulation) == 2
 
     def test_a_stop_lets_a_run_go_on_to_its_end(self) -> None:
         simulation = simulated(hourly(), durations={"job": 600}, failover=True)
@@ -430,6 +488,11 @@ class TestMistakes:
             simulation.sleep(1)
         with pytest.raises(TaskLockOptionError, match="duration"):
             simulation.advance(hours=-1)
+
+    def test_a_trigger_that_does_not_get_on_is_an_error(self) -> None:
+        simulation = simulated(lambda scheduler: scheduler.add_job(job, Stuck(), id="job"))
+        with pytest.raises(TaskLockStateError, match=r"'job'.*not later"):
+            simulation.advance(hours=1)
 
     def test_what_is_gone_cannot_be_killed(self) -> None:
         simulation = simulated(hourly())
