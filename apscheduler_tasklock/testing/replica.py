@@ -307,8 +307,12 @@ class SimulatedScheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ha
         elif trigger == "calendarinterval" and not trigger_args.get("start_date"):
             trigger_args = {**trigger_args, "start_date": now.date()}
         made = super()._create_trigger(trigger, trigger_args)
-        # The default start is when it was made, which is hardly ever on a whole second.
-        if isinstance(made, IntervalTrigger) and made.start_date.microsecond:
+        if trigger == "interval":
+            has_start = bool(trigger_args.get("start_date"))
+        else:
+            # The default start is when it was made, which is hardly ever on a whole second.
+            has_start = not isinstance(made, IntervalTrigger) or not made.start_date.microsecond
+        if not has_start:
             start = now + made.interval
             made = IntervalTrigger(
                 seconds=made.interval_length,

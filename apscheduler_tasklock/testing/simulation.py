@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -131,7 +132,8 @@ class SimulatedReplicas:
     :param clock_offsets: by how much the clocks of the first replicas are ahead, as seconds or
         ``timedelta``
     :param latency: seconds or ``timedelta`` after which a worker begins, at most; random
-    :param seed: of all that is random: who is first, above all
+    :param seed: of all that is random: who is first, above all; and the module ``random`` while
+        time passes, for jitter
     :param options: of the ``TaskLockExecutor``, as ``failover=True``
     :raises TaskLockOptionError: one of them is impossible
     """
@@ -162,6 +164,7 @@ class SimulatedReplicas:
         self._options = options
         self._seed = seed
         self._random = random.Random(seed)  # noqa: S311  # repeatable, not secret
+        self._shared_random = self._random.getstate()
         self._replicas: list[SimulatedReplica] = []
         self._agenda: list[tuple[datetime, int, Callable[[], None]]] = []
         self._order = count()
@@ -186,11 +189,11 @@ class SimulatedReplicas:
         return len(list(iter(self)))
 
     def __getitem__(self, name: str) -> SimulatedReplica:
-        """Return a replica by its name, also one that is gone.
+        """Return a replica by its name, also one that is gone; the last one of that name.
 
         :raises KeyError: there is none
         """
-        for replica in self._replicas:
+        for replica in reversed(self._replicas):
             if replica.name == name:
                 return replica
         raise KeyError(name)
@@ -206,8 +209,11 @@ class SimulatedReplicas:
 
         :param name: its name; by default the next one
         :param clock_offset: by how much its clock is ahead, as seconds or ``timedelta``
+        :raises TaskLockOptionError: a replica that is alive has this name
         """
         name = name or f"replica-{len(self._replicas) + 1}"
+        if any(replica.name == name for replica in self):
+            raise TaskLockOptionError(f"there is a replica {name!r} already, which is alive")
         if isinstance(clock_offset, timedelta):
             offset = clock_offset
         else:
@@ -229,12 +235,29 @@ class SimulatedReplicas:
         scheduler.on_shutdown = partial(self._gone, replica)
         self._replicas.append(replica)
         if self._add_jobs is not None:
-            self._add_jobs(scheduler)
+            with self._seeded():
+                self._add_jobs(scheduler)
         return replica
 
+    @contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """Let the module ``random``, which jitter comes from, go the same way each time."""
+        before = random.getstate()
+        random.setstate(self._shared_random)
+        try:
+            yield
+        finally:
+            self._shared_random = random.getstate()
+            random.setstate(before)
+
     def kill(self, replica: SimulatedReplica | str) -> None:
-        """Kill a replica, as SIGKILL does: what it runs is neither renewed nor released."""
-        found = self._alive(replica)
+        """Kill a replica, as SIGKILL does: what it runs is neither renewed nor released.
+
+        It may be stopping, as at the end of a container's grace period.
+        """
+        found = self._find(replica)
+        if not found.is_alive and not found.executor.running:
+            raise _gone_already(found)
         found.executor.is_alive = False
         for run in list(found.executor.running):
             run.die()
@@ -247,14 +270,14 @@ class SimulatedReplicas:
         It claims nothing more. What runs goes on to its end; coroutines are cut, and run again by
         another replica if they have ``failover``.
         """
-        self._alive(replica).scheduler.shutdown(wait=False)
+        found = self._find(replica)
+        if not found.is_alive:
+            raise _gone_already(found)
+        found.scheduler.shutdown(wait=False)
         self.changed()
 
-    def _alive(self, replica: SimulatedReplica | str) -> SimulatedReplica:
-        found = self[replica] if isinstance(replica, str) else replica
-        if not found.is_alive:
-            raise TaskLockStateError(f"replica {found.name!r} is gone already")
-        return found
+    def _find(self, replica: SimulatedReplica | str) -> SimulatedReplica:
+        return self[replica] if isinstance(replica, str) else replica
 
     def _gone(self, replica: SimulatedReplica) -> None:
         if replica.gone_at is None:
@@ -285,10 +308,11 @@ class SimulatedReplicas:
         duration = (duration or timedelta()) + timedelta(**units)
         parse_positive_seconds(duration, "duration", "advance()")
         until, before = self._now + duration, len(self.runs)
-        while (step := self._next()) is not None and step[0] <= until:
-            at, action = step
-            self._now = max(self._now, at)
-            action()
+        with self._seeded():
+            while (step := self._next()) is not None and step[0] <= until:
+                at, action = step
+                self._now = max(self._now, at)
+                action()
         self._now = until
         return self.runs[before:]
 
@@ -390,3 +414,7 @@ class SimulatedReplicas:
         """Return a timeline: for each job, what each replica ran of it and when."""
         lives = [(replica.name, replica.started_at, replica.gone_at) for replica in self._replicas]
         return timeline(self.runs, lives, self.start_time, self.now)
+
+
+def _gone_already(replica: SimulatedReplica) -> TaskLockStateError:
+    return TaskLockStateError(f"replica {replica.name!r} is gone already")

@@ -83,6 +83,15 @@ class TestRuns:
         assert [run.run_time for run in runs] == hours
         assert {run.replica for run in runs} == {"replica-1", "replica-2", "replica-3"}
 
+    def test_the_same_seed_gives_the_same_jitter_and_leaves_random_alone(self) -> None:
+        def runs(seed: int) -> list[tuple[Any, ...]]:
+            simulation = simulated(hourly(jitter=600), seed=seed)
+            return told(simulation.advance(hours=12))
+
+        before = random.getstate()
+        assert runs(1) == runs(1) != runs(2)
+        assert random.getstate() == before
+
     def test_the_same_seed_gives_the_same_runs_and_another_one_others(self) -> None:
         def runs(seed: int) -> list[tuple[Any, ...]]:
             simulation = simulated(hourly(), seed=seed, durations={"job": 600}, failover=True)
@@ -233,6 +242,11 @@ class TestTime:
             for job_id in ("default", "given", "now")
         }
         assert began == {"default": [10, 20, 30], "given": [25], "now": [0]}
+
+    def test_a_start_date_that_is_given_is_kept_to_the_microsecond(self) -> None:
+        start = MIDNIGHT + timedelta(minutes=25, microseconds=1)
+        [run] = simulated(every_minutes(60, start_date=start), 1).advance(hours=1)
+        assert run.run_time == start
 
     def test_clocks_that_differ_run_a_shared_run_time_once(self) -> None:
         simulation = SimulatedReplicas(
@@ -398,6 +412,17 @@ class TestDeaths:
         assert run.outcome == "ok"
         assert run.ended_at == run.began_at + 10 * MINUTE
 
+    def test_a_replica_that_is_stopping_can_be_killed(self) -> None:
+        simulation = simulated(hourly(), durations={"job": 600}, failover=True, lease=30)
+        [first] = simulation.advance(hours=1, minutes=2)
+        simulation.stop(first.replica)
+        simulation.advance(minutes=1)
+        simulation.kill(first.replica)
+        [second] = simulation.advance(minutes=30)
+        assert (first.outcome, second.kind, second.outcome) == ("died", "takeover", "ok")
+        with pytest.raises(TaskLockStateError, match="gone already"):
+            simulation.kill(first.replica)
+
     def test_a_stop_cuts_a_coroutine_whose_window_is_run_again_at_once(self) -> None:
         async def coroutine() -> None:
             pass
@@ -467,6 +492,14 @@ class TestMistakes:
     def test_the_start_needs_a_time_zone(self) -> None:
         with pytest.raises(TaskLockOptionError, match="start must have a time zone"):
             SimulatedReplicas(2, start=datetime(2026, 3, 1))
+
+    def test_a_name_is_that_of_one_living_replica(self) -> None:
+        simulation = simulated(hourly(), 1)
+        with pytest.raises(TaskLockOptionError, match="'replica-1' already"):
+            simulation.start_replica("replica-1")
+        simulation.kill("replica-1")
+        again = simulation.start_replica("replica-1")
+        assert simulation["replica-1"] is again
 
     def test_options_are_those_of_the_executor(self) -> None:
         with pytest.raises(TaskLockOptionError, match="min_factor"):
