@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import cache
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -53,7 +54,7 @@ class _Grant:
 class Unlocked:
     """Grants each claim, with a token above all before. A task may run any number of times at once.
 
-    In a worker process there is another one, with tokens of its own.
+    In each worker process there is another one, with tokens of its own.
     """
 
     def __init__(self) -> None:
@@ -61,8 +62,8 @@ class Unlocked:
         self._tokens = count(1)
         self._grants: dict[UUID, tuple[_Grant, int]] = {}
 
-    def __reduce__(self) -> tuple[type[Unlocked], tuple[()]]:
-        return Unlocked, ()
+    def __reduce__(self) -> tuple[Callable[[], Unlocked], tuple[()]]:
+        return _of_this_process, ()
 
     def protocol(self, replica_id: str) -> UnlockedProtocol:
         """Return what a replica asks."""
@@ -98,6 +99,12 @@ class Unlocked:
         with self._lock:
             found = self._grants.pop(claim_id, None)
         return None if found is None else found[0]
+
+
+@cache
+def _of_this_process() -> Unlocked:
+    """Return a worker process's own one: its runs share one client, and their tokens grow."""
+    return Unlocked()
 
 
 class UnlockedProtocol:

@@ -198,6 +198,8 @@ class TestUnlocked:
             replica = make(executor="processpool", max_workers=1)
             replica.run_once(report, kwargs={"a": 1})
             assert finished(replica) == ("job", 1, False, {"a": 1})
+            replica.run_once(report, job_id="second")
+            assert finished(replica, "second") == ("second", 2, False, {})
             replica.shutdown()
 
     def test_an_executor_that_was_made_before_is_unlocked_from_its_start(self) -> None:
