@@ -32,10 +32,12 @@ from apscheduler_tasklock._database.listener import Listener
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.jobs import JobChange, JobRow, StoredTask
+from apscheduler_tasklock._lock.stand_in import current_standing
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
     TaskLockOptionError,
+    TaskLockStateError,
 )
 from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ERROR,
@@ -164,7 +166,14 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         :raises TaskLockSchemaError: a table is missing, old or not permitted
         :raises TaskLockOptionError: the scheduler has the same jobs under another alias, or an
             executor whose task locks are in another place
+        :raises TaskLockStateError: a test has no database
         """
+        if current_standing() is not None:
+            raise TaskLockStateError(
+                f"{type(self).__name__}: the jobs are in the database, and there is none: "
+                "apscheduler_tasklock.testing stands in for it, without jobs. Give the scheduler "
+                "APScheduler's memory store in this test, or test it on PostgreSQL"
+            )
         super().start(scheduler, alias)
         if self._due is not None:  # the scheduler's last start failed after this one's
             self.shutdown()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
+from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
@@ -22,9 +23,11 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_RELEASED,
     HeldLock,
     TaskLockError,
+    TaskLockJobStore,
     TaskLockOptionError,
     TaskLockRefusedError,
     TaskLocks,
+    TaskLockStateError,
     current_lock,
     task_lock,
 )
@@ -265,6 +268,15 @@ class TestUnlocked:
         with unlocked(), pytest.raises(TaskLockError, match="this needs the database"):
             locks.tasks()
         locks.close()
+
+    def test_a_job_store_says_so_too_and_connects_to_nothing(self) -> None:
+        scheduler = BackgroundScheduler()
+        with unlocked():
+            store = TaskLockJobStore(NO_DATABASE, functions=["tests."])
+            scheduler.add_jobstore(store)
+            with pytest.raises(TaskLockStateError, match="memory store"):
+                scheduler.start()
+            assert store.locks.outage.reason is None
 
     def test_nothing_stands_in_afterwards(self) -> None:
         locks = TaskLocks(NO_DATABASE, claim_timeout=0.1)
