@@ -156,6 +156,7 @@ class MemoryTaskLocks:
         self.history = history
         self.lock = threading.RLock()
         self.rows: dict[str, TaskRow] = {}
+        self.tasks_of: dict[str, frozenset[str]] = {}  # by replica
         self._runs: dict[str, deque[Run]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -697,19 +698,26 @@ class MemoryProtocol:
         *,
         has_all: bool = True,
     ) -> datetime:
-        """Return since when the replica is known. Which replicas there are is not kept."""
+        """Note the replica's tasks; return since when it is known.
+
+        Nobody waits any more for a task that it has dropped, unless another replica has it.
+        """
         with self._locks.lock:
-            for name in dropped:
+            tasks_of = self._locks.tasks_of
+            tasks_of[self._replica_id] = frozenset(tasks)
+            for name in frozenset(dropped).difference(*tasks_of.values()):
                 row = self._locks.rows.get(name)
                 if row is not None and row.finished and not row.one_off:
                     row.due_at = row.overdue_at = None
             return started_at or self._locks.now()
 
     def stop_replica(self, cursor: Any) -> None:
-        """Do nothing: which replicas there are is not kept."""
+        """Forget the replica's tasks."""
+        with self._locks.lock:
+            self._locks.tasks_of.pop(self._replica_id, None)
 
     def remove_replicas(self, cursor: Any, age: float) -> None:
-        """Do nothing: which replicas there are is not kept."""
+        """Do nothing: when replicas were last seen is not kept."""
 
     def shorten_history(self, cursor: Any, task_names: Sequence[str]) -> None:
         """Do nothing: the history is as long as it was made."""

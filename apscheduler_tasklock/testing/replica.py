@@ -551,6 +551,7 @@ class SimulatedExecutor(TaskLockExecutor):
         """Claim nothing more; what runs goes on, but for coroutines, which are cut."""
         self.locks.stop_claiming()
         self._poll.close()
+        self.client.stop_replica()
         for run in list(self.running):
             if run.submission.awaited:
                 run.cut()

@@ -449,6 +449,20 @@ class TestDeaths:
         [second] = simulation.advance(hours=1, minutes=1)
         assert second.began_at - first.began_at < timedelta(minutes=61)
 
+    def test_an_interval_job_that_all_others_have_removed_is_run_by_the_last_that_has_it(
+        self,
+    ) -> None:
+        simulation = simulated(every_minutes(60), 2)
+        simulation.advance(minutes=30)
+        late = simulation.start_replica()  # by its own interval it runs at half past
+        [first] = simulation.advance(minutes=31)
+        for replica in simulation:
+            if replica is not late:
+                replica.scheduler.remove_job("job")
+        [second] = simulation.advance(hours=1)
+        assert second.replica == late.name
+        assert second.began_at - first.began_at < timedelta(minutes=61)
+
     @pytest.mark.parametrize("failover", [False, True])
     def test_runs_of_a_task_never_overlap_and_none_is_lost_with_failover(
         self, failover: bool, rng: random.Random
