@@ -33,10 +33,7 @@ from apscheduler_tasklock._lock.protocol import (
     TakeoverRequest,
 )
 from apscheduler_tasklock._lock.unlocked import later, monotonic_now
-from apscheduler_tasklock.errors import (
-    TaskLockNotFoundError,
-    TaskLockOptionError,
-)
+from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.status import Run
 
 # What a task's times say that has never run.
@@ -46,8 +43,6 @@ FOREVER = datetime.max.replace(tzinfo=timezone.utc)
 
 # How far a run time may be from what the replica's clock makes of it, to be believed.
 TOLERANCE = timedelta(minutes=5)
-# For so long at least something is waited for that is found by the replicas' polls.
-SHORTEST_WAIT = timedelta(seconds=10)
 # A release that opens the window again puts its end so far before its start, or half a window.
 LONGEST_BEFORE = timedelta(seconds=1)
 SHORTEST_BEFORE = timedelta(microseconds=1)
@@ -174,32 +169,6 @@ class MemoryTaskLocks:
         with self.lock:
             return sorted(self._runs.get(task_name, ()), key=lambda run: run.token)
 
-    def pause(self, task_name: str, seconds: float) -> None:
-        """Pause a task for so long.
-
-        :raises TaskLockNotFoundError: it has no row
-        """
-        with self.lock:
-            row, now = self._row(task_name), self.now()
-            row.paused_at, row.paused_until = now, later(now, seconds)
-
-    def request_run(self, task_name: str, seconds: float = 3600.0) -> UUID:
-        """Ask for one run of a task by hand; while it is asked for, return that request.
-
-        :raises TaskLockNotFoundError: it has no row
-        """
-        with self.lock:
-            row, now = self._row(task_name), self.now()
-            if row.request_id is None or row.request_until is None or row.request_until <= now:
-                row.request_id, row.requested_at = uuid4(), now
-                row.request_until = later(now, seconds)
-            return row.request_id
-
-    def _row(self, task_name: str) -> TaskRow:
-        if task_name not in self.rows:
-            raise TaskLockNotFoundError(f"task {task_name!r} has no row")
-        return self.rows[task_name]
-
     def note_end(
         self,
         row: TaskRow,
@@ -222,7 +191,7 @@ class MemoryTaskLocks:
             Run(
                 task=row.task_name,
                 token=row.token,
-                scheduled_at=None if kind in ("hold", "manual") else row.window_start,
+                scheduled_at=None if kind == "hold" else row.window_start,
                 started_at=row.started_at,
                 ended_at=ended_at,
                 replica=row.locked_by,
@@ -429,43 +398,7 @@ class MemoryProtocol:
     def claim_requested(
         self, cursor: Any, request: ManualRequest, *, stable: bool
     ) -> ClaimAnswer | None:
-        """Try to begin a run that was asked for by hand. ``None``: the task has no row."""
-        with self._locks.lock:
-            now, row = self._locks.now(), self._locks.rows.get(request.task_name)
-            if row is None:
-                return None
-            if not self._may_run_by_hand(row, request, now, stable=stable):
-                return self._found(row, request.claim_id, now, paused=False)
-            self._note_death(row)
-            row.token += 1
-            row.started_at = now
-            row.run_until = later(now, request.max_lock)
-            row.locked_until = leased(now, request.lease, row.run_until)
-            row.overrun_at = leased(now, request.max_runtime, row.run_until)
-            row.locked_by, row.claim_id = self._replica_id, request.claim_id
-            row.handovers, row.handed_over = 0, False
-            row.failover, row.runs = request.failover, request.runs
-            row.finished_at = None
-            row.kind = "manual"
-            row.request_id = row.requested_by = row.requested_at = row.request_until = None
-            return replace(answer(row, now), granted=True, was_overdue=False)
-
-    @staticmethod
-    def _may_run_by_hand(
-        row: TaskRow, request: ManualRequest, now: datetime, *, stable: bool
-    ) -> bool:
-        """Tell whether the request is open, and no run goes on or is to be run again first."""
-        asked_at, until = row.requested_at, row.request_until
-        if row.request_id != request.request_id or until is None or until <= now:
-            return False
-        if row.finished:
-            return True
-        if row.locked_until > now or not stable:
-            return False
-        since = max(row.locked_until, asked_at or row.locked_until)
-        nobody_runs_it_again = row.is_paused(now) or since + SHORTEST_WAIT <= now
-        is_run_again = (row.failover or row.handed_over) and row.run_until > now
-        return not is_run_again or nobody_runs_it_again
+        """Return nothing: where there is no database, nobody asks for runs by hand."""
 
     def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:
         """Try to take over the claim of a dead holder. ``None``: the task has no row."""
@@ -489,7 +422,7 @@ class MemoryProtocol:
             row.started_at = now
             row.locked_until = leased(now, request.lease, row.run_until)
             row.locked_by, row.claim_id = self._replica_id, request.claim_id
-            row.kind = "manual" if row.kind == "manual" else "takeover"
+            row.kind = "takeover"
             row.handovers += was_handed_over
             row.handed_over = False
             row.failover = request.failover
@@ -550,18 +483,8 @@ class MemoryProtocol:
         """Note when the next run is due, where its run time has come while this one went on."""
         if row.due_at is None or row.overdue_at is None or row.due_at > now:
             return
-        end, is_manual = request.end, row.kind == "manual"
-        grace = row.overdue_at - row.due_at
-        came_meanwhile = (
-            is_manual
-            and not row.finished
-            and row.overdue_at > row.started_at
-            and (row.paused_until is None or row.due_at >= row.paused_until)
-        )
-        makes_up_for_it = row.overdue_at <= row.started_at and end.outcome == "ok"
-        if came_meanwhile:
-            row.due_at, row.overdue_at = now, now + max(grace, SHORTEST_WAIT)
-        elif (end.is_last or end.next_in is not None) and (not is_manual or makes_up_for_it):
+        end, grace = request.end, row.overdue_at - row.due_at
+        if end.is_last or end.next_in is not None:
             row.due_at = due(now, end.next_in, is_last=end.is_last)
             row.overdue_at = later(row.due_at or now, grace.total_seconds())
 
@@ -645,10 +568,7 @@ class MemoryProtocol:
             states = [
                 _state(row, now)
                 for row in rows
-                if row.task_name in always
-                or row.is_dead(now)
-                or (row.finished and row.is_due(now))
-                or (row.request_until is not None and row.request_until > now)
+                if row.task_name in always or row.is_dead(now) or (row.finished and row.is_due(now))
             ]
             return states, now
 
@@ -783,7 +703,6 @@ def answer(row: TaskRow, now: datetime) -> ClaimAnswer:
         run_until=row.run_until,
         database_time=now,
         claim_id=row.claim_id,
-        manual=row.kind == "manual",
         was_overdue=row.overdue_told_at is not None,
     )
 
@@ -820,7 +739,6 @@ def _reschedule(row: TaskRow, task: Registration, now: datetime) -> None:
 def _state(row: TaskRow, now: datetime) -> RunState:
     # A run that died and is not run again stands against no later one.
     died = row.locked_until <= now and not (row.failover or row.handed_over)
-    is_open = row.request_until is not None and row.request_until > now
     return RunState(
         task_name=row.task_name,
         claim_id=row.claim_id,
@@ -836,8 +754,6 @@ def _state(row: TaskRow, now: datetime) -> RunState:
         window_start=row.window_start,
         holder=row.locked_by,
         database_time=now,
-        manual=row.kind == "manual",
-        request_id=row.request_id if is_open else None,
         schedule=row.schedule,
         due_at=row.due_at if (row.finished or died) and row.is_due(now) else None,
         overdue=row.is_overdue(now),

@@ -36,7 +36,6 @@ from apscheduler_tasklock._lock.protocol import (
     NOT_BEGUN,
     ClaimAnswer,
     ClaimRequest,
-    ManualRequest,
     ReadTimes,
     Refusal,
     ReleaseRequest,
@@ -138,23 +137,21 @@ class SimulatedClient(LockClient):
         first: Outcome[Any] | None = None,
     ) -> HeldLock | Refusal | None:
         """Claim a task, or take a dead holder's run over."""
-        assert isinstance(wanted, (ClaimRequest, TakeoverRequest, ManualRequest))
+        assert isinstance(wanted, (ClaimRequest, TakeoverRequest))
         answer = self._decide(wanted)
         if answer is None or not answer.granted:
             return None if answer is None else Refusal.of(answer)
         self.changed()
         return self._held(wanted, answer)
 
-    def _decide(self, request: AnyRequest) -> ClaimAnswer | None:
+    def _decide(self, request: ClaimRequest | TakeoverRequest) -> ClaimAnswer | None:
         cursor = NoCursor()
         if isinstance(request, TakeoverRequest):
             return self._protocol.take_over(cursor, request)
-        if isinstance(request, ManualRequest):
-            return self._protocol.claim_requested(cursor, request, stable=self.stable)
         times = ReadTimes(self.lag_of(request.run_time), None, self.stable)
         return self._protocol.claim(cursor, request, times)
 
-    def _held(self, request: AnyRequest, answer: ClaimAnswer) -> HeldLock:
+    def _held(self, request: ClaimRequest | TakeoverRequest, answer: ClaimAnswer) -> HeldLock:
         run_time = request.run_time if isinstance(request, ClaimRequest) else None
         dead_holder = None
         if isinstance(request, TakeoverRequest):
