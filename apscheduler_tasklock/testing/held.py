@@ -23,7 +23,7 @@ def held_lock(
     was_overdue: bool = False,
     max_lock: float | timedelta = 300,
 ) -> Iterator[HeldLock]:
-    """Give a test a held lock, which is ``current_lock()`` within. Also a decorator.
+    """Give a test a held lock, which is ``current_lock()`` within. Also a decorator of functions.
 
     It is the lock's own class, as a job sees it, without a database: ``extend`` moves its end,
     ``lose`` loses it as when another replica was granted the task, and after the block it is lost,

@@ -122,7 +122,8 @@ class SimulatedReplicas:
     of its own.
 
     An interval without a start date begins when its job is added, in simulated time. Give other
-    triggers by their aliases, or with all of their dates.
+    triggers by their aliases, or with all of their dates. The schedulers have the executor
+    ``default`` alone: a job for another one is not run, and an ERROR says so.
 
     :param replicas: how many there are at the beginning; they are called ``"replica-1"`` and so on
     :param start: when it begins, with a time zone, which is that of the schedulers

@@ -21,10 +21,10 @@ def unlocked() -> Iterator[None]:
 
     An executor that is started within stays like that until it is shut down. One that runs already
     is granted its claims too, but goes on looking at its database every few seconds. What only
-    a database has raises a ``TaskLockError``: ``TaskLocks.tasks()`` and the like, and a
-    ``TaskLockJobStore``.
+    a database has raises a ``TaskLockError``: ``TaskLocks.tasks()`` and the like, and the start of
+    a ``TaskLockJobStore``.
 
-    A context manager, a decorator, and so the body of a fixture.
+    A context manager, a decorator of functions (not of coroutines), and so the body of a fixture.
     """
     with standing_in(Unlocked()):
         yield
@@ -40,8 +40,8 @@ def in_memory_locks() -> Iterator[None]:
     without a database holds here too, but that worker processes cannot ask this one: give the
     executor threads.
 
-    The locks are empty at the beginning, and gone with the block. A context manager, a decorator,
-    and so the body of a fixture.
+    The locks are empty at the beginning, and gone with the block. A context manager, a decorator of
+    functions (not of coroutines), and so the body of a fixture.
     """
     with standing_in(MemoryTaskLocks()):
         yield
