@@ -11,6 +11,9 @@ from apscheduler_tasklock.errors import TaskLockOptionError
 
 DRIVER = "postgresql+psycopg"
 
+# Where there are no locks there need not be a PostgreSQL; nothing connects to this.
+UNUSED = URL.create("postgresql", host="unused.invalid", database="unused")
+
 
 def as_url(database: str | URL | Engine) -> URL:
     """Return the URL of what an application gave as its database.

@@ -14,14 +14,12 @@ from asgiref.sync import sync_to_async
 from django.db import close_old_connections
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock._database.url import UNUSED
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.django.database import database_url, table_options
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.options import parse_switch
-
-# Where there are no locks there need not be a PostgreSQL; nothing connects to this.
-_UNUSED = URL.create("postgresql", host="unused.invalid", database="unused")
 
 
 class DjangoTaskLockExecutor(TaskLockExecutor):
@@ -47,7 +45,7 @@ class DjangoTaskLockExecutor(TaskLockExecutor):
     ) -> None:
         options = {"enabled": configuration().enabled, **table_options(), **options}
         enabled = parse_switch(options["enabled"], "enabled", type(self).__name__)
-        self._find_url: Callable[[], URL] = lambda: database_url(using) if enabled else _UNUSED
+        self._find_url: Callable[[], URL] = lambda: database_url(using) if enabled else UNUSED
         super().__init__(self._find_url(), executor, **options)
 
     def start(self, scheduler: Any, alias: str) -> None:

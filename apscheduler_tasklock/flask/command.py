@@ -25,6 +25,6 @@ def tasklock(script: ScriptInfo, arguments: tuple[str, ...]) -> None:
     configuration = Configuration.of(script.load_app())
     names = ("schema", "table", "namespace")
     given = {name: configuration.executor_options.get(name) for name in names}
+    given["database"] = configuration.database_text
     defaults = {name: str(value) for name, value in given.items() if value}
-    defaults["database"] = configuration.database_text
     sys.exit(main(arguments, prog="flask tasklock", defaults=defaults))

@@ -10,6 +10,7 @@ from flask import Flask
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock._database.url import UNUSED
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import parse_switch
 
@@ -22,13 +23,15 @@ FALLBACK = "SQLALCHEMY_DATABASE_URI"
 class Configuration:
     """The configuration of one application.
 
-    :ivar database: as of ``TaskLockExecutor``
+    :ivar database: as of ``TaskLockExecutor``; ``None`` only where locks are off
+    :ivar enabled: whether jobs run under locks
     :ivar executor_options: further options of ``TaskLockExecutor``
     :ivar scheduler_options: options of APScheduler's scheduler
     :ivar autostart: whether the scheduler starts by itself where the application is served
     """
 
-    database: str | URL | Engine
+    database: str | URL | Engine | None
+    enabled: bool
     executor_options: Mapping[str, Any]
     scheduler_options: Mapping[str, Any]
     autostart: bool
@@ -41,7 +44,8 @@ class Configuration:
         """
         options = app.config.get_namespace(PREFIX)
         database = options.pop("database_url", None) or app.config.get(FALLBACK)
-        if not database:
+        enabled = parse_switch(options.get("enabled", True), f"{PREFIX}ENABLED", "app.config")
+        if enabled and not database:
             raise TaskLockOptionError(
                 f"TaskLockScheduler: which database? Set app.config[{DATABASE!r}] to "
                 f"postgresql://user@host/name, or {FALLBACK!r}, before init_app"
@@ -54,11 +58,18 @@ class Configuration:
                 "timezone or job_defaults. The executor 'default' is the one with the task locks, "
                 f"whose options are {PREFIX}FAILOVER and so on"
             )
-        return cls(database, options, scheduler, autostart)
+        return cls(database or None, enabled, options, scheduler, autostart)
 
     @property
-    def database_text(self) -> str:
-        """The database as a URL, with its password."""
+    def executor_database(self) -> str | URL | Engine:
+        """The database of the executor, which where locks are off need not be a PostgreSQL."""
+        return self.database if self.enabled and self.database else UNUSED
+
+    @property
+    def database_text(self) -> str | None:
+        """The database as a URL, with its password; ``None`` if there is none."""
+        if self.database is None:
+            return None
         database = self.database.url if isinstance(self.database, Engine) else self.database
         return (
             database.render_as_string(hide_password=False)

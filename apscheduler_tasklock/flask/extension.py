@@ -195,7 +195,7 @@ class AppScheduler:
         configuration = self.configuration
         options = {"daemon": True, **configuration.scheduler_options}
         executor = ContextExecutor(
-            configuration.database, app=self._app, **configuration.executor_options
+            configuration.executor_database, app=self._app, **configuration.executor_options
         )
         executors = {**options.pop("executors", {}), "default": executor}
         made = BackgroundScheduler(executors=executors, **options)
@@ -219,9 +219,12 @@ class AppScheduler:
                 return
             self._started_in = None
             _running.discard(self)
-            self.apscheduler.shutdown(wait)
+            stopping = self.apscheduler
             if not _ending.is_set():
                 self.apscheduler = self._make()
+        # Without the lock: a job that is waited for may start or shut down the scheduler itself.
+        if stopping.running:  # unless somebody has shut APScheduler's own down
+            stopping.shutdown(wait)
 
     def start_when_served(self) -> None:
         """Start it as soon as this process serves the application, or a forked one does."""

@@ -324,3 +324,51 @@ def test_a_start_that_cannot_be_is_told_once(
     app.test_client().get("/")
     assert caplog.text.count("none of its jobs runs in this process") == 1
     assert "max_fctor" in caplog.text
+
+
+def test_a_job_that_starts_the_scheduler_while_it_is_shut_down_does_not_stop_that(
+    make_app: MakeApp,
+) -> None:
+    scheduler = TaskLockScheduler(make_app())
+    begun, is_shutting_down, ended = threading.Event(), threading.Event(), threading.Event()
+
+    @scheduler.task("date", misfire_grace_time=None)
+    def starts() -> None:
+        begun.set()
+        assert is_shutting_down.wait(60)
+        scheduler.start()
+        ended.set()
+
+    scheduler.start()
+    assert begun.wait(60)
+    stopping = scheduler.apscheduler
+    shutting_down = threading.Thread(target=scheduler.shutdown, daemon=True)
+    shutting_down.start()
+    eventually(lambda: not stopping.running)
+    is_shutting_down.set()
+    assert ended.wait(60)
+    shutting_down.join(60)
+    assert not shutting_down.is_alive()
+
+
+def test_a_shutdown_of_apschedulers_own_scheduler_is_no_error(make_app: MakeApp) -> None:
+    scheduler = TaskLockScheduler(make_app())
+    scheduler.add_job(print, "interval", hours=1, id="print")
+    scheduler.start()
+    scheduler.apscheduler.shutdown()
+    scheduler.shutdown()
+    scheduler.start()
+    assert scheduler.apscheduler.get_job("print") is not None
+
+
+@pytest.mark.parametrize("database", [None, "sqlite://"])
+def test_without_locks_jobs_run_where_there_is_no_postgresql(
+    database: str | None, make_app: MakeApp
+) -> None:
+    app = make_app(TASKLOCK_DATABASE_URL=None, TASKLOCK_ENABLED="false")
+    app.config["SQLALCHEMY_DATABASE_URI"] = database
+    scheduler, ran = TaskLockScheduler(app), threading.Event()
+    scheduler.add_job(ran.set, id="set", misfire_grace_time=None)
+    run_all(app)
+    assert ran.is_set()
+    assert app.test_cli_runner().invoke(args=["tasklock", "status"]).exit_code == 2
