@@ -43,6 +43,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         """Nothing is changed in a form."""
         return False
 
+    def get_queryset(self, request: Any) -> Any:
+        """Return all rows, of which the model's first manager has none."""
+        return self.model.objects.order_by(*self.get_ordering(request))
+
 
 class TaskList(ChangeList):
     """The list of tasks, each with its status."""
@@ -91,6 +95,8 @@ class TaskAdmin(ReadOnlyAdmin):
     list_display = ("task_name", "state", "due", "holder", "started", "outcome", "run_list")
     list_filter = (StateFilter,)
     search_fields = ("task_name",)
+    # Of a task's own page, without `due_at`, which may be `infinity`.
+    fields = ("task_name", "started_at", "locked_by", "token")
     ordering = ("task_name",)
     actions: ClassVar = ["pause", "resume", "run_now", "free"]
 

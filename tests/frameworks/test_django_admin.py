@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -254,3 +255,31 @@ def test_the_lists_are_of_the_database_of_the_task_locks(
     listed, paused = project.browse(("get", TASKS, {}), action("pause", "elsewhere"))
     assert cells(listed[1], "elsewhere").startswith("elsewhere | ok | ")
     assert paused[2] == [["success", "elsewhere: paused"]]
+
+
+def test_the_page_of_a_task_that_is_never_due_again_is_shown(
+    site: DjangoProject, add: Callable[..., None]
+) -> None:
+    add("over", due_at="'infinity'")
+    # To which the admin's front page links, after an action.
+    _, page = site.browse(action("pause", "over"), ("get", f"{TASKS}over/change/", {}))
+    assert page[0] == 200
+    assert ">over</" in page[1]
+
+
+def test_dumpdata_leaves_the_locks_out(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    add("over", due_at="'infinity'")
+    rows.add_run(connection, "over", 1)
+    site.manage("dumpdata", "--output", "all.json")
+    models = {row["model"] for row in json.loads((site.folder / "all.json").read_text())}
+    assert "auth.permission" in models
+    assert not [model for model in models if model.startswith("apscheduler_tasklock.")]
+
+
+def test_dumpdata_works_where_locks_are_off(make_project: MakeProject) -> None:
+    project = make_project()
+    project.configure("TASKLOCK_ENABLED = False")
+    project.manage("migrate")
+    project.manage("dumpdata", "--output", "all.json")
