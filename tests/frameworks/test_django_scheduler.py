@@ -339,3 +339,45 @@ def test_no_other_command_starts_the_scheduler(
         "shell", "-c", "from project.scheduling import scheduler; print(not scheduler.running)"
     )
     assert connection.execute("SELECT FROM task_lock_replica").rowcount == 0
+
+
+TWO_EXECUTORS = """
+import threading
+import time
+from pathlib import Path
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler_tasklock.django import DjangoTaskLockExecutor
+
+came = threading.Event()
+
+def late():
+    print("comes too late", flush=True)
+    came.set()
+
+def job():
+    print("begins", flush=True)
+    while not Path("go").exists():
+        time.sleep(0.02)
+    scheduler.add_job(late, executor="other")
+    came.wait(2)
+    print("ends", flush=True)
+
+executors = {name: DjangoTaskLockExecutor() for name in ("default", "other")}
+scheduler = AsyncIOScheduler(executors=executors)
+scheduler.add_job(job, id="job")
+"""
+
+
+def test_nothing_begins_on_another_executor_while_jobs_end(
+    ready: DjangoProject, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    ready.write("project/scheduling.py", TWO_EXECUTORS)
+    with ready.scheduler(log) as process:
+        eventually(lambda: "begins" in log.read_text())
+        process.terminate()
+        eventually(lambda: "running jobs end now" in log.read_text())
+        (ready.folder / "go").touch()
+        assert process.wait(60) == 0, log.read_text()
+    assert "ends\n" in log.read_text()
+    assert "too late" not in log.read_text()

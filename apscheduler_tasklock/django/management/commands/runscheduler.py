@@ -116,6 +116,8 @@ class Command(BaseCommand):
         scheduler.start()
         await asyncio.to_thread(self._wait, scheduler)
         if scheduler.running:
+            scheduler.pause()
+            _stop_claiming(scheduler)
             for executor in _task_lock_executors(scheduler):
                 await asyncio.to_thread(executor.drain)
             scheduler.shutdown()
@@ -155,7 +157,14 @@ class Command(BaseCommand):
 
 def _shut_down(scheduler: Any) -> None:
     if scheduler.running:
+        _stop_claiming(scheduler)
         scheduler.shutdown()
+
+
+def _stop_claiming(scheduler: Any) -> None:
+    """Stop the claims of all executors at once: each is waited for in turn."""
+    for executor in _task_lock_executors(scheduler):
+        executor.locks.stop_claiming()
 
 
 def _task_lock_executors(scheduler: Any) -> list[TaskLockExecutor]:
