@@ -41,7 +41,7 @@ async def coroutine():
 
 def scheduler():
     made = {scheduler}(executors={{"default": DjangoTaskLockExecutor()}})
-    made.add_job({job}, id="job")
+    made.add_job({job}, id="job", misfire_grace_time=None)
     return made
 """
 
@@ -224,16 +224,20 @@ def test_what_cannot_be_run_is_refused_in_one_line(
 # A job that says whether it finds a connection that was used before, and fails every other time.
 CONNECTIONS = """
 from itertools import count
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from asgiref.sync import sync_to_async
 from django.contrib.sessions.models import Session
-from django.db import connection
+from django.db import connections
 from apscheduler_tasklock.django import DjangoTaskLockExecutor
 
 numbers = count()
+connections_used = []
 
 def use():
+    connection = connections["default"]
+    connections_used[:] = [connection]
     print(f"fresh: {connection.connection is None}", flush=True)
     Session.objects.count()
     if next(numbers) % 2:
@@ -257,14 +261,22 @@ def asyncio():
 
 AGAIN_AND_AGAIN = """
 def add(scheduler, job):
-    scheduler.add_job(job, "interval", seconds=0.5, id="job")
+    runs = count()
+
+    def begin(event=None):
+        for used in connections_used:
+            used.close_at = 0  # which Django compares with the time
+        scheduler.add_job(job, id=f"job {next(runs)}", misfire_grace_time=None)
+
+    scheduler.add_listener(begin, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
+    begin()
     return scheduler
 """
 
 TWICE = """
 def add(scheduler, job):
     for number in range(2):
-        scheduler.add_job(job, id=f"job {number}")
+        scheduler.add_job(job, id=f"job {number}", misfire_grace_time=None)
     return scheduler
 """
 
@@ -289,8 +301,8 @@ def test_a_job_closes_a_connection_that_became_old_before_it(
 ) -> None:
     log = tmp_path / "log"
     connecting.write("project/scheduling.py", CONNECTIONS + AGAIN_AND_AGAIN)
-    # It is younger when a job ends, and older when the next one begins.
-    connecting.configure('DATABASES["default"]["CONN_MAX_AGE"] = 0.2')
+    # It is young when a job ends, and is made old before the next one begins.
+    connecting.configure('DATABASES["default"]["CONN_MAX_AGE"] = 600')
     with connecting.scheduler(log) as process:
         eventually(lambda: log.read_text().count("fresh: ") >= 6)
         process.terminate()
@@ -358,13 +370,13 @@ def job():
     print("begins", flush=True)
     while not Path("go").exists():
         time.sleep(0.02)
-    scheduler.add_job(late, executor="other")
+    scheduler.add_job(late, executor="other", misfire_grace_time=None)
     came.wait(2)
     print("ends", flush=True)
 
 executors = {name: DjangoTaskLockExecutor() for name in ("default", "other")}
 scheduler = AsyncIOScheduler(executors=executors)
-scheduler.add_job(job, id="job")
+scheduler.add_job(job, id="job", misfire_grace_time=None)
 """
 
 
@@ -381,3 +393,35 @@ def test_nothing_begins_on_another_executor_while_jobs_end(
         assert process.wait(60) == 0, log.read_text()
     assert "ends\n" in log.read_text()
     assert "too late" not in log.read_text()
+
+
+CALLING = """
+import time
+from pathlib import Path
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler_tasklock.django import DjangoTaskLockExecutor
+
+def job():
+    print("begins", flush=True)
+    while not Path("go").exists():
+        time.sleep(0.02)
+    scheduler.add_job(print, "interval", hours=1, id="print")
+    print("ends", flush=True)
+
+scheduler = BackgroundScheduler(executors={"default": DjangoTaskLockExecutor()})
+scheduler.add_job(job, id="job", misfire_grace_time=None)
+"""
+
+
+def test_a_job_may_call_the_scheduler_while_it_is_waited_for(
+    ready: DjangoProject, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    ready.write("project/scheduling.py", CALLING)
+    with ready.scheduler(log) as process:
+        eventually(lambda: "begins" in log.read_text())
+        process.terminate()
+        eventually(lambda: "running jobs end now" in log.read_text())
+        (ready.folder / "go").touch()
+        assert process.wait(60) == 0, log.read_text()
+    assert "ends\n" in log.read_text()

@@ -102,7 +102,7 @@ def test_sigterm_lets_a_job_end_and_each_window_is_run_once(
         os.kill(server.process.pid, signal.SIGTERM)
         eventually(lambda: replicas(connection) <= 1)
         time.sleep(1.5)  # in which a run comes due, which must not go to a pool that is closed
-        assert unfinished(connection) == 1
+        eventually(lambda: unfinished(connection) == 1)  # once no `tick` runs any more
         (folder / "go").touch()
         server.process.wait(60)
         said = server.said
@@ -188,6 +188,45 @@ def test_the_first_request_starts_the_scheduler_under_a_server_that_is_not_recog
         runs_each_window_once(connection, "tick")
         said = server.stopped()
     assert said.count("Scheduler started") == 1, said
+    assert unfinished(connection) == 0
+
+
+def test_the_first_request_starts_the_scheduler_of_an_application_that_loads_for_long(
+    serve: Serve, folder: Path, connection: psycopg.Connection[Any]
+) -> None:
+    (folder / "go").touch()
+    module = folder / "application.py"
+    before = """
+import threading
+from apscheduler_tasklock.flask import extension
+extension._WORKER_TIMEOUT = 0
+"""
+    loads = """
+while [thread for thread in threading.enumerate() if thread.name == "tasklock start"]:
+    time.sleep(0.01)
+"""
+    text = module.read_text().replace('\nsay("imports")', f'{before}\nsay("imports")')
+    module.write_text(text.replace("\nif __name__", f"{loads}\nif __name__"))
+    with serve("flask run") as server:
+        eventually(lambda: answer(server))
+        runs_each_window_once(connection, "tick")
+        said = server.stopped()
+    assert said.count("Scheduler started") == 1, said
+
+
+def test_a_job_may_call_the_scheduler_at_the_end_of_the_process(
+    serve: Serve, folder: Path, connection: psycopg.Connection[Any]
+) -> None:
+    module = folder / "application.py"
+    call = 'scheduler.apscheduler.add_job(print, "interval", hours=1)'
+    module.write_text(module.read_text().replace('say("ends")', f'{call}\n    say("ends")'))
+    with serve("flask run") as server:
+        worker = server.pid("begins")
+        os.kill(worker, signal.SIGTERM)
+        eventually(lambda: "Paused scheduler" in server.said)
+        (folder / "go").touch()
+        server.process.wait(60)
+        assert server.pids("ends") == {worker}
     assert unfinished(connection) == 0
 
 

@@ -116,10 +116,7 @@ class Command(BaseCommand):
         scheduler.start()
         await asyncio.to_thread(self._wait, scheduler)
         if scheduler.running:
-            scheduler.pause()
-            _stop_claiming(scheduler)
-            for executor in _task_lock_executors(scheduler):
-                await asyncio.to_thread(executor.drain)
+            await asyncio.to_thread(_drain, scheduler)
             scheduler.shutdown()
             await ended.wait()
 
@@ -157,14 +154,22 @@ class Command(BaseCommand):
 
 def _shut_down(scheduler: Any) -> None:
     if scheduler.running:
-        _stop_claiming(scheduler)
+        _drain(scheduler)
         scheduler.shutdown()
 
 
-def _stop_claiming(scheduler: Any) -> None:
-    """Stop the claims of all executors at once: each is waited for in turn."""
-    for executor in _task_lock_executors(scheduler):
+def _drain(scheduler: Any) -> None:
+    """Let running jobs end, while nothing begins on any executor.
+
+    `shutdown` would wait for them with the scheduler's own locks, and so for ever if a job or a
+    listener calls the scheduler.
+    """
+    scheduler.pause()
+    executors = _task_lock_executors(scheduler)
+    for executor in executors:
         executor.locks.stop_claiming()
+    for executor in executors:
+        executor.drain()
 
 
 def _task_lock_executors(scheduler: Any) -> list[TaskLockExecutor]:
