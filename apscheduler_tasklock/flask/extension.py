@@ -253,6 +253,7 @@ class AppScheduler:
         if command is not None:
             if servers.command_serves(command):
                 servers.end_on_sigterm()
+                self._app.before_request(self._start_with_request)
                 self._start_in_thread(servers.command_has_loaded(command))
             return
         if servers.gunicorn_worker() is not None:
