@@ -217,7 +217,7 @@ class AppScheduler:
         """Let nothing begin any more."""
         if self.apscheduler.running:
             self.apscheduler.pause()
-        for executor in self._executors:
+        for executor in self._task_lock_executors:
             executor.locks.stop_claiming()
 
     def drain(self) -> None:
@@ -226,11 +226,11 @@ class AppScheduler:
         A shutdown would wait for them with the locks of APScheduler's own scheduler, and so for
         ever if a job calls that.
         """
-        for executor in self._executors:
+        for executor in self._task_lock_executors:
             executor.drain()
 
     @property
-    def _executors(self) -> list[TaskLockExecutor]:
+    def _task_lock_executors(self) -> list[TaskLockExecutor]:
         return [e for e in executors_of(self.apscheduler) if isinstance(e, TaskLockExecutor)]
 
     def shutdown(self, wait: bool = True) -> None:
