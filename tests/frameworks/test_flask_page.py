@@ -48,7 +48,7 @@ RUN = [
     "flask tasklock pause sync_prices --for 2h",
     "flask tasklock resume sync_prices",
 ]
-INSTALL = 'pip install "apscheduler-tasklock[binary,flask]"'
+INSTALL = 'pip install ".[binary,flask]"'
 TEST = "pytest test_app.py"
 
 

@@ -37,7 +37,7 @@ SERVED = {
 }
 OWN_LIFESPAN = "uvicorn own_lifespan:app --workers 2"
 PROBES = "uvicorn probes:app"
-INSTALL = 'pip install "apscheduler-tasklock[binary,fastapi]"'
+INSTALL = 'pip install ".[binary,fastapi]"'
 UPGRADE = "apscheduler-tasklock upgrade"
 TEST = "pytest test_app.py"
 
