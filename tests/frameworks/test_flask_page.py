@@ -48,7 +48,8 @@ RUN = [
     "flask tasklock pause sync_prices --for 2h",
     "flask tasklock resume sync_prices",
 ]
-INSTALL = 'pip install ".[binary,flask]"'
+INSTALL = 'pip install ".[binary,flask]" gunicorn'
+DATABASE = "export TASKLOCK_DATABASE_URL=postgresql://owner:secret@db/app"
 TEST = "pytest test_app.py"
 
 
@@ -66,7 +67,7 @@ def folder(page: Path, tmp_path: Path) -> Path:
 
 
 def test_each_command_of_the_page_is_tested(page: Path) -> None:
-    tested = [*SERVED, REMINDERS, *RUN, INSTALL, TEST]
+    tested = [*SERVED, REMINDERS, *RUN, INSTALL, DATABASE, TEST]
     assert sorted(commands(page)) == sorted(tested)
 
 

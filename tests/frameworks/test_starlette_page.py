@@ -37,7 +37,8 @@ SERVED = {
 }
 OWN_LIFESPAN = "uvicorn own_lifespan:app --workers 2"
 PROBES = "uvicorn probes:app"
-INSTALL = 'pip install ".[binary,fastapi]"'
+INSTALL = 'pip install ".[binary,fastapi]" uvicorn'
+DATABASE = "export TASKLOCK_DATABASE_URL=postgresql://owner:secret@db/app"
 UPGRADE = "apscheduler-tasklock upgrade"
 TEST = "pytest test_app.py"
 
@@ -64,7 +65,7 @@ def answer(server: Server, path: str) -> Any:
 
 
 def test_each_command_of_the_page_is_tested(page: Path) -> None:
-    tested = [*SERVED, OWN_LIFESPAN, PROBES, INSTALL, UPGRADE, TEST]
+    tested = [*SERVED, OWN_LIFESPAN, PROBES, INSTALL, DATABASE, UPGRADE, TEST]
     assert sorted(commands(page)) == sorted(tested)
 
 
