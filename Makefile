@@ -42,9 +42,10 @@ test-faults: $(VENV)/.dev ## Run the tests of broken connections that `make test
 test-slow: $(VENV)/.dev ## Run the tests that `make test` leaves out since they take long
 	$(BIN)/pytest -n $(WORKERS) -m slow $(PYTEST_ARGS)
 
-# All but those whose server is always the same.
-test-postgres: $(VENV)/.dev ## Run the tests on PostgreSQL 14 to 18 (VERSION)
-	$(BIN)/pytest -n $(WORKERS) --postgres-version $(VERSION) -m "not own_server and not faults and not slow" $(PYTEST_ARGS)
+# Those that send the library's statements to the server of the run.
+test-postgres: $(VENV)/.dev ## Run the tests of statements on PostgreSQL 14 to 18 (VERSION)
+	$(BIN)/pytest -n $(WORKERS) --postgres-version $(VERSION) -m "not own_server and not faults and not slow" \
+		tests/contract tests/executors tests/integration tests/migration $(PYTEST_ARGS)
 
 # PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built.
 test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an installed pgbouncer
@@ -55,6 +56,8 @@ test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an 
 
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows (LOWEST_PYTHON)
 	$(MAKE) test VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt
+	$(MAKE) test-slow PYTEST_ARGS=tests/frameworks \
+		VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt
 
 ##@ Replicas under faults, and long times
 chaos: $(VENV)/.dev ## Put real replicas under random faults for three minutes, and check what they did (CHAOS_ARGS)

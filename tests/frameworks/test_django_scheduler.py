@@ -14,7 +14,7 @@ from tests.support.django_project import DjangoProject
 from tests.support.polling import eventually
 
 # Each starts several processes, which load Django.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCHEDULER = 'TASKLOCK_SCHEDULER = "project.scheduling.scheduler"'
 
@@ -120,7 +120,6 @@ scheduler.add_job(job, "interval", seconds=1, start_date="2026-01-01", id="job")
 """
 
 
-@pytest.mark.slow
 def test_two_share_a_job(
     ready: DjangoProject, connection: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
@@ -161,7 +160,6 @@ scheduler = Dying(executors={{"default": DjangoTaskLockExecutor()}})
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheduler", "module", "said"),
     [

@@ -17,7 +17,7 @@ from tests.support.polling import eventually
 from tests.support.postgres import Server
 
 # Each starts several processes, which load Django.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 APP = "apscheduler_tasklock"
 
