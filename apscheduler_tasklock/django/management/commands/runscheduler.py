@@ -144,7 +144,7 @@ class Command(BaseCommand):
                 continue
             if isinstance(end, BaseException):
                 raise end
-            self._say(f"{end}: running jobs end now. Another signal ends the process at once.")
+            self._say(f"{end}: waits for running jobs. Another signal ends the process at once.")
             return
 
     def _say(self, text: str) -> None:
