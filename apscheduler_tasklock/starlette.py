@@ -56,6 +56,8 @@ def scheduler_lifespan(
             f"{where}: give it a scheduler, or a function that makes one, not {scheduler!r}"
         )
 
+    last: list[BaseScheduler] = []
+
     @asynccontextmanager
     async def run(app: Any) -> AsyncIterator[Mapping[str, Any]]:
         async with _entered(lifespan, app) as state:
@@ -64,7 +66,9 @@ def scheduler_lifespan(
                 raise TaskLockOptionError(
                     f"{where}: it runs an AsyncIOScheduler or a BackgroundScheduler, not {made!r}"
                 )
+            _check_new(made, last)
             await _start(made)
+            last[:] = [made]
             app.state.scheduler = made
             try:
                 yield {**(state or {}), "scheduler": made}
@@ -72,6 +76,19 @@ def scheduler_lifespan(
                 await _stop(made, drains)
 
     return run
+
+
+def _check_new(made: BaseScheduler, last: list[BaseScheduler]) -> None:
+    """Make sure that a scheduler is not the one of an earlier start, whose jobs are gone.
+
+    :raises TaskLockOptionError: it is, or it runs already
+    """
+    if made.running or made in last:
+        raise TaskLockOptionError(
+            "scheduler_lifespan: the function returned a scheduler that has been started before. "
+            "It has to make a scheduler and add its jobs each time that it is called, and not "
+            "start it"
+        )
 
 
 def _checked(scheduler: BaseScheduler) -> Callable[[], BaseScheduler]:
@@ -119,7 +136,9 @@ async def _stop(scheduler: BaseScheduler, drain_timeout: float) -> None:
             await _drain(executors, drain_timeout)
         await _drain(executors, None, coroutines=False)
     finally:
-        if isinstance(scheduler, BackgroundScheduler):
+        if not scheduler.running:
+            pass  # somebody has shut it down meanwhile, as a call that the event loop makes later
+        elif isinstance(scheduler, BackgroundScheduler):
             await asyncio.to_thread(scheduler.shutdown)
         else:
             await _shut_down_on_loop(scheduler)

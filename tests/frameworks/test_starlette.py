@@ -120,6 +120,32 @@ def test_a_scheduler_that_runs_already_is_an_error(make: Make) -> None:
         scheduler.shutdown()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_function_that_returns_its_scheduler_of_before_is_an_error(
+    kind: type[BaseScheduler], make: Make
+) -> None:
+    scheduler = make(kind)
+    lifespan = scheduler_lifespan(lambda: scheduler)
+
+    async def main() -> None:
+        async with running(lifespan):
+            assert scheduler.running
+
+    asyncio.run(main())
+    with pytest.raises(TaskLockOptionError, match="make a scheduler and add its jobs each time"):
+        asyncio.run(main())
+
+
+def test_a_function_that_starts_its_scheduler_is_an_error(make: Make) -> None:
+    scheduler = make(BackgroundScheduler)
+    scheduler.start()
+    try:
+        with pytest.raises(TaskLockOptionError, match="not start it"):
+            asyncio.run(running(scheduler_lifespan(lambda: scheduler)).__aenter__())
+    finally:
+        scheduler.shutdown()
+
+
 def test_a_scheduler_of_another_kind_is_an_error(make: Make) -> None:
     with pytest.raises(TaskLockOptionError, match="AsyncIOScheduler or a BackgroundScheduler"):
         asyncio.run(running(scheduler_lifespan(lambda: make(BlockingScheduler))).__aenter__())
@@ -308,14 +334,19 @@ def test_a_job_that_waits_for_a_thread_does_not_begin_any_more(
     assert len(windows(connection, "first")) == 1
 
 
-def test_a_scheduler_that_somebody_has_shut_down_is_left_alone(make: Make) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scheduler_that_somebody_has_shut_down_is_left_alone(
+    kind: type[BaseScheduler], make: Make
+) -> None:
     app = Starlette()
 
     async def main() -> None:
-        async with scheduler_lifespan(lambda: make(BackgroundScheduler))(app):
-            app.state.scheduler.shutdown()
+        async with scheduler_lifespan(lambda: make(kind))(app):
+            # The event loop does so a moment later with an AsyncIOScheduler of APScheduler 3.11.
+            app.state.scheduler.shutdown(wait=False)
 
     asyncio.run(main())
+    assert not app.state.scheduler.running
 
 
 def test_an_error_of_the_application_stops_the_scheduler_and_is_raised(make: Make) -> None:
