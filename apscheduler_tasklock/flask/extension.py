@@ -158,6 +158,11 @@ class TaskLockScheduler:
     def _of(self, app: Flask | None) -> AppScheduler:
         if app is None and has_app_context() and EXTENSION in current_app.extensions:
             app = current_app
+        if app is not None and EXTENSION not in app.extensions:
+            raise TaskLockOptionError(
+                f"TaskLockScheduler: the application {app.name!r} has no scheduler; call init_app "
+                "first"
+            )
         found = list(self._schedulers) if app is None else [app.extensions[EXTENSION]]
         if len(found) != 1:
             raise TaskLockOptionError(

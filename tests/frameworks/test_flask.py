@@ -267,6 +267,9 @@ def test_an_application_has_one_scheduler_and_an_extension_some_application(
         TaskLockScheduler(app)
     with pytest.raises(TaskLockOptionError, match="init_app first"):
         TaskLockScheduler().start()
+    for call in (TaskLockScheduler(make_app("other")).start, TaskLockScheduler().shutdown):
+        with pytest.raises(TaskLockOptionError, match="'cafe' has no scheduler; call init_app"):
+            call(app=make_app("cafe"))
 
 
 def test_the_first_request_starts_the_scheduler_unless_the_application_is_tested(
