@@ -230,7 +230,9 @@ class TaskAdmin(ReadOnlyAdmin):
                     self.message_user(request, str(error), messages.ERROR)
                     continue
                 self.log_change(request, task, done)
-                self.message_user(request, f"{task.task_name}: {done}", messages.SUCCESS)
+                # Not the name first: the admin's pages begin each message with a capital letter.
+                told = f"Task {task.task_name!r}: {done}"
+                self.message_user(request, told, messages.SUCCESS)
 
 
 class RunAdmin(ReadOnlyAdmin):
@@ -250,6 +252,9 @@ class RunAdmin(ReadOnlyAdmin):
     search_fields = ("task_name", "error_type", "error")
     ordering = ("-ended_at",)
     actions = None
+
+    def get_object(self, _request: Any, _object_id: str, _from_field: str | None = None) -> None:
+        """Return none: a name stands for several runs, so that no run has a page of its own."""
 
 
 def _statuses(locks: TaskLocks, tasks: Sequence[Any]) -> list[TaskStatus]:

@@ -143,14 +143,14 @@ def test_the_actions_pause_resume_and_request_a_run_in_the_users_name(
     add("other")
     state = "SELECT task_name, paused_by, requested_by FROM task_lock ORDER BY task_name"
     _, _, told = site.browse(action("pause", "one", "other"))[0]
-    assert told == [["success", "one: paused"], ["success", "other: paused"]]
+    assert told == [["success", "Task 'one': paused"], ["success", "Task 'other': paused"]]
     assert connection.execute(state).fetchall() == [
         ("one", "alice", None),
         ("other", "alice", None),
     ]
     resumed, requested = site.browse(action("resume", "one"), action("run_now", "other"))
-    assert resumed[2] == [["success", "one: resumed"]]
-    assert requested[2] == [["success", "other: asked for a run"]]
+    assert resumed[2] == [["success", "Task 'one': resumed"]]
+    assert requested[2] == [["success", "Task 'other': asked for a run"]]
     assert connection.execute(state).fetchall() == [
         ("one", None, None),
         ("other", "alice", "alice"),
@@ -172,7 +172,7 @@ def test_what_the_library_refuses_is_shown(
     _, _, told = site.browse(action("run_now", "orphan", "one"))[0]
     [wrong] = [text for level, text in told if level == "error"]
     assert "orphan" in wrong
-    assert ["success", "one: asked for a run"] in told
+    assert ["success", "Task 'one': asked for a run"] in told
     connection.execute("ALTER TABLE task_lock RENAME COLUMN overdue_at TO too_late_at")
     status, page, told = site.browse(("get", TASKS, {}))[0]
     assert status == 200
@@ -191,7 +191,7 @@ def test_freeing_asks_first_and_frees_the_run_that_was_shown(
     assert connection.execute(finished).fetchall() == []
     confirmed = {"name": ["alive", "dead"], "token": ["7", "7"], "confirmed": "Free"}
     _, _, told = site.browse(action("free", "dead", "alive", **confirmed))[0]
-    assert ["success", "dead: freed"] in told
+    assert ["success", "Task 'dead': freed"] in told
     [refused] = [text for level, text in told if level == "error"]
     assert "alive" in refused
     assert connection.execute(finished).fetchall() == [("dead",)]
@@ -202,7 +202,7 @@ def test_freeing_asks_first_and_frees_the_run_that_was_shown(
         action("free", "alive", **stale), action("free", "alive", **newest)
     )
     assert [level for level, _ in refused_stale[2]] == ["error"]
-    assert freed[2] == [["success", "alive: freed"]]
+    assert freed[2] == [["success", "Task 'alive': freed"]]
 
 
 def test_permissions_decide_who_sees_and_who_operates(
@@ -238,6 +238,17 @@ def test_nothing_is_added_changed_or_deleted_in_a_form(
     assert connection.execute("SELECT locked_by FROM task_lock").fetchall() == [("one",)]
 
 
+def test_a_run_has_no_page_of_its_own(
+    site: DjangoProject, add: Callable[..., None], connection: psycopg.Connection[Any]
+) -> None:
+    add("one")
+    rows.add_run(connection, "one", 1)
+    rows.add_run(connection, "one", 2)
+    pages = site.browse(("get", f"{RUNS}one/change/", {}), ("get", f"{RUNS}one/history/", {}))
+    assert [status for status, _, _ in pages] == [200, 200]  # the admin's first page, with a word
+    assert all("exist. Perhaps it was deleted" in str(told) for _, _, told in pages)
+
+
 def test_there_are_no_lists_where_locks_are_off(make_project: MakeProject) -> None:
     project = make_project()
     project.configure("TASKLOCK_ENABLED = False")
@@ -254,7 +265,7 @@ def test_the_lists_are_of_the_database_of_the_task_locks(
     add("elsewhere")
     listed, paused = project.browse(("get", TASKS, {}), action("pause", "elsewhere"))
     assert cells(listed[1], "elsewhere").startswith("elsewhere | ok | ")
-    assert paused[2] == [["success", "elsewhere: paused"]]
+    assert paused[2] == [["success", "Task 'elsewhere': paused"]]
 
 
 def test_the_page_of_a_task_that_is_never_due_again_is_shown(
