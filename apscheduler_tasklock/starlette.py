@@ -12,7 +12,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.base import BaseScheduler
 
-from apscheduler_tasklock._scheduler.adapter import executors_of
+from apscheduler_tasklock.draining import stop_claiming, task_lock_executors
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.options import parse_seconds
@@ -127,10 +127,8 @@ async def _start(scheduler: BaseScheduler) -> None:
 async def _stop(scheduler: BaseScheduler, drain_timeout: float) -> None:
     if not scheduler.running:
         return  # somebody has shut it down
-    executors = [e for e in executors_of(scheduler) if isinstance(e, TaskLockExecutor)]
-    scheduler.pause()  # what needs no claim would still begin
-    for executor in executors:
-        executor.locks.stop_claiming()  # at once: a thread may have to wait for jobs to end
+    executors = task_lock_executors(scheduler)
+    stop_claiming(scheduler)  # at once: a thread may have to wait for jobs to end
     try:
         if drain_timeout:
             await _drain(executors, drain_timeout)

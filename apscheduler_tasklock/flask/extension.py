@@ -14,7 +14,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from flask import Flask, current_app, has_app_context
 
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._scheduler.adapter import executors_of
+from apscheduler_tasklock.draining import drain, stop_claiming
 from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockSchemaError
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.flask import servers
@@ -218,26 +218,6 @@ class AppScheduler:
             self._started_in = os.getpid()
             _running.add(self)
 
-    def stop_claiming(self) -> None:
-        """Let nothing begin any more."""
-        if self.apscheduler.running:
-            self.apscheduler.pause()
-        for executor in self._task_lock_executors:
-            executor.locks.stop_claiming()
-
-    def drain(self) -> None:
-        """Let running jobs end.
-
-        A shutdown would wait for them with the locks of APScheduler's own scheduler, and so for
-        ever if a job calls that.
-        """
-        for executor in self._task_lock_executors:
-            executor.drain()
-
-    @property
-    def _task_lock_executors(self) -> list[TaskLockExecutor]:
-        return [e for e in executors_of(self.apscheduler) if isinstance(e, TaskLockExecutor)]
-
     def shutdown(self, wait: bool = True) -> None:
         """Shut it down, if it runs in this process."""
         with self._lock:
@@ -372,12 +352,12 @@ def _shut_down_all() -> None:
     _ending.set()
     schedulers = list(_running)
     for scheduler in schedulers:
-        scheduler.stop_claiming()
+        stop_claiming(scheduler.apscheduler)
     for scheduler in schedulers:
-        scheduler.drain()
+        drain(scheduler.apscheduler)
         scheduler.shutdown()
 
 
 # Before the interpreter closes its thread pools, so that no job is submitted to a closed one.
 # `atexit` would come after that.
-threading._register_atexit(_shut_down_all)  # type: ignore[attr-defined]
+threading._register_atexit(_shut_down_all)  # type: ignore[attr-defined]  # not public

@@ -43,7 +43,7 @@ def command_lines(snippet: Snippet) -> Iterator[list[str]]:
 
 def check_own_command(words: list[str], _page: str) -> None:
     class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> None:  # type: ignore[override]
+        def error(self, message: str) -> None:  # type: ignore[override]  # it never returns either
             raise AssertionError(f"{shlex.join(words)}: {message}")
 
     build_parser(Parser).parse_args(words[1:])

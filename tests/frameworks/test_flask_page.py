@@ -142,7 +142,7 @@ def test_a_reminder_of_the_page_is_run_once(
     with served(REMINDERS, folder, environment, tmp_path / "log") as server:
         eventually(lambda: replicas(connection) == 2)
         for text in ("tea", "coffee"):
-            eventually(lambda text=text: added(server, text))  # type: ignore[misc]
+            eventually(lambda text=text: added(server, text))  # type: ignore[misc]  # its type is not inferred
         eventually(lambda: runs() == 2)
         said = server.stopped()
     assert "Traceback" not in said, said

@@ -152,7 +152,7 @@ def test_a_scheduler_of_another_kind_is_an_error(make: Make) -> None:
     with pytest.raises(TaskLockOptionError, match="not 3"):
         scheduler_lifespan(3)  # type: ignore[arg-type]  # what is tested
     with pytest.raises(TaskLockOptionError, match="drain_timeout"):
-        scheduler_lifespan(lambda: make(AsyncIOScheduler), drain_timeout="soon")  # type: ignore[arg-type]
+        scheduler_lifespan(lambda: make(AsyncIOScheduler), drain_timeout="soon")  # type: ignore[arg-type]  # refused
 
 
 @pytest.mark.parametrize("kind", KINDS)

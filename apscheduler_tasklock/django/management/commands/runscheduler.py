@@ -17,11 +17,10 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 
-from apscheduler_tasklock._scheduler.adapter import executors_of
 from apscheduler_tasklock.django.configuration import configuration
 from apscheduler_tasklock.django.scheduler import SETTING, make_scheduler
+from apscheduler_tasklock.draining import drain, task_lock_executors
 from apscheduler_tasklock.errors import TaskLockError, TaskLockSchemaError
-from apscheduler_tasklock.executor import TaskLockExecutor
 
 # Seconds between two looks whether the scheduler lives. It counts as dead when two in a row say so.
 LOOK_INTERVAL = 5.0
@@ -116,7 +115,7 @@ class Command(BaseCommand):
         scheduler.start()
         await asyncio.to_thread(self._wait, scheduler)
         if scheduler.running:
-            await asyncio.to_thread(_drain, scheduler)
+            await asyncio.to_thread(drain, scheduler)
             scheduler.shutdown()
             await ended.wait()
 
@@ -135,7 +134,7 @@ class Command(BaseCommand):
             try:
                 end = self._ends.get(timeout=LOOK_INTERVAL)
             except Empty:
-                is_live = all(e.health().live for e in _task_lock_executors(scheduler))
+                is_live = all(e.health().live for e in task_lock_executors(scheduler))
                 dead_looks = 0 if is_live else dead_looks + 1
                 if dead_looks > 1:
                     raise CommandError(
@@ -154,23 +153,5 @@ class Command(BaseCommand):
 
 def _shut_down(scheduler: Any) -> None:
     if scheduler.running:
-        _drain(scheduler)
+        drain(scheduler)
         scheduler.shutdown()
-
-
-def _drain(scheduler: Any) -> None:
-    """Let running jobs end, while nothing begins on any executor.
-
-    `shutdown` would wait for them with the scheduler's own locks, and so for ever if a job or a
-    listener calls the scheduler.
-    """
-    scheduler.pause()
-    executors = _task_lock_executors(scheduler)
-    for executor in executors:
-        executor.locks.stop_claiming()
-    for executor in executors:
-        executor.drain()
-
-
-def _task_lock_executors(scheduler: Any) -> list[TaskLockExecutor]:
-    return [e for e in executors_of(scheduler) if isinstance(e, TaskLockExecutor)]
