@@ -130,10 +130,14 @@ def on_port(command: str, port: int) -> list[str]:
 
 
 def replicas(connection: psycopg.Connection[Any]) -> int:
-    """Count the schedulers that are connected; each names itself."""
+    """Count the processes whose schedulers are connected.
+
+    Each names itself ``tasklock host:process:random``, or ``... child process`` where it was
+    forked; an executor and a job store of one process differ in the random part.
+    """
     found = connection.execute(
-        "SELECT count(DISTINCT application_name) FROM pg_stat_activity"
-        " WHERE application_name LIKE 'tasklock %'"
+        "SELECT count(DISTINCT regexp_replace(application_name, ':[0-9a-f]{8}', '')) FROM"
+        " pg_stat_activity WHERE application_name LIKE 'tasklock %'"
     ).fetchone()
     assert found is not None
     return int(found[0])
