@@ -42,9 +42,9 @@ def _measure_nothing(_submission: Submission) -> RunTelemetry:
 # Returns what measures a run time of a submission. It is chosen once.
 telemetry_of: Callable[[Submission], RunTelemetry] = _measure_nothing
 with suppress(ImportError):  # the extra `otel` is not installed
-    from apscheduler_tasklock._scheduler.otel import OpenTelemetryRun
+    from apscheduler_tasklock._scheduler import otel
 
-    telemetry_of = OpenTelemetryRun
+    telemetry_of = otel.telemetry_of
 
 Dispatch = Callable[[Any], None]
 

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 NAME = "apscheduler_tasklock"
 
+# Where the API's own providers are, which do nothing until an SDK is set in their place.
+_API = ("opentelemetry.metrics", "opentelemetry.trace")
+
 TASK_NAME = "tasklock.task.name"
 CLAIM_RESULT = "tasklock.claim.result"
 REFUSAL_REASON = "tasklock.refusal.reason"
@@ -102,6 +105,18 @@ def _instruments() -> _Instruments:
             if _made is None:
                 _made = _Instruments()
     return _made
+
+
+_NOTHING = RunTelemetry()
+
+
+def telemetry_of(submission: Submission) -> RunTelemetry:
+    """Return what measures a run time of a submission: nothing while there is no SDK."""
+    with _contained():
+        providers = (metrics.get_meter_provider(), trace.get_tracer_provider())
+        if any(not type(provider).__module__.startswith(_API) for provider in providers):
+            return OpenTelemetryRun(submission)
+    return _NOTHING
 
 
 class OpenTelemetryRun(RunTelemetry):
