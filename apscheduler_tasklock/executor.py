@@ -46,6 +46,7 @@ from apscheduler_tasklock._scheduler.adapter import (
     jobstore_of,
     make_inner,
     report_jobs,
+    runs_in_processes,
     unwrap,
     worker_processes,
     wrap,
@@ -57,6 +58,7 @@ from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
 from apscheduler_tasklock._scheduler.lateness import SchedulerPass, SchedulerPasses, WorkerQueue
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Reports
 from apscheduler_tasklock._scheduler.poll import Poll
+from apscheduler_tasklock._scheduler.queued import QueuedRuns
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.requests import RequestedRuns
 from apscheduler_tasklock._scheduler.submission import (
@@ -232,6 +234,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._workers = WorkerQueue()
         self._passes = SchedulerPasses()
         self._coroutines: set[RunAttempt] = set()
+        self._queued = QueuedRuns()
         self._active: dict[UUID, _Active] = {}
         self._set_by_hand: dict[JobKey, datetime] = {}  # run times that are yet to be submitted
         self._idle = threading.Condition()  # told when one of these is over
@@ -518,6 +521,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._hand_to_worker(submission)
         except BaseException:
             self._active.pop(key, None)
+            self._queued.take(submission)
             with self._idle:
                 self._idle.notify_all()
             raise
@@ -533,8 +537,11 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             Notifier(dispatch, self._blocked),
             self._workers,
             self._coroutines,
+            self._queued,
             self.wrap_function,
         )
+        if not runs_in_processes(self._inner):
+            self._queued.add(submission)
         self._inner.submit_job(JobWrapper(submission, context), list(submission.run_times[-1:]))
 
     def _submit_again(self, submission: Submission, not_now: Callable[[], None]) -> None:
@@ -578,6 +585,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._lost_workers.add(active.processes, active.submission)
 
     def _over(self, submission: Submission) -> None:
+        self._queued.take(submission)  # if no worker has: it was cancelled
         if submission.one_off and self._adapter.hands_out(submission.jobstore):
             self._forget(submission.key)
         self._failover.ended(submission)

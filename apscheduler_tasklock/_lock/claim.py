@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from apscheduler_tasklock._database.errors import ConflictError, RowLockedError, is_rolled_back
 from apscheduler_tasklock._database.exchange import Request
@@ -152,6 +152,30 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
             attempt._decided(answers.get(attempt.request.claim_id), sent, is_bound=is_bound)
             for attempt in requests
         ]
+
+    @classmethod
+    def find_taken(cls, cursor: Any, requests: Sequence[ClaimAttempt]) -> dict[UUID, Decision]:
+        """Tell which claims would be refused, since their windows are taken, without sending them.
+
+        :return: what would become of them, by their ids
+        """
+        context = requests[0]._context
+        sent, lags = time.monotonic(), [attempt._lag() for attempt in requests]
+        bound = context.clock.latest(sent)
+        times = ReadTimes(latest=bound, stable=context.outage.stable)
+        asked = [attempt.request for attempt in requests]
+        answers = context.protocol.find_taken(cursor, asked, lags, times)
+        is_bound = True
+        for answer in list(answers.values())[:1]:  # they have the same time
+            is_bound = context.clock.learn(
+                sent=sent,
+                answered=time.monotonic(),
+                database_time=answer.database_time,
+                bound=bound,
+            )
+        if not is_bound:
+            return {}
+        return {claim_id: Decision(answer, sent) for claim_id, answer in answers.items()}
 
     def _lag(self) -> float:
         return max(0.0, _local_time() - self._due)

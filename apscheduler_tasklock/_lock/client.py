@@ -340,6 +340,27 @@ class LockClient:
             if not isinstance(claimed, HeldLock):
                 self.in_use.end_use()
 
+    def find_taken(self, requests: Sequence[ClaimRequest]) -> dict[UUID, Decision]:
+        """Tell which claims would be refused, since their windows are taken, without sending them.
+
+        One that is refused by this is refused for good: a window that is taken does not become free
+        for others, but by a release that opens it again.
+
+        :return: what would become of them, by their ids; of at most so many as travel together. One
+            that is missing may be granted, or not.
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects the statement; or these task locks are closed
+        """
+        attempts = [
+            ClaimAttempt(request, self._context)
+            for request in requests[:MOST_TOGETHER]
+            # Else it could be refused on account of this replica's own last run.
+            if not self._pending.has(request.task_name)
+        ]
+        if not attempts:
+            return {}
+        return self.ask(partial(ClaimAttempt.find_taken, requests=attempts))
+
     def _end_in_doubt(self, attempt: AnyAttempt) -> None:
         """See to it that a claim that was sent and not answered is ended."""
         request = attempt.request

@@ -381,6 +381,25 @@ class MemoryProtocol:
             known = set(self._locks.rows)
             return self._claims(cursor, requests, lags, times, lambda name: name not in known)
 
+    def find_taken(
+        self,
+        cursor: Any,
+        requests: Sequence[ClaimRequest],
+        lags: Sequence[float],
+        times: ReadTimes,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Tell which of many claims would be refused, since their windows are taken."""
+        taken = {}
+        with self._locks.lock:
+            now, rows = self._locks.now(), self._locks.rows
+            for request, lag in zip(requests, lags, strict=True):
+                if request.task_name in rows:
+                    claim = _Claim.of(request, replace(times, lag=lag), now)
+                    found = claim.found(rows[request.task_name])
+                    if not (found.granted or found.new_window):
+                        taken[request.claim_id] = found
+        return taken
+
     def _claims(
         self,
         cursor: Any,

@@ -213,22 +213,28 @@ class ClaimRequest:
         :param lag: seconds since the run time, by the replica's clock; never below 0
         """
         return {
-            "task_name": self.task_name,
-            "claim_id": self.claim_id,
-            "lag": lag,
-            "run_time": self.run_time if self.exact else None,
-            # psycopg prepares a statement anew for integers of each size.
-            "min_lock": float(self.min_lock),
+            **self.window_parameters(lag),
             "max_lock": float(self.max_lock),
             "lease": None if self.lease is None else float(self.lease),
-            "failover": self.failover,
-            "runs": self.runs,
             "one_off": self.one_off,
             "schedule": self.schedule,
             "next_in": None if self.next_in is None else float(self.next_in),
             "is_last": self.is_last,
             "grace": float(self.grace),
             "max_runtime": None if self.max_runtime is None else float(self.max_runtime),
+        }
+
+    def window_parameters(self, lag: float) -> dict[str, object]:
+        """Return those parameters that say whether its window is taken; see :meth:`parameters`."""
+        return {
+            "task_name": self.task_name,
+            "claim_id": self.claim_id,
+            "lag": lag,
+            "run_time": self.run_time if self.exact else None,
+            # psycopg prepares a statement anew for integers of each size.
+            "min_lock": float(self.min_lock),
+            "failover": self.failover,
+            "runs": self.runs,
         }
 
 
@@ -635,6 +641,7 @@ class TaskLockProtocol:
         }
         self._claim = RecordingStatement(statements.claim, name, runs)
         self._claim_many = RecordingStatement(statements.claim_many, name, runs, is_batch=True)
+        self._find_taken = Statement(statements.find_taken(name))
         self._first_claim = Statement(statements.first_claim(name))
         self._first_claim_many = Statement(statements.first_claim_many(name))
         self._look = Statement(statements.look(name))
@@ -756,6 +763,23 @@ class TaskLockProtocol:
             it has a row by now.
         """
         return self._claims(cursor, self._first_claim_many, requests, lags, times)
+
+    def find_taken(
+        self,
+        cursor: Any,
+        requests: Sequence[ClaimRequest],
+        lags: Sequence[float],
+        times: ReadTimes,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Tell which of many claims would be refused, since their windows are taken.
+
+        It changes nothing. See :meth:`claim_many`.
+
+        :return: their answers. One that is missing may be granted.
+        """
+        asked = (r.window_parameters(lag) for r, lag in zip(requests, lags, strict=True))
+        parameters = {**statements.many(asked), "latest": times.latest, "stable": times.stable}
+        return self._answers(cursor, self._find_taken, parameters)
 
     def _claims(
         self,

@@ -62,6 +62,15 @@ class LockProtocol(Protocol):
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take many tasks without a row."""
 
+    def find_taken(
+        self,
+        cursor: Any,
+        requests: Sequence[ClaimRequest],
+        lags: Sequence[float],
+        times: ReadTimes,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Tell which of many claims would be refused, since their windows are taken."""
+
     def claim_requested(
         self, cursor: Any, request: ManualRequest, *, stable: bool
     ) -> ClaimAnswer | None:

@@ -38,6 +38,11 @@ _CLAIM_TYPES = {
     "grace": "float8",
     "max_runtime": "float8",
 }
+# What says whether a claim's window is taken.
+_WINDOW_TYPES = {
+    name: _CLAIM_TYPES[name]
+    for name in ("task_name", "claim_id", "lag", "run_time", "min_lock", "failover", "runs")
+}
 _TAKEOVER_TYPES = {
     "task_name": "text",
     "claim_id": "uuid",
@@ -399,6 +404,9 @@ _ASKED_ONE = f"""SELECT run_time, {_FIRED} AS fired
 _ASKED_MANY = f"""SELECT *, {_FIRED} AS fired
                   FROM (SELECT *, {_reckoned("lag")} FROM {_rows(_CLAIM_TYPES)}) AS request"""
 
+_ASKED_WINDOWS = f"""SELECT *, {_FIRED} AS fired
+                     FROM (SELECT *, {_reckoned("lag")} FROM {_rows(_WINDOW_TYPES)}) AS request"""
+
 _ROW = """task_name, started_at, locked_until, run_until, window_start, window_until, locked_by,
           claim_id, token, deaths, handovers, handed_over, failover, runs, one_off, kind, schedule,
           due_at, overdue_at, overrun_at"""
@@ -536,6 +544,16 @@ def claim_many(table: str, history: History | None = None) -> str:
                {_made_or_found(_MANY.made, {**_FOUND, **_ROW_FOUND})}
         FROM asked JOIN {table} AS lock USING (task_name) LEFT JOIN claimed USING (task_name),
              {_MANY.found_state}
+    """
+
+
+def find_taken(table: str) -> str:
+    """Return the statement that tells which of many windows are taken. It writes nothing."""
+    return f"""
+        WITH asked AS ({_ASKED_WINDOWS})
+        SELECT asked.claim_id AS asked_claim_id, {_as({**_FOUND, **_ROW_FOUND})}
+        FROM asked JOIN {table} AS lock USING (task_name), {_MANY.found_state}
+        WHERE NOT (found.granted OR found.new_window)
     """
 
 

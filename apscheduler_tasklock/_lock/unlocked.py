@@ -168,6 +168,16 @@ class UnlockedProtocol:
         """Grant many claims."""
         return self.claim_many(cursor, requests, lags, times)
 
+    def find_taken(
+        self,
+        cursor: Any,
+        requests: Sequence[ClaimRequest],
+        lags: Sequence[float],
+        times: ReadTimes,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Return nothing: each claim is granted."""
+        return {}
+
     def claim_requested(
         self, cursor: Any, request: ManualRequest, *, stable: bool
     ) -> ClaimAnswer | None:

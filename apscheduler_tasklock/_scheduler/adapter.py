@@ -184,12 +184,17 @@ def worker_processes(inner: Any) -> Mapping[int, Any]:
     return getattr(getattr(inner, "_pool", None), "_processes", None) or {}
 
 
+def runs_in_processes(inner: Any) -> bool:
+    """Tell whether a wrapped executor runs jobs in other processes."""
+    return isinstance(getattr(inner, "_pool", None), ProcessPoolExecutor)
+
+
 def check_importable(redact: Callable[..., Any], inner: Any) -> None:
     """Make sure that worker processes can have ``redact``, if a wrapped executor has any.
 
     :raises TaskLockOptionError: it cannot be pickled; each job would fail when it is submitted
     """
-    if not isinstance(getattr(inner, "_pool", None), ProcessPoolExecutor):
+    if not runs_in_processes(inner):
         return
     try:
         pickle.dumps(redact)

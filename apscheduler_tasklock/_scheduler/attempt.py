@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -27,18 +27,15 @@ from apscheduler_tasklock._lock.protocol import (
     NOT_BEGUN,
     ClaimRequest,
     Ending,
-    HandOut,
-    ManualRequest,
     Refusal,
     ReleaseAnswer,
     RunEnd,
-    TakeoverRequest,
 )
 from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._scheduler.lateness import is_late, is_later_than
 from apscheduler_tasklock._scheduler.notify import Notifier, Reports
+from apscheduler_tasklock._scheduler.request import request_of
 from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED, Blocked, JobView, Submission
-from apscheduler_tasklock._scheduler.triggers import nominal_time
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock, holding
 
@@ -53,8 +50,10 @@ class RunAttempt:
 
     :param claim_id: the claim's id, which a worker process's parent has to know
     :param notifier: gets the lock events as they happen
+    :param request: its claim, if that was made already
     :param clock: the wall clock, in seconds since 1970
     :ivar run_time: the run time of the window that is run
+    :ivar refused: whether its claim was refused
     :ivar running: whether the job runs, under its lock
     :ivar blocked: what stood against it, if that may turn out to be dead
     """
@@ -66,9 +65,11 @@ class RunAttempt:
         claim_id: UUID,
         locks: LockClient,
         notifier: Notifier,
+        request: ClaimRequest | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.run_time = run_time
+        self.refused = False
         self.running = False
         self.blocked: Blocked | None = None
         self._submission = submission
@@ -79,10 +80,9 @@ class RunAttempt:
         self._telemetry = self._reports.telemetry
         self._wanted_at = time.monotonic()
         self._missed = False
-        self._asked: AnyRequest | None = None
+        self._asked: AnyRequest | None = request
         self._sent: AnyAttempt | None = None
         self._held: HeldLock | None = None
-        self._next_at: float | None = None  # the run time after this one, on the local clock
         # Who ends the claim: the worker, or a shutdown that cuts the run.
         self._end_lock = threading.Lock()
         self._ended = False
@@ -348,6 +348,7 @@ class RunAttempt:
         return submission.dead_run is not None or is_asked_for or submission.is_standby
 
     def _refused(self, refusal: Refusal) -> None:
+        self.refused = True
         if self._submission.request_id is not None:
             logger.debug(
                 "Task %r: the run that was asked for is not begun here: %r has it",
@@ -387,92 +388,7 @@ class RunAttempt:
             )
 
     def _request(self) -> AnyRequest:
-        """Return what is claimed: the job's run time, a dead run's window, or a run by hand."""
-        submission, dead_run = self._submission, self._submission.dead_run
-        assert submission.options is not None
-        if dead_run is not None:
-            _, max_lock = submission.lock_times(submission.period(self.run_time))
-            return TakeoverRequest(
-                submission.task_name,
-                dead_run.claim_id,
-                dead_run.holder,
-                lease=submission.options.lease_within(max_lock),
-                failover=submission.failover,
-                claim_id=self._claim_id,
-            )
-        if submission.request_id is not None:
-            _, max_lock = submission.lock_times(submission.period(self.run_time))
-            return ManualRequest(
-                submission.task_name,
-                submission.request_id,
-                max_lock,
-                lease=submission.options.lease_within(max_lock),
-                failover=submission.failover,
-                runs=submission.runs,
-                max_runtime=submission.options.max_runtime,
-                claim_id=self._claim_id,
-            )
-        if submission.hand_out is not None:
-            return self._request_of(submission.hand_out)
-        nominal = nominal_time(submission.trigger, self.run_time)
-        period = submission.period(nominal)
-        min_lock, max_lock = submission.lock_times(period)
-        is_last = submission.is_last_run(nominal, period)
-        if period is not None and not is_last:
-            self._next_at = nominal.timestamp() + period
-        return ClaimRequest(
-            submission.task_name,
-            min_lock,
-            max_lock,
-            run_time=nominal,
-            exact=submission.run_time_is_shared(nominal),
-            lease=submission.options.lease_within(max_lock),
-            failover=submission.failover,
-            runs=submission.runs,
-            one_off=submission.one_off,
-            schedule=submission.schedule,
-            # Sooner than a longer minimum lock lets it, it cannot be run.
-            next_in=None if period is None else max(period, min_lock),
-            is_last=is_last,
-            grace=submission.grace(period),
-            max_runtime=submission.options.max_runtime,
-            claim_id=self._claim_id,
-            # What may be run without its lock has been run.
-            keep_window_if_in_doubt=submission.run_unlocked,
-        )
-
-    def _request_of(self, hand_out: HandOut) -> ClaimRequest:
-        """Return what is claimed of a job of the job store: the run time that was handed out.
-
-        It is in one row, and so has no window that would keep it from others.
-        """
-        submission, following = self._submission, hand_out.following
-        assert submission.options is not None
-        period = submission.period(nominal_time(submission.trigger, self.run_time))
-        _, max_lock = submission.lock_times(period)
-        next_in = None
-        if following is not None:
-            # Exactly: as numbers, times of today are a microsecond off now and then.
-            start = hand_out.run_time.astimezone(timezone.utc)
-            next_in = (following.astimezone(timezone.utc) - start).total_seconds()
-        return ClaimRequest(
-            submission.task_name,
-            min_lock=0.0,
-            max_lock=max_lock,
-            run_time=self.run_time,
-            exact=True,
-            lease=submission.options.lease_within(max_lock),
-            failover=submission.failover,
-            runs=submission.runs,
-            one_off=submission.one_off,
-            schedule=submission.schedule,
-            next_in=next_in,
-            is_last=following is None,
-            grace=submission.grace(period),
-            max_runtime=submission.options.max_runtime,
-            claim_id=self._claim_id,
-            hand_out=hand_out,
-        )
+        return request_of(self._submission, self.run_time, self._claim_id)
 
     def _note_run_time(self, held: HeldLock) -> None:
         if not held.is_takeover or held.run_time is None:
@@ -518,10 +434,18 @@ class RunAttempt:
         if self._submission.is_manual:
             if end.outcome != "ok":
                 return end
-        elif self._next_at is not None and self._clock() < self._next_at:
+        elif self._is_before_next_run():
             return end
         next_in, is_last = self._submission.next_from(self.run_time, self._clock())
         return replace(end, next_in=next_in, is_last=is_last)
+
+    def _is_before_next_run(self) -> bool:
+        """Tell whether the run time that the claim has told as the next one is still to come."""
+        asked = self._asked
+        if not isinstance(asked, ClaimRequest) or asked.next_in is None or asked.is_last:
+            return False
+        assert asked.run_time is not None
+        return self._clock() < asked.run_time.timestamp() + asked.next_in
 
     def _cut_short(self, *, begun: bool) -> RunEnd:
         """Note that the run is cut short, and return how its claim is to be ended.

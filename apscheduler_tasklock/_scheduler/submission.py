@@ -104,6 +104,12 @@ class Submission:
         return self.options is not None and bool(self.options.failover)
 
     @property
+    def claims_one_window(self) -> bool:
+        """Whether it claims the window of one run time of the schedule, in a thread."""
+        is_other = self.dead_run or self.request_id or self.hand_out or self.awaited
+        return self.options is not None and len(self.run_times) == 1 and not is_other
+
+    @property
     def is_manual(self) -> bool:
         """Whether it was asked for by hand, or runs one again that was and that died."""
         return self.request_id is not None or (self.dead_run is not None and self.dead_run.manual)

@@ -16,9 +16,11 @@ from apscheduler.executors.base import run_job
 
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.offload import result_of
+from apscheduler_tasklock._lock.protocol import ClaimRequest
 from apscheduler_tasklock._scheduler.attempt import RunAttempt, is_being_cancelled
 from apscheduler_tasklock._scheduler.lateness import WorkerQueue
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier
+from apscheduler_tasklock._scheduler.queued import QueuedRun, QueuedRuns
 from apscheduler_tasklock._scheduler.submission import JobView, RunResult, Submission
 from apscheduler_tasklock._scheduler.workers import deferred_signals, hear_of_shutdown, worker_id
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -43,6 +45,7 @@ class RunContext:
     :ivar notifier: gets the lock events as they happen
     :ivar workers: reckons when run times would have begun if the lock took no time
     :ivar coroutines: the coroutine jobs that hold a claim, or are about to
+    :ivar queued: the run times that wait for a worker
     :ivar wrap_function: returns what is called in place of a job's function
     """
 
@@ -50,6 +53,7 @@ class RunContext:
     notifier: Notifier
     workers: WorkerQueue
     coroutines: set[RunAttempt]
+    queued: QueuedRuns
     wrap_function: Callable[[Callable[..., Any]], Callable[..., Any]] = _unchanged
 
 
@@ -101,11 +105,16 @@ class LockedRun:
         result = RunResult(submission.claim_ids)
         turn = self._context.workers.begin(submission.submitted_at, new_worker_since)
         try:
-            for attempt in self._attempts(result):
+            known = self._context.queued.take(submission) or QueuedRun(submission)
+            for attempt in self._attempts(result, known.request):
                 attempt.check_lateness(turn.at)
-                job = attempt.begin()
+                began_at = time.monotonic()
+                job = attempt.begin(known.refused)
                 if job is None:
+                    if attempt.refused and known.refused is None:
+                        self._context.queued.ask(self._context.locks, began_at)
                     continue
+                self._context.queued.note_granted()
                 if attempt.lost:
                     attempt.give_up_lost()
                     continue
@@ -157,11 +166,18 @@ class LockedRun:
                     break
         return result
 
-    def _attempts(self, result: RunResult) -> Iterator[RunAttempt]:
-        """Yield an attempt for each run time, and note what stood against it."""
+    def _attempts(
+        self, result: RunResult, request: ClaimRequest | None = None
+    ) -> Iterator[RunAttempt]:
+        """Yield an attempt for each run time, and note what stood against it.
+
+        :param request: the claim of the only run time, if it was made already
+        """
         submission, context = self._submission, self._context
         for run_time, claim_id in zip(submission.run_times, submission.claim_ids, strict=True):
-            attempt = RunAttempt(submission, run_time, claim_id, context.locks, context.notifier)
+            attempt = RunAttempt(
+                submission, run_time, claim_id, context.locks, context.notifier, request
+            )
             yield attempt
             if attempt.blocked is not None:
                 result.blocked.append(attempt.blocked)
@@ -203,7 +219,9 @@ class WorkerProcessRun:
         hear_of_shutdown(locks)
         result = RunResult(self._submission.claim_ids)
         with deferred_signals():
-            context = RunContext(locks, Notifier(result.append, _blocked), _workers, set())
+            context = RunContext(
+                locks, Notifier(result.append, _blocked), _workers, set(), QueuedRuns()
+            )
             own = LockedRun(self._submission, context).run(time.monotonic())
             result.extend(own)
             result.blocked.extend(own.blocked)

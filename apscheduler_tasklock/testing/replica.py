@@ -575,7 +575,7 @@ class SimulatedExecutor(TaskLockExecutor):
     def attempt(self, submission: Submission, run_time: datetime, claim_id: UUID) -> RunAttempt:
         """Return an attempt at a run time."""
         notifier = Notifier(self._adapter.dispatch, self._blocked)
-        return RunAttempt(submission, run_time, claim_id, self.client, notifier, self._clock)
+        return RunAttempt(submission, run_time, claim_id, self.client, notifier, clock=self._clock)
 
     def _hand_to_worker(self, submission: Submission) -> None:
         job = submission.job

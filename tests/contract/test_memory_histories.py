@@ -54,6 +54,7 @@ class Requests:
         kinds = [
             *[self.claim] * 6,
             self.claim_many,
+            self.find_taken,
             *[self.take_over] * 3,
             self.take_over_many,
             *[self.release] * 4,
@@ -130,6 +131,10 @@ class Requests:
             return known, first
 
         return ask
+
+    def find_taken(self) -> Ask:
+        requests, times = [self.claim_request(task) for task in TASKS], self.times()
+        return lambda protocol: protocol.find_taken(protocol.cursor, requests, [0.0, 1.0], times)
 
     def takeover_request(self, task: str) -> TakeoverRequest:
         dead, lease = self.claim_of(task), self.rng.choice([None, 1.0, 5.0])

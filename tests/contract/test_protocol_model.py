@@ -265,12 +265,30 @@ class ClaimHistory(RuleBasedStateMachine):
         lags = [self.now - wish.run_time for wish in asked]
         protocol = self.protocols[asked[0].replica]
         times = ReadTimes(lags[0], None if latest is None else as_time(latest), stable)
+        taken = protocol.find_taken(self.cursor, requests, lags, times)
+        answers = self.answered(protocol, requests, lags, times)
+        for claim_id, answer in answers.items():
+            is_taken = not (answer.granted or answer.new_window)
+            assert (claim_id in taken) == is_taken
+            if is_taken:
+                assert taken[claim_id] == replace(
+                    answer, database_time=taken[claim_id].database_time
+                )
+        return answers
+
+    def answered(
+        self,
+        protocol: TaskLockProtocol,
+        requests: list[ClaimRequest],
+        lags: list[float],
+        times: ReadTimes,
+    ) -> dict[UUID, ClaimAnswer]:
         if self.together:
             answers = protocol.claim_many(self.cursor, requests, lags, times)
             new = [n for n, request in enumerate(requests) if request.claim_id not in answers]
             firsts = [requests[n] for n in new], [lags[n] for n in new]
             return answers | protocol.first_claim_many(self.cursor, *firsts, times)
-        return {asked[0].claim_id: protocol.claim(self.cursor, requests[0], times)}
+        return {requests[0].claim_id: protocol.claim(self.cursor, requests[0], times)}
 
     def check(
         self, wish: Wish, answer: ClaimAnswer, latest: float | None, stable: bool, fate: str

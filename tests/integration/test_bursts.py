@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
+from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
@@ -34,6 +35,18 @@ NEXT_HOUR = timedelta(hours=1)
 
 
 def function() -> None: ...
+
+
+class FailingTrigger(IntervalTrigger):  # type: ignore[misc]  # APScheduler has no types
+    """Fails in the pool's threads, where a lock's times are derived from it."""
+
+    def __init__(self) -> None:
+        super().__init__(hours=1)
+
+    def get_next_fire_time(self, previous: Any, now: Any) -> Any:
+        if threading.current_thread().name.startswith("ThreadPool"):
+            raise RuntimeError("a trigger that somebody wrote badly")
+        return super().get_next_fire_time(previous, now)
 
 
 async def coroutine() -> None: ...
@@ -153,6 +166,48 @@ def test_coroutines_due_at_once_take_few_statements_and_no_thread_each(
     assert len(sent) < jobs / 2  # of the two that each would take alone
     assert most_threads < 10
     assert proxy.accepted == 1
+
+
+def test_what_others_have_run_is_not_claimed_one_by_one(
+    make_waiting: Callable[..., Replica], database_url: str, proxy: Proxy
+) -> None:
+    one = make_waiting(database_url, 100)
+    two = make_waiting(proxy.url, 120, max_workers=1)
+    let_all_be_due([one])
+    eventually(lambda: outcomes([one])[EVENT_TASK_LOCK_RELEASED] == 100)
+    sent: list[bytes] = []
+
+    def count(data: bytes) -> bytes:
+        sent.append(data)
+        return data
+
+    proxy.to_server = count
+    let_all_be_due([two])
+    eventually(lambda: outcomes([two])[EVENT_TASK_LOCK_RELEASED] == 20)
+    eventually(lambda: outcomes([two])[EVENT_TASK_LOCK_REFUSED] == 100)
+    two.idle()
+    assert ran([two]) == {f"job {number}": 1 for number in range(100, 120)}
+    refused = [event for event in two.events if event.code == EVENT_TASK_LOCK_REFUSED]
+    assert {(event.reason, event.holder) for event in refused} == {
+        ("window", one.executor.locks.replica_id)
+    }
+    assert len(sent) < 100  # of which 40 claim and release what has to be run
+
+
+def test_a_burst_with_a_trigger_that_fails_costs_no_other_job_its_window(
+    make_waiting: Callable[..., Replica], database_url: str
+) -> None:
+    one = make_waiting(database_url, 40)
+    two = make_waiting(database_url, 50, max_workers=1)
+    let_all_be_due([one])
+    eventually(lambda: outcomes([one])[EVENT_TASK_LOCK_RELEASED] == 40)
+    two.scheduler.pause()
+    two.scheduler.add_job(function, FailingTrigger(), id="failing", misfire_grace_time=None)
+    let_all_be_due([two])
+    eventually(lambda: outcomes([two])[EVENT_TASK_LOCK_REFUSED] == 40)
+    eventually(lambda: ran([two])["job 49"] == 1 and ran([two])["failing"] == 1)
+    two.idle()
+    assert set(ran([two]).values()) == {1}
 
 
 def test_a_worker_that_is_busy_with_the_applications_own_job_makes_the_next_one_late(
