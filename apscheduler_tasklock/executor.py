@@ -42,11 +42,11 @@ from apscheduler_tasklock._scheduler.adapter import (
     check_gevent,
     check_importable,
     dispatcher,
+    has_own_threads,
     is_wrapped_by_another,
     jobstore_of,
     make_inner,
     report_jobs,
-    runs_in_processes,
     unwrap,
     worker_processes,
     wrap,
@@ -540,7 +540,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._queued,
             self.wrap_function,
         )
-        if not runs_in_processes(self._inner):
+        if has_own_threads(self._inner):
             self._queued.add(submission)
         self._inner.submit_job(JobWrapper(submission, context), list(submission.run_times[-1:]))
 

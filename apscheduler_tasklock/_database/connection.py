@@ -202,27 +202,16 @@ def connector(
         try:
             connection.adapters.register_loader("timestamptz", _TimeOrEndLoader)
             with bounded_waits(connection, attempt, Deadline(closing)):
-                _prepare_at_once(connection)
+                # In a burst a replica hardly sends more than ten statements of each kind, and
+                # PostgreSQL parses each of them anew: that takes twice as long as the rest. To
+                # prepare one is a round trip of its own, so that it waits until the second time.
+                connection.prepare_threshold = 1 if is_direct(connection) else None
         except BaseException:
             connection.close()
             raise
         return connection
 
     return connect
-
-
-def _prepare_at_once(connection: psycopg.Connection[Any]) -> None:
-    """Let PostgreSQL plan each statement once, where the connection leads to the server itself.
-
-    Else it plans the first ten or so of each kind anew, which takes three times as long as they do.
-    A replica hardly sends more in a burst.
-    """
-    if is_direct(connection):
-        connection.prepare_threshold = 0
-        # There is no better plan for some names than for others.
-        connection.execute("SET plan_cache_mode = force_generic_plan")
-    else:
-        connection.prepare_threshold = None
 
 
 def connect_parameters(url: URL) -> dict[str, Any]:

@@ -343,13 +343,12 @@ class LockClient:
     def find_taken(self, requests: Sequence[ClaimRequest]) -> dict[UUID, Decision]:
         """Tell which claims would be refused, since their windows are taken, without sending them.
 
-        One that is refused by this is refused for good: a window that is taken does not become free
-        for others, but by a release that opens it again.
+        A window that is taken stays so, unless its run fails, or somebody opens it again.
 
         :return: what would become of them, by their ids; of at most so many as travel together. One
             that is missing may be granted, or not.
         :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects the statement; or these task locks are closed
+        :raises TaskLockError: it rejects the statement
         """
         attempts = [
             ClaimAttempt(request, self._context)

@@ -362,6 +362,7 @@ class Refusal:
         is not yet sure that its holder died
     :ivar window_start: start of that run's window, in database time
     :ivar manual: whether it was asked for by hand
+    :ivar taken: whether the window was claimed before, and not opened again
     """
 
     holder: str
@@ -374,6 +375,7 @@ class Refusal:
     waits: bool
     window_start: datetime
     manual: bool = False
+    taken: bool = False
 
     @classmethod
     def of(cls, answer: ClaimAnswer) -> Refusal:
@@ -393,6 +395,7 @@ class Refusal:
             waits=answer.waits,
             window_start=answer.window_start,
             manual=answer.running and answer.manual,
+            taken=not (answer.new_window or answer.withdrawn),
         )
 
 
@@ -775,8 +778,25 @@ class TaskLockProtocol:
 
         It changes nothing. See :meth:`claim_many`.
 
-        :return: their answers. One that is missing may be granted.
+        :return: their answers. One that is missing may be granted, or has a name with characters
+            that the database's encoding lacks.
         """
+        try:
+            return self._find_taken_of(cursor, requests, lags, times)
+        except _ENCODING_ERRORS:
+            half = len(requests) // 2
+            if not half:
+                return {}
+            first = self.find_taken(cursor, requests[:half], lags[:half], times)
+            return first | self.find_taken(cursor, requests[half:], lags[half:], times)
+
+    def _find_taken_of(
+        self,
+        cursor: Any,
+        requests: Sequence[ClaimRequest],
+        lags: Sequence[float],
+        times: ReadTimes,
+    ) -> dict[UUID, ClaimAnswer]:
         asked = (r.window_parameters(lag) for r, lag in zip(requests, lags, strict=True))
         parameters = {**statements.many(asked), "latest": times.latest, "stable": times.stable}
         return self._answers(cursor, self._find_taken, parameters)

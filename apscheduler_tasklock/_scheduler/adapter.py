@@ -11,7 +11,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from inspect import iscoroutine
@@ -184,9 +184,9 @@ def worker_processes(inner: Any) -> Mapping[int, Any]:
     return getattr(getattr(inner, "_pool", None), "_processes", None) or {}
 
 
-def runs_in_processes(inner: Any) -> bool:
-    """Tell whether a wrapped executor runs jobs in other processes."""
-    return isinstance(getattr(inner, "_pool", None), ProcessPoolExecutor)
+def has_own_threads(inner: Any) -> bool:
+    """Tell whether a wrapped executor runs jobs in threads that nobody else uses."""
+    return isinstance(getattr(inner, "_pool", None), ThreadPoolExecutor)
 
 
 def check_importable(redact: Callable[..., Any], inner: Any) -> None:
@@ -194,7 +194,7 @@ def check_importable(redact: Callable[..., Any], inner: Any) -> None:
 
     :raises TaskLockOptionError: it cannot be pickled; each job would fail when it is submitted
     """
-    if not runs_in_processes(inner):
+    if not isinstance(getattr(inner, "_pool", None), ProcessPoolExecutor):
         return
     try:
         pickle.dumps(redact)

@@ -53,7 +53,7 @@ class RunAttempt:
     :param request: its claim, if that was made already
     :param clock: the wall clock, in seconds since 1970
     :ivar run_time: the run time of the window that is run
-    :ivar refused: whether its claim was refused
+    :ivar found_taken: whether its window was taken
     :ivar running: whether the job runs, under its lock
     :ivar blocked: what stood against it, if that may turn out to be dead
     """
@@ -69,7 +69,7 @@ class RunAttempt:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.run_time = run_time
-        self.refused = False
+        self.found_taken = False
         self.running = False
         self.blocked: Blocked | None = None
         self._submission = submission
@@ -348,7 +348,7 @@ class RunAttempt:
         return submission.dead_run is not None or is_asked_for or submission.is_standby
 
     def _refused(self, refusal: Refusal) -> None:
-        self.refused = True
+        self.found_taken = refusal.taken
         if self._submission.request_id is not None:
             logger.debug(
                 "Task %r: the run that was asked for is not begun here: %r has it",

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Outcome
 from apscheduler_tasklock._database.retry import jittered
@@ -24,7 +24,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.protocol import ClaimRequest
 from apscheduler_tasklock._scheduler.request import request_of
 from apscheduler_tasklock._scheduler.submission import Submission
-from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,14 @@ FEWEST = 5
 # database answers within 2 ms, 6 ms. The next is twice as long, unless a claim was granted.
 FIRST_PAUSE = 3.0
 # Seconds that a pause takes at most.
-LONGEST_PAUSE = 0.5
+LONGEST_PAUSE = 0.25
+# The most that the pause is doubled, so that some grants make it short again.
+MOST_DOUBLINGS = 8
+# Seconds for which claims are made of jobs' triggers, an application's own code, before it asks.
+MAKING_LIMIT = 0.05
+# Seconds after which a worker asks by itself all the same: the window may have been opened again
+# while the application's own jobs kept the workers busy.
+LONGEST_AGE = 5.0
 
 
 @dataclass
@@ -57,20 +64,28 @@ class QueuedRuns:
         self._waiting: dict[object, QueuedRun] = {}  # the oldest first
         self._asking = threading.Lock()
         self._asked_at = 0.0  # on the monotonic clock
-        self._in_vain = 0  # how often it has asked, less the claims that were granted since
+        self._doublings = 0  # one each time that it asks, less the claims that were granted since
+        self._is_rejected = False
 
     def add(self, submission: Submission) -> None:
         """Note a submission that is about to wait for a worker."""
+        if not self._waiting:
+            self._doublings = 0  # of the last burst
         if submission.claims_one_window:
             self._waiting[submission.claim_ids[0]] = QueuedRun(submission)
 
-    def take(self, submission: Submission) -> QueuedRun | None:
+    def take(self, submission: Submission) -> QueuedRun:
         """Return what is known of a submission that waits no longer."""
-        return self._waiting.pop(submission.claim_ids[0], None)
+        queued = self._waiting.pop(submission.claim_ids[0], None) or QueuedRun(submission)
+        if queued.refused is not None:
+            age = time.monotonic() - queued.refused.result().sent
+            if age > LONGEST_AGE:
+                return replace(queued, refused=None)
+        return queued
 
     def note_granted(self) -> None:
         """Note that a claim was granted."""
-        self._in_vain = max(0, self._in_vain - 1)
+        self._doublings = max(0, self._doublings - 1)
 
     def ask(self, locks: LockClient, since: float) -> None:
         """Find out which of the windows are taken, after a claim was refused. May wait.
@@ -79,23 +94,34 @@ class QueuedRuns:
         """
         took = time.monotonic() - since
         with self._asking:  # the other workers have nothing better to do than to wait for this
-            if len(self._waiting) < FEWEST or self._asked_at > since:
+            is_known = self._asked_at > since
+            if is_known or self._is_rejected or len(self._undecided()) < FEWEST:
                 return
-            pause = min(LONGEST_PAUSE, took * FIRST_PAUSE * 2.0 ** min(self._in_vain, 16))
-            self._in_vain += 1
+            pause = min(LONGEST_PAUSE, took * FIRST_PAUSE * 2.0**self._doublings)
+            self._doublings = min(MOST_DOUBLINGS, self._doublings + 1)
             if locks.wait(jittered(pause)):
                 return
             self._asked_at = time.monotonic()
             try:
                 self._find_taken(locks)
-            except TaskLockError as error:  # their claims find out
+            except TaskLockDatabaseError as error:  # their claims find out
                 logger.debug("Which windows are taken is not known: %s", error)
+            except TaskLockError as error:
+                self._is_rejected = True
+                logger.debug("Which windows are taken is not asked any more: %s", error)
+
+    def _undecided(self) -> list[QueuedRun]:
+        """Return those that nothing is known of, the oldest first."""
+        return [queued for queued in list(self._waiting.values()) if queued.refused is None]
 
     def _find_taken(self, locks: LockClient) -> None:
         waiting = {}
-        for queued in list(self._waiting.values())[:MOST_TOGETHER]:
-            if queued.refused is None and (request := _request_of(queued)) is not None:
+        until = time.monotonic() + MAKING_LIMIT
+        for queued in self._undecided()[:MOST_TOGETHER]:
+            if (request := _request_of(queued)) is not None:
                 waiting[request.claim_id] = request, queued
+            if time.monotonic() > until:
+                break
         taken = locks.find_taken([request for request, _ in waiting.values()])
         for claim_id, decision in taken.items():
             _, queued = waiting[claim_id]
@@ -106,7 +132,7 @@ def _request_of(queued: QueuedRun) -> ClaimRequest | None:
     """Return its claim; ``None`` if it cannot be made, as its worker will tell."""
     submission = queued.submission
     if queued.request is None:
-        with suppress(Exception):  # of a custom trigger, an application's own code
+        with suppress(BaseException):  # a custom trigger's own code, which may exit
             request = request_of(submission, submission.run_times[0], submission.claim_ids[0])
             assert isinstance(request, ClaimRequest)
             queued.request = request

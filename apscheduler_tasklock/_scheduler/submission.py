@@ -105,9 +105,11 @@ class Submission:
 
     @property
     def claims_one_window(self) -> bool:
-        """Whether it claims the window of one run time of the schedule, in a thread."""
+        """Whether it claims one window of the schedule, in a thread, which stays taken by then."""
+        if self.options is None or self.options.on_failure == "release":
+            return False
         is_other = self.dead_run or self.request_id or self.hand_out or self.awaited
-        return self.options is not None and len(self.run_times) == 1 and not is_other
+        return len(self.run_times) == 1 and not is_other
 
     @property
     def is_manual(self) -> bool:

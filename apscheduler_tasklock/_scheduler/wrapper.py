@@ -20,7 +20,7 @@ from apscheduler_tasklock._lock.protocol import ClaimRequest
 from apscheduler_tasklock._scheduler.attempt import RunAttempt, is_being_cancelled
 from apscheduler_tasklock._scheduler.lateness import WorkerQueue
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier
-from apscheduler_tasklock._scheduler.queued import QueuedRun, QueuedRuns
+from apscheduler_tasklock._scheduler.queued import QueuedRuns
 from apscheduler_tasklock._scheduler.submission import JobView, RunResult, Submission
 from apscheduler_tasklock._scheduler.workers import deferred_signals, hear_of_shutdown, worker_id
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -105,16 +105,17 @@ class LockedRun:
         result = RunResult(submission.claim_ids)
         turn = self._context.workers.begin(submission.submitted_at, new_worker_since)
         try:
-            known = self._context.queued.take(submission) or QueuedRun(submission)
+            known = self._context.queued.take(submission)
             for attempt in self._attempts(result, known.request):
                 attempt.check_lateness(turn.at)
                 began_at = time.monotonic()
                 job = attempt.begin(known.refused)
                 if job is None:
-                    if attempt.refused and known.refused is None:
+                    if attempt.found_taken and known.refused is None:
                         self._context.queued.ask(self._context.locks, began_at)
                     continue
-                self._context.queued.note_granted()
+                if attempt.held is not None:
+                    self._context.queued.note_granted()
                 if attempt.lost:
                     attempt.give_up_lost()
                     continue

@@ -13,8 +13,9 @@ from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import psycopg
 import pytest
-from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import (
@@ -24,7 +25,7 @@ from apscheduler_tasklock import (
 )
 from tests.support.hosts import AsyncIO, Host
 from tests.support.polling import eventually
-from tests.support.proxy import Proxy, pass_on
+from tests.support.proxy import Proxy, counted, pass_on
 from tests.support.schedulers import Replica
 
 pytestmark = pytest.mark.slow
@@ -38,15 +39,18 @@ def function() -> None: ...
 
 
 class FailingTrigger(IntervalTrigger):  # type: ignore[misc]  # APScheduler has no types
-    """Fails in the pool's threads, where a lock's times are derived from it."""
+    """Fails in the pool's threads, where a claim is made of it."""
 
     def __init__(self) -> None:
         super().__init__(hours=1)
 
-    def get_next_fire_time(self, previous: Any, now: Any) -> Any:
+    @property
+    def jitter(self) -> None:
         if threading.current_thread().name.startswith("ThreadPool"):
             raise RuntimeError("a trigger that somebody wrote badly")
-        return super().get_next_fire_time(previous, now)
+
+    @jitter.setter
+    def jitter(self, value: object) -> None: ...
 
 
 async def coroutine() -> None: ...
@@ -175,13 +179,7 @@ def test_what_others_have_run_is_not_claimed_one_by_one(
     two = make_waiting(proxy.url, 120, max_workers=1)
     let_all_be_due([one])
     eventually(lambda: outcomes([one])[EVENT_TASK_LOCK_RELEASED] == 100)
-    sent: list[bytes] = []
-
-    def count(data: bytes) -> bytes:
-        sent.append(data)
-        return data
-
-    proxy.to_server = count
+    sent = counted(proxy)
     let_all_be_due([two])
     eventually(lambda: outcomes([two])[EVENT_TASK_LOCK_RELEASED] == 20)
     eventually(lambda: outcomes([two])[EVENT_TASK_LOCK_REFUSED] == 100)
@@ -194,20 +192,71 @@ def test_what_others_have_run_is_not_claimed_one_by_one(
     assert len(sent) < 100  # of which 40 claim and release what has to be run
 
 
-def test_a_burst_with_a_trigger_that_fails_costs_no_other_job_its_window(
+def test_a_window_that_was_opened_while_the_workers_were_busy_is_run(
+    make_waiting: Callable[..., Replica],
+    database_url: str,
+    connection: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was known to be taken when the workers became busy is asked for again after that."""
+    monkeypatch.setattr("apscheduler_tasklock._scheduler.queued.LONGEST_AGE", 0.0)
+    one = make_waiting(database_url, 40)
+    two = make_waiting(database_url, 40, max_workers=1)
+    let_all_be_due([one])
+    eventually(lambda: outcomes([one])[EVENT_TASK_LOCK_RELEASED] == 40)
+    busy, done = threading.Event(), threading.Event()
+
+    def occupy() -> None:
+        busy.set()
+        assert done.wait(60)
+
+    # By their ids, APScheduler submits it after "job 19".
+    later = datetime.now(timezone.utc) + NEXT_HOUR
+    two.scheduler.add_job(occupy, "interval", hours=1, id="job 1x", next_run_time=later)
+    let_all_be_due([two])
+    assert busy.wait(60)
+    connection.execute(
+        "UPDATE task_lock SET window_until = window_start - interval '1 s'"
+        " WHERE task_name = 'job 9'"
+    )
+    done.set()
+    eventually(lambda: outcomes([two])[EVENT_TASK_LOCK_RELEASED] == 2)
+    assert ran([two]) == {"job 1x": 1, "job 9": 1}
+
+
+def test_tasks_that_are_paused_keep_no_worker_from_other_jobs(
+    make_waiting: Callable[..., Replica], connection: psycopg.Connection[Any], proxy: Proxy
+) -> None:
+    """Their windows are not taken, and nothing is to be found out about them."""
+    one = make_waiting(proxy.url, 30, max_workers=1)
+    let_all_be_due([one])
+    eventually(lambda: outcomes([one])[EVENT_TASK_LOCK_RELEASED] == 30)
+    connection.execute(
+        "UPDATE task_lock SET paused_until = 'infinity', paused_at = now(), window_until = 'epoch'"
+    )
+    sent = counted(proxy)
+    let_all_be_due([one])
+    eventually(lambda: outcomes([one])[EVENT_TASK_LOCK_REFUSED] == 30)
+    # A single worker has no claims that travel together.
+    assert not [data for data in sent if b"json_to_recordset" in data]
+
+
+def test_a_trigger_that_fails_in_a_burst_is_no_other_jobs_failure(
     make_waiting: Callable[..., Replica], database_url: str
 ) -> None:
     one = make_waiting(database_url, 40)
     two = make_waiting(database_url, 50, max_workers=1)
     let_all_be_due([one])
     eventually(lambda: outcomes([one])[EVENT_TASK_LOCK_RELEASED] == 40)
-    two.scheduler.pause()
-    two.scheduler.add_job(function, FailingTrigger(), id="failing", misfire_grace_time=None)
+    later = datetime.now(timezone.utc) + NEXT_HOUR
+    two.scheduler.add_job(function, FailingTrigger(), id="job 9x", next_run_time=later)
     let_all_be_due([two])
     eventually(lambda: outcomes([two])[EVENT_TASK_LOCK_REFUSED] == 40)
-    eventually(lambda: ran([two])["job 49"] == 1 and ran([two])["failing"] == 1)
+    eventually(lambda: sum(ran([two]).values()) == 10)
+    eventually(lambda: outcomes([two])[EVENT_JOB_ERROR] >= 1)
     two.idle()
-    assert set(ran([two]).values()) == {1}
+    assert ran([two]) == {f"job {number}": 1 for number in range(40, 50)}
+    assert {e.job_id for e in two.events if e.code == EVENT_JOB_ERROR} == {"job 9x"}
 
 
 def test_a_worker_that_is_busy_with_the_applications_own_job_makes_the_next_one_late(

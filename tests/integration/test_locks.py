@@ -168,7 +168,10 @@ class TestClaim:
             return data
 
         locks = make_locks(proxy.url)
-        held(locks, "connects")
+        for name in ("connects", "prepares"):  # what comes a second time
+            lock = held(locks, name)
+            assert isinstance(claim(locks, name), Refusal)
+            locks.release(lock)
         known_task("task")
         proxy.to_server = count
         lock = held(locks)
