@@ -34,7 +34,7 @@ FEWEST = 5
 # database answers within 2 ms, 6 ms. The next is twice as long, unless a claim was granted.
 FIRST_PAUSE = 3.0
 # Seconds that a pause takes at most.
-LONGEST_PAUSE = 0.25
+LONGEST_PAUSE = 0.5
 # The most that the pause is doubled, so that some grants make it short again.
 MOST_DOUBLINGS = 8
 # Seconds for which claims are made of jobs' triggers, an application's own code, before it asks.

@@ -20,7 +20,13 @@ from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, upgrade
 from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import Ending, Refusal, RunEnd, TakeoverRequest
+from apscheduler_tasklock._lock.protocol import (
+    ClaimRequest,
+    Ending,
+    Refusal,
+    RunEnd,
+    TakeoverRequest,
+)
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import claim, die, held, pids, row
 from tests.support.polling import eventually
@@ -416,6 +422,14 @@ def test_one_tasks_mistake_does_not_hide_the_dead_runs_of_others(latin: LockClie
     for always in (["two"], LATIN_TASKS):
         assert [state.task_name for state in latin.read_runs(LATIN_TASKS, always)] == ["two"]
     assert latin.read_runs(LATIN_TASKS, LATIN_TASKS[:2]) == []
+    latin.release(lock)
+
+
+def test_one_tasks_mistake_does_not_hide_the_taken_windows_of_others(latin: LockClient) -> None:
+    lock = held(latin, "two")
+    asked = [ClaimRequest(name, 9.0, 50.0) for name in LATIN_TASKS]
+    taken = latin.find_taken(asked)
+    assert [request.task_name for request in asked if request.claim_id in taken] == ["two"]
     latin.release(lock)
 
 
