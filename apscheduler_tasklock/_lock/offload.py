@@ -79,6 +79,7 @@ class ThreadOffload:
         self._releases = BackgroundThreads(THREADS, "tasklock-ends")
         self._lock = threading.Lock()
         self._begun: deque[_Running[Any]] = deque()
+        self._decided: list[tuple[_Running[Any], Outcome[Any]]] = []
         self._locked: list[tuple[_Running[Any], Request[Any], Outcome[Any]]] = []
 
     def close(self) -> None:
@@ -171,8 +172,24 @@ class ThreadOffload:
             self._ask_later(running, request, outcome)
             return
         may_wait = outcome.error is not None or running.operation.waits(outcome.answer)
-        threads = running.threads if may_wait or running.is_abandoned else self._finishing
-        threads.run(partial(running.finish, outcome))
+        if may_wait or running.is_abandoned:
+            running.threads.run(partial(running.finish, outcome))
+            return
+        with self._lock:
+            self._decided.append((running, outcome))
+            is_first = len(self._decided) == 1
+        if is_first:
+            self._finishing.run(self._finish)
+
+    def _finish(self) -> None:
+        """Finish what was plainly answered."""
+        with self._lock:
+            decided, self._decided = self._decided, []
+        for running, outcome in decided:
+            try:
+                running.finish(outcome)
+            except Exception:  # the others are to be finished all the same
+                logger.exception("What a coroutine waited for could not be finished")
 
     def _ask_later(
         self, running: _Running[Any], request: Request[Any], outcome: Outcome[Any]
