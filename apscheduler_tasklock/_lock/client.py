@@ -358,7 +358,9 @@ class LockClient:
         ]
         if not attempts:
             return {}
-        return self.ask(partial(ClaimAttempt.find_taken, requests=attempts))
+        find = Call(partial(ClaimAttempt.find_taken, requests=attempts))
+        # The claims of those who wait for this would only come later, if it has no turn for long.
+        return self._exchange.ask(find, Deadline(self._closing), self._pool.attempt)
 
     def _end_in_doubt(self, attempt: AnyAttempt) -> None:
         """See to it that a claim that was sent and not answered is ended."""
