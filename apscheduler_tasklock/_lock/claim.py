@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
@@ -48,6 +49,21 @@ class ClaimContext:
     clock: DatabaseClock
     outage: Outage
     pending: PendingReleases
+
+    def learn(self, answers: Iterable[ClaimAnswer], sent: float, bound: datetime | None) -> bool:
+        """Learn the time from answers that came together; tell whether the bound was right.
+
+        :param sent: when they were asked for, on the monotonic clock
+        :param bound: the latest time that the database's clock could have had then
+        """
+        for answer in answers:  # they have the same time
+            return self.clock.learn(
+                sent=sent,
+                answered=time.monotonic(),
+                database_time=answer.database_time,
+                bound=bound,
+            )
+        return True
 
 
 @dataclass(frozen=True)
@@ -140,14 +156,7 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
                 attempt.in_doubt = attempt.in_doubt or (answer is not None and answer.granted)
             firsts, their_lags = [asked[number] for number in new], [lags[n] for n in new]
             answers |= context.protocol.first_claim_many(cursor, firsts, their_lags, times)
-        is_bound = True
-        for answer in list(answers.values())[:1]:  # they have the same time
-            is_bound = context.clock.learn(
-                sent=sent,
-                answered=time.monotonic(),
-                database_time=answer.database_time,
-                bound=bound,
-            )
+        is_bound = context.learn(answers.values(), sent, bound)
         return [
             attempt._decided(answers.get(attempt.request.claim_id), sent, is_bound=is_bound)
             for attempt in requests
@@ -165,14 +174,7 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
         times = ReadTimes(latest=bound, stable=context.outage.stable)
         asked = [attempt.request for attempt in requests]
         answers = context.protocol.find_taken(cursor, asked, lags, times)
-        is_bound = True
-        for answer in list(answers.values())[:1]:  # they have the same time
-            is_bound = context.clock.learn(
-                sent=sent,
-                answered=time.monotonic(),
-                database_time=answer.database_time,
-                bound=bound,
-            )
+        is_bound = context.learn(answers.values(), sent, bound)
         if not is_bound:
             return {}
         return {claim_id: Decision(answer, sent) for claim_id, answer in answers.items()}
@@ -255,13 +257,7 @@ class TakeoverAttempt(_Attempt[TakeoverRequest]):
         """Ask for several takeovers in one statement."""
         context, sent = requests[0]._context, time.monotonic()
         answers = context.protocol.take_over_many(cursor, [each.request for each in requests])
-        for answer in list(answers.values())[:1]:  # they have the same time
-            context.clock.learn(
-                sent=sent,
-                answered=time.monotonic(),
-                database_time=answer.database_time,
-                bound=context.clock.latest(sent),
-            )
+        context.learn(answers.values(), sent, context.clock.latest(sent))
         return [each._decided(answers.get(each.request.claim_id), sent) for each in requests]
 
     def _decided(self, answer: ClaimAnswer | None, sent: float) -> Decision | TaskLockDatabaseError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -751,7 +751,8 @@ class TaskLockProtocol:
             :meth:`first_claim_many`. One that looks free is to be asked again: somebody else has
             its row locked.
         """
-        return self._claims(cursor, self._claim_many, requests, lags, times)
+        asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
+        return self._claims(cursor, self._claim_many, asked, times)
 
     def first_claim_many(
         self,
@@ -765,7 +766,8 @@ class TaskLockProtocol:
         :return: the answers of those that were granted. One that is missing is to be asked again:
             it has a row by now.
         """
-        return self._claims(cursor, self._first_claim_many, requests, lags, times)
+        asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
+        return self._claims(cursor, self._first_claim_many, asked, times)
 
     def find_taken(
         self,
@@ -782,7 +784,8 @@ class TaskLockProtocol:
             that the database's encoding lacks.
         """
         try:
-            return self._find_taken_of(cursor, requests, lags, times)
+            asked = (r.window_parameters(lag) for r, lag in zip(requests, lags, strict=True))
+            return self._claims(cursor, self._find_taken, asked, times)
         except _ENCODING_ERRORS:
             half = len(requests) // 2
             if not half:
@@ -790,31 +793,14 @@ class TaskLockProtocol:
             first = self.find_taken(cursor, requests[:half], lags[:half], times)
             return first | self.find_taken(cursor, requests[half:], lags[half:], times)
 
-    def _find_taken_of(
-        self,
-        cursor: Any,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
-        times: ReadTimes,
-    ) -> dict[UUID, ClaimAnswer]:
-        asked = (r.window_parameters(lag) for r, lag in zip(requests, lags, strict=True))
-        parameters = {**statements.many(asked), "latest": times.latest, "stable": times.stable}
-        return self._answers(cursor, self._find_taken, parameters)
-
     def _claims(
         self,
         cursor: Any,
         statement: Statement,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
+        asked: Iterable[Mapping[str, object]],
         times: ReadTimes,
     ) -> dict[UUID, ClaimAnswer]:
-        asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
-        parameters = {
-            **statements.many(asked),
-            "latest": times.latest,
-            "stable": times.stable,
-        }
+        parameters = {**statements.many(asked), "latest": times.latest, "stable": times.stable}
         return self._answers(cursor, statement, parameters)
 
     def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:

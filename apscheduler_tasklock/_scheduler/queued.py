@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from uuid import UUID
 
 from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Outcome
 from apscheduler_tasklock._database.retry import jittered
@@ -61,7 +62,7 @@ class QueuedRuns:
     """The run times of one executor that wait for a worker of its pool of threads."""
 
     def __init__(self) -> None:
-        self._waiting: dict[object, QueuedRun] = {}  # the oldest first
+        self._waiting: dict[UUID, QueuedRun] = {}  # by their claims, the oldest first
         self._asking = threading.Lock()
         self._asked_at = 0.0  # on the monotonic clock
         self._doublings = 0  # one each time that it asks, less the claims that were granted since
@@ -115,17 +116,17 @@ class QueuedRuns:
         return [queued for queued in list(self._waiting.values()) if queued.refused is None]
 
     def _find_taken(self, locks: LockClient) -> None:
-        waiting = {}
+        requests = []
         until = time.monotonic() + MAKING_LIMIT
         for queued in self._undecided()[:MOST_TOGETHER]:
             if (request := _request_of(queued)) is not None:
-                waiting[request.claim_id] = request, queued
+                requests.append(request)
             if time.monotonic() > until:
                 break
-        taken = locks.find_taken([request for request, _ in waiting.values()])
-        for claim_id, decision in taken.items():
-            _, queued = waiting[claim_id]
-            queued.refused = Outcome(decision)
+        for claim_id, decision in locks.find_taken(requests).items():
+            waiting = self._waiting.get(claim_id)
+            if waiting is not None:  # else a worker has taken it meanwhile
+                waiting.refused = Outcome(decision)
 
 
 def _request_of(queued: QueuedRun) -> ClaimRequest | None:
