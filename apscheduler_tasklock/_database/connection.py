@@ -11,9 +11,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 import psycopg
-from psycopg.abc import Buffer
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.adapt import Loader
 from psycopg.rows import tuple_row
-from psycopg.types.datetime import TimestamptzBinaryLoader
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, Closing, Deadline
@@ -96,13 +96,24 @@ def raw_cursor(
     return cursor
 
 
-class _TimeOrEndLoader(TimestamptzBinaryLoader):
+class _TimeOrEndLoader(Loader):
     """Gives the last moment that Python knows for ``infinity``, which an operator may have set."""
 
+    format = psycopg.pq.Format.BINARY
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        # The one in C, where psycopg has it. In a class derived from it, psycopg would not call
+        # this `load`.
+        loader = psycopg.adapters.get_loader(oid, self.format)
+        assert loader is not None
+        self._load = loader(oid, context).load
+
     def load(self, data: Buffer) -> datetime:
-        if bytes(data) == _INFINITY:
+        if data == _INFINITY:
             return datetime.max.replace(tzinfo=timezone.utc)
-        return super().load(data)
+        time: datetime = self._load(data)
+        return time
 
 
 def ended_by(connection: psycopg.Connection[Any]) -> str | None:

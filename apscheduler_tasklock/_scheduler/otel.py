@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import Token
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from typing import Any
 
 from opentelemetry import context, metrics, trace
@@ -29,6 +30,9 @@ NAME = "apscheduler_tasklock"
 
 # Where the API's own providers are, which do nothing until an SDK is set in their place.
 _API = ("opentelemetry.metrics", "opentelemetry.trace")
+# Seconds after which it is looked again whether there is an SDK. The API looks into the process's
+# environment each time, which for a burst of jobs costs as much as a tenth of their locks.
+LOOK_EVERY = 0.1
 
 TASK_NAME = "tasklock.task.name"
 CLAIM_RESULT = "tasklock.claim.result"
@@ -107,16 +111,33 @@ def _instruments() -> _Instruments:
     return _made
 
 
+class Sdk:
+    """Whether the application has set up an SDK, which it may do at any time."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._looked_at = -inf  # on the monotonic clock
+
+    def is_set(self) -> bool:
+        """Tell whether there is one, or was one when it was last looked."""
+        now = time.monotonic()
+        if not self._is_set and now > self._looked_at + LOOK_EVERY:
+            self._looked_at = now
+            with _contained():
+                providers = (metrics.get_meter_provider(), trace.get_tracer_provider())
+                self._is_set = any(
+                    not type(provider).__module__.startswith(_API) for provider in providers
+                )
+        return self._is_set
+
+
+sdk = Sdk()
 _NOTHING = RunTelemetry()
 
 
 def telemetry_of(submission: Submission) -> RunTelemetry:
     """Return what measures a run time of a submission: nothing while there is no SDK."""
-    with _contained():
-        providers = (metrics.get_meter_provider(), trace.get_tracer_provider())
-        if any(not type(provider).__module__.startswith(_API) for provider in providers):
-            return OpenTelemetryRun(submission)
-    return _NOTHING
+    return OpenTelemetryRun(submission) if sdk.is_set() else _NOTHING
 
 
 class OpenTelemetryRun(RunTelemetry):

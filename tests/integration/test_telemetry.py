@@ -395,7 +395,10 @@ scheduler.start()
 scheduler.add_job(int, "interval", hours=1, id="early", next_run_time=datetime.now(timezone.utc))
 assert ran.wait(60)
 from tests.support.telemetry import telemetry
+from apscheduler_tasklock._scheduler import otel
+from tests.support.polling import eventually
 sdk = telemetry()
+eventually(otel.sdk.is_set)  # which looks now and then
 ran.clear()
 scheduler.add_job(int, "interval", hours=1, id="late", next_run_time=datetime.now(timezone.utc))
 assert ran.wait(60)
