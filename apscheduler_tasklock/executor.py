@@ -366,7 +366,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         # Coroutines that the wrapped executor has cancelled, and that have not noticed.
         calls = [self.locks.offload.release(r.cutting()) for r in runs if not r.is_being_released]
         self.locks.claiming.wait(CLOSING_TIMEOUT)
-        futures.wait(calls, timeout=max(0.0, deadline - time.monotonic()))
+        for call in calls:
+            call.wait(max(0.0, deadline - time.monotonic()))
         for run in runs:
             if run.is_being_released:
                 run.wait_for_release(max(0.0, deadline - time.monotonic()))

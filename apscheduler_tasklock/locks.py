@@ -25,12 +25,13 @@ from typing import Any, Literal, TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, RELEASE_LIMIT
+from apscheduler_tasklock._database.deadline import RELEASE_LIMIT
 from apscheduler_tasklock._database.exchange import Outcome
 from apscheduler_tasklock._lock.claim import Decision
-from apscheduler_tasklock._lock.client import LockClient, LockSettings, client_now
+from apscheduler_tasklock._lock.client import AnyAttempt, LockClient, LockSettings, client_now
+from apscheduler_tasklock._lock.completion import result_of
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.offload import Operation, result_of
+from apscheduler_tasklock._lock.offload import Operation
 from apscheduler_tasklock._lock.operations import Operations, like_of
 from apscheduler_tasklock._lock.protocol import (
     ClaimRequest,
@@ -437,7 +438,7 @@ class Hold:
 
             with client.in_use:
                 held = await client.offload.claim(
-                    Operation(lambda: attempt, claim, ATTEMPT_LIMIT, _is_waited_for),
+                    _AwaitedClaim(attempt, claim),
                     partial(self._release, end=RunEnd(Ending.OPEN)),
                 )
             held.runs_on(asyncio.get_running_loop())
@@ -449,19 +450,8 @@ class Hold:
         exception: BaseException | None = None,
         _traceback: object = None,
     ) -> None:
-        held, sent = self._leave(), None
-        end = self._end_after(exception)
-
-        def prepare() -> Release | None:
-            nonlocal sent
-            if not held.inherited:
-                sent = self._client.prepare_release(held, end)
-            return sent
-
-        def finish(first: Outcome[ReleaseAnswer | None] | None) -> None:
-            self._release(held, end, sent, first)
-
-        release = Operation(prepare, finish, RELEASE_LIMIT)
+        held, client = self._leave(), self._client
+        release = _AwaitedRelease(held, self._end_after(exception), client, self._release)
         # It goes on when this is cancelled.
         await result_of(self._client.offload.release(release))
 
@@ -591,9 +581,46 @@ def _operator() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _is_waited_for(decision: Decision) -> bool:
-    """Tell whether a claim is asked for again after this answer; see ``Hold._granted``."""
-    return decision.answer is not None and decision.answer.waits
+class _AwaitedClaim(Operation[HeldLock]):
+    """The claim of a coroutine."""
+
+    def __init__(
+        self, attempt: AnyAttempt, claim: Callable[[Outcome[Decision] | None], HeldLock]
+    ) -> None:
+        self._attempt = attempt
+        self._claim = claim
+
+    def prepare(self) -> AnyAttempt:
+        return self._attempt
+
+    def finish(self, outcome: Outcome[Decision] | None) -> HeldLock:
+        return self._claim(outcome)
+
+    def waits_after(self, answer: Decision) -> bool:
+        return answer.answer is not None and answer.answer.waits  # see `Hold._granted`
+
+
+class _AwaitedRelease(Operation[None]):
+    """The release of a coroutine."""
+
+    limit = RELEASE_LIMIT
+
+    def __init__(
+        self, held: HeldLock, end: RunEnd, client: LockClient, release: Callable[..., None]
+    ) -> None:
+        self._held = held
+        self._end = end
+        self._client = client
+        self._release = release
+        self._sent: Release | None = None
+
+    def prepare(self) -> Release | None:
+        if not self._held.inherited:
+            self._sent = self._client.prepare_release(self._held, self._end)
+        return self._sent
+
+    def finish(self, outcome: Outcome[ReleaseAnswer | None] | None) -> None:
+        self._release(self._held, self._end, self._sent, outcome)
 
 
 def _call_of(function: Callable[..., Any]) -> Any:

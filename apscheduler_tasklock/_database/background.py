@@ -5,11 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from typing import TypeVar
-
-Result = TypeVar("Result")
+from concurrent.futures import ThreadPoolExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +35,6 @@ class BackgroundThreads:
         except RuntimeError:
             once()
 
-    def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Call a function as :meth:`run` does, and return the future of its result."""
-        future: Future[Result] = Future()
-        self.run(partial(_call, function, future))
-        return future
-
     def close(self) -> None:
         """End the threads when they have done what is queued."""
         self._pool.shutdown(wait=False)
@@ -67,12 +57,3 @@ class _Once:
             self._function()
         except Exception:  # nothing may fail in a background thread unseen
             logger.exception("A task lock's background thread failed")
-
-
-def _call(function: Callable[[], Result], future: Future[Result]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(function())
-    except BaseException as error:  # noqa: BLE001  # for who has the future, whatever it is
-        future.set_exception(error)

@@ -79,7 +79,8 @@ class InProgress:
         """Count one less."""
         with self._changed:
             self._count -= 1
-            self._changed.notify_all()
+            if self._count == 0:
+                self._changed.notify_all()
 
     def __enter__(self) -> None:
         self.begin()

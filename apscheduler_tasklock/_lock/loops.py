@@ -39,8 +39,21 @@ class _Inbox:
     ) -> None:
         with self._lock:
             self._calls = None
-        for function in calls:
-            loop.call_soon(function)
+        try:
+            while calls:
+                _call(loop, calls.popleft())
+        finally:
+            if calls:  # one has exited the program, and the loop may go on all the same
+                loop.call_soon(self._call_all, loop, calls)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Call a function as the loop would: what it raises is the loop's exception handler's."""
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001  # whatever an application's listener raises
+        message = f"Exception in {function!r}, which a task lock has called"
+        loop.call_exception_handler({"message": message, "exception": error})
 
 
 _inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Inbox] = WeakKeyDictionary()

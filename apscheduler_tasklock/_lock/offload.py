@@ -7,19 +7,16 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from apscheduler_tasklock._database.background import BackgroundThreads
-from apscheduler_tasklock._database.deadline import Closing, Deadline
+from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, Closing, Deadline
 from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.exchange import Exchange, Outcome, Request
 from apscheduler_tasklock._database.retry import LOCKED_BACKOFF, jittered
+from apscheduler_tasklock._lock.completion import Completion, result_of
 from apscheduler_tasklock._lock.lifetime import InProgress
-from apscheduler_tasklock._lock.loops import call_on
 
 Result = TypeVar("Result")
 
@@ -30,22 +27,44 @@ logger = logging.getLogger(__name__)
 THREADS = 5
 
 
-@dataclass(frozen=True)
 class Operation(Generic[Result]):
     """What a coroutine wants to be done with the database, and waits for.
 
-    :ivar prepare: returns the request to begin with; ``None`` if there is none. Called in a thread,
-        since a custom trigger may take long.
-    :ivar finish: gets what became of that request, and does the rest in a thread. It may wait for
-        the database if that was no plain answer.
-    :ivar limit: seconds that the request may take once claiming is stopped
-    :ivar waits: whether ``finish`` waits for the database although there is this answer
+    :ivar limit: seconds that its request may take once claiming is stopped
     """
 
-    prepare: Callable[[], Request[Any] | None]
-    finish: Callable[[Outcome[Any] | None], Result]
-    limit: float
-    waits: Callable[[Any], bool] = lambda _answer: False
+    limit: float = ATTEMPT_LIMIT
+
+    def prepare(self) -> Request[Any] | None:
+        """Return the request to begin with; ``None`` if there is none.
+
+        Called in a thread, since a custom trigger may take long.
+        """
+        raise NotImplementedError
+
+    def finish(self, outcome: Outcome[Any] | None) -> Result:
+        """Do the rest, in a thread. It may wait for the database if there was no plain answer.
+
+        :param outcome: what became of the request
+        """
+        raise NotImplementedError
+
+    def waits_after(self, _answer: Any) -> bool:
+        """Whether ``finish`` waits for the database although there is this answer."""
+        return False
+
+
+class _Call(Operation[Result]):
+    """A function that may wait for the database, and that sends what it wants by itself."""
+
+    def __init__(self, function: Callable[[], Result]) -> None:
+        self._function = function
+
+    def prepare(self) -> None:
+        return None
+
+    def finish(self, _outcome: Outcome[Any] | None) -> Result:
+        return self._function()
 
 
 class ThreadOffload:
@@ -101,24 +120,26 @@ class ThreadOffload:
         """
         running = _Running(claim, self._claims, asyncio.get_running_loop(), give_back)
         self._claiming.begin()
-        running.future.add_done_callback(lambda _future: self._claiming.end())
+        running.when_done(self._claiming.end)
         self._begin(running)
         try:
-            return await result_of(running.future)
+            return await result_of(running)
         except (asyncio.CancelledError, GeneratorExit):
             if running.abandon():
-                self._releases.run(partial(give_back, running.future.result()))
+                self._releases.run(partial(give_back, running.result()))
             raise
 
-    def release(self, release: Operation[Result]) -> Future[Result]:
-        """Begin a release; return its future. It does not wait for claims."""
+    def release(self, release: Operation[Result]) -> Completion[Result]:
+        """Begin a release; return what becomes of it. It does not wait for claims."""
         running: _Running[Result] = _Running(release, self._releases)
         self._begin(running)
-        return running.future
+        return running
 
-    def call(self, function: Callable[[], Result]) -> Future[Result]:
+    def call(self, function: Callable[[], Result]) -> Completion[Result]:
         """Call a function that may wait for the database in a thread."""
-        return self._releases.call(function)
+        running: _Running[Result] = _Running(_Call(function), self._releases)
+        self._releases.run(partial(running.finish, None))
+        return running
 
     def _begin(self, running: _Running[Any]) -> None:
         with self._lock:
@@ -171,7 +192,7 @@ class ThreadOffload:
         if isinstance(outcome.error, RowLockedError) and running.may_ask_again():
             self._ask_later(running, request, outcome)
             return
-        may_wait = outcome.error is not None or running.operation.waits(outcome.answer)
+        may_wait = outcome.error is not None or running.operation.waits_after(outcome.answer)
         if may_wait or running.is_abandoned:
             running.threads.run(partial(running.finish, outcome))
             return
@@ -218,7 +239,7 @@ class ThreadOffload:
             self._submit([request for _, request in asked], [each for each, _ in asked], limit)
 
 
-class _Running(Generic[Result]):
+class _Running(Completion[Result]):
     """An operation under way, of which nobody may want to know any more when it is done.
 
     :param threads: in which it may wait for the database
@@ -232,13 +253,12 @@ class _Running(Generic[Result]):
         loop: asyncio.AbstractEventLoop | None = None,
         give_back: Callable[[Result], Any] | None = None,
     ) -> None:
+        super().__init__()
         self.operation = operation
         self.threads = threads
         self.loop = loop
         self.locked = 0
-        self.future: Future[Result] = Future()
         self._give_back = give_back
-        self._lock = threading.Lock()
         self._abandoned = False
 
     def finish(self, outcome: Outcome[Any] | None) -> None:
@@ -251,15 +271,14 @@ class _Running(Generic[Result]):
         with self._lock:
             is_unwanted = self._abandoned or (self.loop is not None and self.loop.is_closed())
             if not is_unwanted:
-                self.future.set_result(result)
+                self._note(result, None)
         if is_unwanted:
             try:
                 if self._give_back is not None:
                     self._give_back(result)
             except Exception:  # nothing may end a thread unseen
                 logger.exception("What a coroutine did not wait for could not be given back")
-            with suppress(InvalidStateError):
-                self.future.set_result(result)
+        self.succeed(result)
 
     def may_ask_again(self) -> bool:
         """Count that a claim's row was found locked; tell whether it is asked again shortly."""
@@ -271,26 +290,8 @@ class _Running(Generic[Result]):
         """Whether nobody wants to know what becomes of it."""
         return self._abandoned
 
-    def fail(self, error: BaseException) -> None:
-        """Raise this where the result is waited for."""
-        with suppress(InvalidStateError):
-            self.future.set_exception(error)
-
     def abandon(self) -> bool:
         """Want the result no more; return whether the caller has to give it back: it is there."""
         with self._lock:
             self._abandoned = True
-            return self.future.done() and self.future.exception() is None
-
-
-async def result_of(future: Future[Result]) -> Result:
-    """Wait for what a thread does, which goes on if the one who waits is cancelled."""
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
-
-    def wake(_future: Future[Result]) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            call_on(loop, done.set)
-
-    future.add_done_callback(wake)
-    await done.wait()
-    return future.result()
+            return self.has_succeeded

@@ -17,14 +17,13 @@ from uuid import UUID
 
 from apscheduler.events import EVENT_JOB_ERROR
 
-from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, CUT_LIMIT, RELEASE_LIMIT
+from apscheduler_tasklock._database.deadline import CUT_LIMIT, RELEASE_LIMIT
 from apscheduler_tasklock._database.errors import NoConnectionError, NotSentError, RowLockedError
 from apscheduler_tasklock._database.exchange import Outcome
 from apscheduler_tasklock._lock.claim import AnyRequest, Decision
 from apscheduler_tasklock._lock.client import AnyAttempt, LockClient
 from apscheduler_tasklock._lock.offload import Operation
 from apscheduler_tasklock._lock.protocol import (
-    NOT_BEGUN,
     ClaimRequest,
     Ending,
     Refusal,
@@ -86,7 +85,8 @@ class RunAttempt:
         # Who ends the claim: the worker, or a shutdown that cuts the run.
         self._end_lock = threading.Lock()
         self._ended = False
-        self._released = threading.Event()
+        self._is_released = False
+        self._wants_release: threading.Event | None = None
         self._job_ended = False
         self._cut = False
 
@@ -164,16 +164,15 @@ class RunAttempt:
 
     def beginning(self) -> Operation[JobView | None]:
         """Return the claim of a coroutine, for which no thread waits; it ends as ``begin``."""
+        return _AwaitedClaim(self, self._locks)
 
-        def prepare() -> AnyAttempt | None:
-            if self.must_claim and not self._locks.closed:
-                self._asked = self._request()
-                with suppress(TaskLockError):  # closed meanwhile, as `begin` then finds
-                    self._sent = self._locks.attempt(self._asked)
-            return self._sent
-
-        # What is granted after the stop is given back.
-        return Operation(prepare, self.begin, ATTEMPT_LIMIT, lambda _: self._locks.closed)
+    def prepare_claim(self) -> AnyAttempt | None:
+        """Return the claim that is sent before ``begin`` is called, if there is to be one."""
+        if self.must_claim and not self._locks.closed:
+            self._asked = self._request()
+            with suppress(TaskLockError):  # closed meanwhile, as `begin` then finds
+                self._sent = self._locks.attempt(self._asked)
+        return self._sent
 
     @property
     def held(self) -> HeldLock | None:
@@ -221,8 +220,8 @@ class RunAttempt:
 
         :param events: what ``run_job`` returned; ``None`` if the job was not run to its end
         """
-        if self._is_to_be_ended():
-            self._send_release(self._end_after(events))
+        if self.take_end():
+            self.release(self.end_after(events))
 
     def ending(self, events: Sequence[Any] | None, *, cut: bool) -> Operation[None]:
         """Return the release of a coroutine, for which no thread waits.
@@ -230,54 +229,19 @@ class RunAttempt:
         :param events: what ``run_coroutine_job`` returned
         :param cut: whether somebody else than the job has ended it
         """
-        if cut:
-            return self._ending_cut(self._cut_short(begun=True), self._is_to_be_ended)
-        return self._ending(lambda: self._end_after(events), self._is_to_be_ended)
+        end = self._cut_short(begun=True) if cut else None
+        return _AwaitedRelease(self, self._locks, end, events)
 
     def cutting(self) -> Operation[None]:
         """Return the end of a coroutine's claim which a shutdown cancels."""
         end = self._cut_short(begun=self.running)
-        return self._ending_cut(
-            end, lambda: not self._job_ended and self._is_to_be_ended(), CUT_LIMIT
-        )
-
-    def _ending_cut(
-        self, end: RunEnd, is_to_be_ended: Callable[[], bool], limit: float = RELEASE_LIMIT
-    ) -> Operation[None]:
-        return self._ending(lambda: end, is_to_be_ended, limit)
-
-    def _ending(
-        self,
-        find_end: Callable[[], RunEnd],
-        is_to_be_ended: Callable[[], bool],
-        limit: float = RELEASE_LIMIT,
-    ) -> Operation[None]:
-        """Return the release of a coroutine.
-
-        :param find_end: returns how it ended. Called in a thread: the trigger, which is asked when
-            the next run is due, and ``redact`` are an application's own code.
-        """
-        is_ours, sent, end = False, None, NOT_BEGUN
-
-        def prepare() -> Release | None:
-            nonlocal is_ours, sent, end
-            is_ours = is_to_be_ended()
-            if is_ours and self._held is not None:
-                end = find_end()
-                sent = self._locks.prepare_release(self._held, end)
-            return sent
-
-        def finish(first: Outcome[ReleaseAnswer | None] | None) -> None:
-            if is_ours:
-                self._send_release(end, sent, first)
-
-        return Operation(prepare, finish, limit)
+        return _AwaitedRelease(self, self._locks, end, limit=CUT_LIMIT, while_it_runs=True)
 
     def give_back(self) -> None:
         """Hand over what was claimed for a job that will not run here. Waits for the database."""
         end = self._cut_short(begun=False)
-        if self._is_to_be_ended():
-            self._send_release(end)
+        if self.take_end():
+            self.release(end)
 
     def _give_back_at_stop(self) -> None:
         """Do the same; of coroutines there may be hundreds, whose hand-overs travel together."""
@@ -287,9 +251,9 @@ class RunAttempt:
         end = self._cut_short(begun=False)
         self._locks.claiming.begin()  # the shutdown waits for it
         given_back = self._locks.offload.release(
-            self._ending_cut(end, self._is_to_be_ended, CUT_LIMIT)
+            _AwaitedRelease(self, self._locks, end, limit=CUT_LIMIT)
         )
-        given_back.add_done_callback(lambda _future: self._locks.claiming.end())
+        given_back.when_done(self._locks.claiming.end)
 
     @property
     def is_being_released(self) -> bool:
@@ -298,7 +262,17 @@ class RunAttempt:
 
     def wait_for_release(self, seconds: float) -> None:
         """Wait until it is released, for so long at most."""
-        self._released.wait(seconds)
+        with self._end_lock:
+            released = self._wants_release = self._wants_release or threading.Event()
+            if self._is_released:
+                return
+        released.wait(seconds)
+
+    def _note_released(self) -> None:
+        with self._end_lock:
+            self._is_released = True
+        if self._wants_release is not None:
+            self._wants_release.set()
 
     def _decided(self, claimed: HeldLock | Refusal | None) -> bool:
         """Note what became of the claim, and return whether the job runs."""
@@ -407,7 +381,8 @@ class RunAttempt:
         if cancel is not None and options is not None and options.cancel_on_lost:
             cancel()
 
-    def _end_after(self, events: Sequence[Any] | None) -> RunEnd:
+    def end_after(self, events: Sequence[Any] | None) -> RunEnd:
+        """Return how a run ended that APScheduler has told these events of."""
         # What is no event has left the worker, as SystemExit does.
         raised = [sys.exc_info()[1] or SystemExit()] if events is None else []
         raised += [event.exception for event in events or () if event.code == EVENT_JOB_ERROR]
@@ -458,20 +433,25 @@ class RunAttempt:
         again = self._submission.failover or not begun
         return RunEnd(Ending.HAND_OVER if again else Ending.KEEP, "cancelled" if begun else "")
 
-    def _is_to_be_ended(self) -> bool:
-        """Return whether the caller has to end the claim; another one has not."""
+    def take_end(self) -> bool:
+        """Take it on to end the claim; return ``False`` if another one has, or none is held."""
         with self._end_lock:
             if self._ended or self._held is None or self._held.inherited:
                 return False
             self._ended = True
         return True
 
-    def _send_release(
+    def release(
         self,
         end: RunEnd,
         sent: Release | None = None,
         first: Outcome[ReleaseAnswer | None] | None = None,
     ) -> None:
+        """Release what is held, and tell of it. The caller has taken that on.
+
+        :param sent: its release, if it was sent already
+        :param first: what became of that
+        """
         assert self._held is not None
         try:
             released = self._locks.release(self._held, end, sent, first)
@@ -479,12 +459,73 @@ class RunAttempt:
             self._reports.not_released(self._held, error)
             return
         finally:
-            self._released.set()
+            self._note_released()
             self._telemetry.ended(end)
         if released is not None:
             self._reports.released(self._held, released.locked_until, end.ending)
         elif not self._cut:
             self._reports.lost(self._held)
+
+
+class _AwaitedClaim(Operation["JobView | None"]):
+    """The claim of a coroutine."""
+
+    def __init__(self, attempt: RunAttempt, locks: LockClient) -> None:
+        self._attempt = attempt
+        self._locks = locks
+
+    def prepare(self) -> AnyAttempt | None:
+        return self._attempt.prepare_claim()
+
+    def finish(self, outcome: Outcome[Decision] | None) -> JobView | None:
+        return self._attempt.begin(outcome)
+
+    def waits_after(self, _answer: Decision) -> bool:
+        return self._locks.closed  # what is granted after the stop is given back
+
+
+class _AwaitedRelease(Operation[None]):
+    """The release of a coroutine.
+
+    :param end: how it ended; if ``None``, the events tell, in a thread: the trigger, which is asked
+        when the next run is due, and ``redact`` are an application's own code
+    :param while_it_runs: whether it is not released here if its job has ended by then
+    """
+
+    def __init__(
+        self,
+        attempt: RunAttempt,
+        locks: LockClient,
+        end: RunEnd | None,
+        events: Sequence[Any] | None = None,
+        *,
+        limit: float = RELEASE_LIMIT,
+        while_it_runs: bool = False,
+    ) -> None:
+        self.limit = limit
+        self._attempt = attempt
+        self._locks = locks
+        self._end = end
+        self._events = events
+        self._while_it_runs = while_it_runs
+        self._is_ours = False
+        self._sent: Release | None = None
+
+    def prepare(self) -> Release | None:
+        attempt = self._attempt
+        if self._while_it_runs and attempt.is_being_released:
+            return None
+        self._is_ours = attempt.take_end()
+        if self._is_ours:
+            assert attempt.held is not None
+            self._end = self._end or attempt.end_after(self._events)
+            self._sent = self._locks.prepare_release(attempt.held, self._end)
+        return self._sent
+
+    def finish(self, outcome: Outcome[ReleaseAnswer | None] | None) -> None:
+        if self._is_ours:
+            assert self._end is not None
+            self._attempt.release(self._end, self._sent, outcome)
 
 
 def is_being_cancelled(*, if_unknown: bool) -> bool:

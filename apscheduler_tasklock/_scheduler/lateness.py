@@ -120,18 +120,19 @@ class WorkerQueue:
             began_at = min(max(submitted_at, worker.free_at), self._clock())
         return Turn(self, worker, began_at)
 
-    @contextmanager
-    def _job(self, worker: _Worker, began_at: float) -> Iterator[None]:
+    def _begin_job(self, worker: _Worker) -> float:
+        """Note that a worker's job begins, and return when, on the monotonic clock."""
         with self._changing:
             worker.jobs += 1
-        started = self._clock()
-        try:
-            yield
-        finally:
-            with self._changing:
-                worker.jobs -= 1
-                took = self._clock() - started
-                worker.free_at = max(worker.free_at, began_at) + took
+        return self._clock()
+
+    def _end_job(self, worker: _Worker, turn_at: float, started: float) -> float:
+        """Note that it has ended, and return the seconds that it took."""
+        with self._changing:
+            worker.jobs -= 1
+            took = self._clock() - started
+            worker.free_at = max(worker.free_at, turn_at) + took
+        return took
 
     def _end(self, worker: _Worker) -> None:
         with self._changing:
@@ -153,12 +154,11 @@ class Turn:
     @contextmanager
     def job(self) -> Iterator[None]:
         """Count the time within as the job's own."""
-        started = self._queue._clock()
+        started = self._queue._begin_job(self._worker)
         try:
-            with self._queue._job(self._worker, self.at):
-                yield
+            yield
         finally:
-            self.at += self._queue._clock() - started
+            self.at += self._queue._end_job(self._worker, self.at, started)
 
     def end(self) -> None:
         """Let the worker be free again."""

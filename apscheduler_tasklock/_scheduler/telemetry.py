@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from apscheduler_tasklock._lock.protocol import Refusal, RunEnd
 from apscheduler_tasklock.lock import HeldLock
 
+_NOTHING_TO_DO = nullcontext()
+
 
 class RunTelemetry:
     """What is measured of one run time. This one measures nothing.
@@ -29,7 +31,7 @@ class RunTelemetry:
 
         :param run_time: in seconds since 1970
         """
-        return nullcontext()
+        return _NOTHING_TO_DO
 
     def raised(self, exception: BaseException) -> None:
         """Note the exception that the job has raised."""

@@ -15,7 +15,7 @@ from uuid import UUID
 from apscheduler.executors.base import run_job
 
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
-from apscheduler_tasklock._lock.offload import result_of
+from apscheduler_tasklock._lock.completion import result_of
 from apscheduler_tasklock._lock.protocol import ClaimRequest
 from apscheduler_tasklock._scheduler.attempt import RunAttempt, is_being_cancelled
 from apscheduler_tasklock._scheduler.lateness import WorkerQueue
