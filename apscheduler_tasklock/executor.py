@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from math import inf
 from typing import Any, ClassVar, Literal
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from apscheduler.events import (
     EVENT_ALL_JOBS_REMOVED,
@@ -55,7 +55,7 @@ from apscheduler_tasklock._scheduler.attempt import RunAttempt
 from apscheduler_tasklock._scheduler.due import OverdueTasks, Standby
 from apscheduler_tasklock._scheduler.failover import Failover
 from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
-from apscheduler_tasklock._scheduler.lateness import SchedulerPass, SchedulerPasses, WorkerQueue
+from apscheduler_tasklock._scheduler.lateness import SchedulerPasses, WorkerQueue
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Reports
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.queued import QueuedRuns
@@ -235,6 +235,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._passes = SchedulerPasses()
         self._coroutines: set[RunAttempt] = set()
         self._queued = QueuedRuns()
+        self._contexts: dict[bool, RunContext] = {}  # of coroutines, and of functions
         self._active: dict[UUID, _Active] = {}
         self._set_by_hand: dict[JobKey, datetime] = {}  # run times that are yet to be submitted
         self._idle = threading.Condition()  # told when one of these is over
@@ -285,6 +286,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             )
         check_importable(self.locks.settings.redact, inner)
         self._inner = inner
+        self._contexts = {}  # which have the event loop of the last one
         if self.locks.closed or not is_made_for_now(self.locks):
             self._begin(remade_for_now(self.locks))
         try:
@@ -458,11 +460,11 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                     )
                 )
             raise
-        submission = self._jobs.submission(job, jobstore, task, run_times)
+        submission = self._jobs.submission(job, jobstore, task, run_times, scheduler_pass)
         submission = self._marked_if_set_by_hand(submission)
         self._know(job, jobstore, task)
         try:
-            self._submit(submission, scheduler_pass)
+            self._submit(submission)
         except MaxInstancesReachedError:
             if not self._waits_for_its_own_run(submission):
                 raise
@@ -513,9 +515,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if task.options is not None and not self._poll.knows(task.name, key):
             self._poll.know(task.name, key, self._jobs.lease(job, jobstore, task))
 
-    def _submit(self, submission: Submission, scheduler_pass: SchedulerPass) -> None:
-        claim_ids = tuple(uuid4() for _ in submission.run_times)
-        submission = replace(submission, scheduler_pass=scheduler_pass, claim_ids=claim_ids)
+    def _submit(self, submission: Submission) -> None:
         key = submission.claim_ids[0]
         self._active[key] = _Active(submission)
         try:
@@ -532,25 +532,32 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     def _hand_to_worker(self, submission: Submission) -> None:
         """Submit what claims and runs to the wrapped executor."""
-        dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=submission.awaited)
-        context = RunContext(
-            client_now(self.locks),
-            Notifier(dispatch, self._blocked),
-            self._workers,
-            self._coroutines,
-            self._queued,
-            self.wrap_function,
-        )
+        context = self._context(awaited=submission.awaited)
         if has_own_threads(self._inner):
             self._queued.add(submission)
         self._inner.submit_job(JobWrapper(submission, context), list(submission.run_times[-1:]))
+
+    def _context(self, *, awaited: bool) -> RunContext:
+        """Return what the submissions share that are made now, of coroutines or of functions."""
+        locks, context = client_now(self.locks), self._contexts.get(awaited)
+        if context is None or context.locks is not locks:
+            dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=awaited)
+            context = self._contexts[awaited] = RunContext(
+                locks,
+                Notifier(dispatch, self._blocked, self._adapter.has_listener),
+                self._workers,
+                self._coroutines,
+                self._queued,
+                self.wrap_function,
+            )
+        return context
 
     def _submit_again(self, submission: Submission, not_now: Callable[[], None]) -> None:
         """Submit what runs again, where the scheduler submits."""
 
         def submit() -> None:
             try:
-                self._submit(submission, self._passes.alone())
+                self._submit(submission.anew(self._passes.alone()))
             except MaxInstancesReachedError:
                 not_now()
             except Exception as error:  # noqa: BLE001  # whatever the wrapped executor raises

@@ -861,6 +861,8 @@ def release_many(table: str, history: History | None = None) -> str:
 
     Some of them may be handed over, as :func:`hand_over` does. It returns the claims that stood.
     One whose row somebody else has locked is passed over: it comes without an end.
+    PostgreSQL takes what has ended for a single row, and would join it as such: 200 times 200 rows
+    took half of the statement's time. Names to be ``NOT IN`` are looked up in a hash table.
     """
     release = _Release(_columns(_RELEASE_TYPES), history)
     found = "(lock.finished_at IS NULL OR NOT asked.hand_over)"
@@ -882,9 +884,11 @@ def release_many(table: str, history: History | None = None) -> str:
         ), released AS ({released}), handed_over AS ({handed_over}),
         ended AS (SELECT * FROM released UNION ALL SELECT * FROM handed_over)
         {release.entry}{release.overtaken(late)}
-        SELECT claim_id AS asked_claim_id, ended.locked_until, now() AS database_time
-        FROM asked JOIN {table} AS lock USING (task_name, claim_id) LEFT JOIN ended USING (claim_id)
-        WHERE {found}
+        SELECT claim_id AS asked_claim_id, locked_until, now() AS database_time FROM ended
+        UNION ALL
+        SELECT claim_id, NULL, now()
+        FROM asked JOIN {table} AS lock USING (task_name, claim_id)
+        WHERE {found} AND task_name NOT IN (SELECT task_name FROM ended)
     """
 
 

@@ -103,6 +103,10 @@ class SchedulerAdapter:
         jobstores: Mapping[str, Any] = self._scheduler._jobstores
         return jobstores
 
+    def has_listener(self, code: int) -> bool:
+        """Tell whether somebody listens to events of this kind."""
+        return any(mask & code for _, mask in self._scheduler._listeners)
+
     def dispatch(self, event: Any) -> None:
         """Give an event to the listeners."""
         self._scheduler._dispatch_event(event)

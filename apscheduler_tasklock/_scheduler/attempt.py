@@ -55,6 +55,7 @@ class RunAttempt:
     :ivar found_taken: whether its window was taken
     :ivar running: whether the job runs, under its lock
     :ivar blocked: what stood against it, if that may turn out to be dead
+    :ivar cancelled_on_loss: whether its job was cancelled since its lock was lost
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class RunAttempt:
         self.found_taken = False
         self.running = False
         self.blocked: Blocked | None = None
+        self.cancelled_on_loss = False
         self._submission = submission
         self._claim_id = claim_id
         self._locks = locks
@@ -89,6 +91,9 @@ class RunAttempt:
         self._wants_release: threading.Event | None = None
         self._job_ended = False
         self._cut = False
+        # Of a coroutine.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asyncio_task: asyncio.Task[Any] | None = None
 
     def check_lateness(self, began_at: float) -> None:
         """Decide whether this is a misfire.
@@ -191,22 +196,23 @@ class RunAttempt:
             self._reports.lost(self._held)
         self.give_back()
 
-    def runs_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note that its job is a coroutine on this event loop."""
+    def runs_in(
+        self, loop: asyncio.AbstractEventLoop, asyncio_task: asyncio.Task[Any] | None
+    ) -> None:
+        """Note that its job is a coroutine, which this task of asyncio runs on this event loop."""
+        self._loop = loop
+        self._asyncio_task = asyncio_task
         if self._held is not None:
             self._held.runs_on(loop)
 
     @contextmanager
-    def holding(self, cancel: Callable[[], object] | None = None) -> Iterator[None]:
-        """Make the held lock the current one while the job runs.
-
-        :param cancel: called in another thread if the lock is lost and the job wants that
-        """
+    def holding(self) -> Iterator[None]:
+        """Make the held lock the current one while the job runs."""
         if self._held is None:
             yield
             return
         self.running = True
-        self._held.on_lost(partial(self._lose, self._held, cancel))
+        self._held.on_lost(partial(self._lose, self._held))
         try:
             run_time = self.run_time.timestamp()
             with holding(self._held), self._telemetry.running(self._held, run_time):
@@ -374,12 +380,17 @@ class RunAttempt:
         held.run_time = held.run_time.astimezone(self.run_time.tzinfo)
         self.run_time = self._reports.run_time = held.run_time
 
-    def _lose(self, held: HeldLock, cancel: Callable[[], object] | None) -> None:
+    def _lose(self, held: HeldLock) -> None:
         """Tell that the lock was lost while the job runs, and cancel the job if it wants that."""
         self._reports.lost(held)
         options = self._submission.options
-        if cancel is not None and options is not None and options.cancel_on_lost:
-            cancel()
+        if self._loop is not None and options is not None and options.cancel_on_lost:
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._asyncio_task is not None and self.running:
+            self.cancelled_on_loss = True
+            self._asyncio_task.cancel()
 
     def end_after(self, events: Sequence[Any] | None) -> RunEnd:
         """Return how a run ended that APScheduler has told these events of."""

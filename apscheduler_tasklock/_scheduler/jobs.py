@@ -17,8 +17,15 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler_tasklock._lock.protocol import Registration, RunState
 from apscheduler_tasklock._scheduler.adapter import SchedulerAdapter, jobstore_of
 from apscheduler_tasklock._scheduler.due import STANDBY_AFTER
+from apscheduler_tasklock._scheduler.lateness import SchedulerPass
 from apscheduler_tasklock._scheduler.names import canonical_schedule, function_reference
-from apscheduler_tasklock._scheduler.submission import JobKey, Submission, hand_out_of, trigger_of
+from apscheduler_tasklock._scheduler.submission import (
+    JobKey,
+    Submission,
+    hand_out_of,
+    new_claim_ids,
+    trigger_of,
+)
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.triggers import has_shared_times
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
@@ -66,9 +73,17 @@ class ExecutorJobs:
         return self._tasks.resolve(job, jobstore, self._scheduler.jobstores)
 
     def submission(
-        self, job: Any, jobstore: str, task: ResolvedTask, run_times: Sequence[datetime]
+        self,
+        job: Any,
+        jobstore: str,
+        task: ResolvedTask,
+        run_times: Sequence[datetime],
+        scheduler_pass: SchedulerPass | None = None,
     ) -> Submission:
-        """Return what is submitted for a job and its run times."""
+        """Return what is submitted for a job and its run times.
+
+        :param scheduler_pass: in which the scheduler submits it now
+        """
         return Submission(
             job=job,
             jobstore=jobstore,
@@ -82,6 +97,8 @@ class ExecutorJobs:
             one_off=isinstance(trigger_of(job), DateTrigger),
             schedule=self._schedule((job.id, jobstore), trigger_of(job)),
             hand_out=hand_out_of(job),
+            scheduler_pass=scheduler_pass,
+            claim_ids=new_claim_ids(run_times) if scheduler_pass else (),
         )
 
     def _schedule(self, key: JobKey, trigger: Any) -> str:

@@ -64,10 +64,12 @@ class Notifier:
 
     :ivar dispatch: gets the events
     :ivar blocked: what was told of blocked tasks
+    :ivar has_listener: whether somebody listens to events of this kind
     """
 
     dispatch: Dispatch
     blocked: BlockedTasks
+    has_listener: Callable[[int], bool] = lambda _code: True
 
 
 class Reports:
@@ -290,6 +292,8 @@ class Reports:
         self._tell(code, holder=self._locks.replica_id, token=held.token, **details)
 
     def _tell(self, code: int, **details: Any) -> None:
+        if not self._notifier.has_listener(code):
+            return
         submission = self._submission
         self._notifier.dispatch(
             TaskLockEvent(

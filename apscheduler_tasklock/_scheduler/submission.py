@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from apscheduler.util import iscoroutinefunction_partial
 
@@ -48,6 +48,11 @@ def hand_out_of(job: Any) -> HandOut | None:
 def trigger_of(job: Any) -> Any:
     """Return a job's trigger. One that was handed out shows its scheduler another one."""
     return getattr(job, "own_trigger", None) or job.trigger
+
+
+def new_claim_ids(run_times: Sequence[datetime]) -> Sequence[UUID]:
+    """Return the ids of the claims of these run times."""
+    return [uuid4() for _ in run_times]
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,14 @@ class Submission:
     def for_dead_run(self, dead: RunState, *, is_stored: bool = False) -> Submission:
         """Return the same for the window of a run that died; it is late by nature."""
         return replace(self, dead_run=dead, exempt_from_misfire=True, is_stored=is_stored)
+
+    def anew(self, scheduler_pass: SchedulerPass) -> Submission:
+        """Return the same with claims of its own, to be submitted by itself.
+
+        :param scheduler_pass: which is no other one's
+        """
+        claim_ids = new_claim_ids(self.run_times)
+        return replace(self, scheduler_pass=scheduler_pass, claim_ids=claim_ids)
 
     @cached_property
     def awaited(self) -> bool:

@@ -8,7 +8,7 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -267,12 +267,11 @@ async def _run_to_its_end(
     """Run the job and release; return its events, and whether somebody cancelled it."""
     events: list[Any] | None = None
     locks = context.locks
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    attempt.runs_on(loop)
-    cancel, cancelled_on_loss = _cancel_of(attempt)
+    task = asyncio.current_task()
+    attempt.runs_in(asyncio.get_running_loop(), task)
     try:
         job.func = context.wrap_function(job.func)
-        with attempt.holding(partial(loop.call_soon_threadsafe, cancel)):
+        with attempt.holding():
             events = await run_coroutine_job(
                 job, submission.jobstore, [attempt.run_time], submission.logger_name
             )
@@ -287,7 +286,7 @@ async def _run_to_its_end(
         cut = closed or (
             cancelled
             and (
-                cancelled_on_loss()
+                attempt.cancelled_on_loss
                 or locks.closed
                 or is_being_cancelled(if_unknown=submission.failover)
             )
@@ -301,19 +300,6 @@ async def _run_to_its_end(
     except CancelledError:
         return events, True
     return events, cancelled
-
-
-def _cancel_of(attempt: RunAttempt) -> tuple[Callable[[], None], Callable[[], bool]]:
-    """Return what cancels the current task while it runs this attempt's job; and whether it did."""
-    task = asyncio.current_task()
-    cancelled = []
-
-    def cancel() -> None:
-        if task is not None and attempt.running:
-            cancelled.append(True)
-            task.cancel()
-
-    return cancel, lambda: bool(cancelled)
 
 
 def _is_closed(task: asyncio.Task[Any] | None) -> bool:
