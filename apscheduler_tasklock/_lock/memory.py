@@ -284,8 +284,7 @@ class _Claim:
         """Return what is said of a row in which nothing was changed."""
         granted = row.claim_id == self.request.claim_id and row.stands(self.now)
         idle = row.is_idle(self.now)
-        return replace(
-            answer(row, self.now),
+        return answer(row, self.now)._replace(
             granted=granted,
             running=not idle,
             new_window=self.is_new_after(row) and not granted,
@@ -338,14 +337,14 @@ class MemoryProtocol:
             if row is None:
                 row = locks.rows[request.task_name] = self._new_row(request.task_name, now)
                 claim.take(row, self._replica_id)
-                return replace(answer(row, now), granted=True)
+                return answer(row, now)._replace(granted=True)
             if not claim.is_granted(row):
                 return claim.found(row)
             was_overdue = row.overdue_told_at is not None
             self._note_death(row)
             row.token += 1
             claim.take(row, self._replica_id)
-            return replace(answer(row, now), granted=True, was_overdue=was_overdue)
+            return answer(row, now)._replace(granted=True, was_overdue=was_overdue)
 
     def claim_handed_out(
         self, cursor: Any, request: ClaimRequest, *, stable: bool
@@ -445,7 +444,7 @@ class MemoryProtocol:
             row.handovers += was_handed_over
             row.handed_over = False
             row.failover = request.failover
-            return replace(answer(row, now), granted=True, was_overdue=False)
+            return answer(row, now)._replace(granted=True, was_overdue=False)
 
     def take_over_many(
         self, cursor: Any, requests: Sequence[TakeoverRequest]
@@ -697,8 +696,7 @@ class MemoryProtocol:
     @staticmethod
     def _found(row: TaskRow, claim_id: UUID, now: datetime, *, paused: bool) -> ClaimAnswer:
         """Return what is said of a row to a takeover, or a run by hand, that was not granted."""
-        return replace(
-            answer(row, now),
+        return answer(row, now)._replace(
             granted=row.claim_id == claim_id and row.stands(now),
             running=not row.is_idle(now),
             paused=paused,

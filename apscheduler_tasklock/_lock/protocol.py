@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from functools import partial
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg.rows import class_row, dict_row
+from psycopg.rows import class_row, dict_row, tuple_row
 from sqlalchemy import Table
 
 from apscheduler_tasklock._database.errors import one_line
@@ -22,6 +23,8 @@ from apscheduler_tasklock._lock import statements
 from apscheduler_tasklock._lock.statements import History
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.schema.table import job_table, quoted_name, replica_table, run_table
+
+Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 
@@ -285,8 +288,7 @@ class ReadTimes:
     stable: bool = True
 
 
-@dataclass(frozen=True)
-class ClaimAnswer:
+class ClaimAnswer(NamedTuple):
     """The task's row after a claim.
 
     :ivar granted: whether the claim stands and the job may run
@@ -399,8 +401,7 @@ class Refusal:
         )
 
 
-@dataclass(frozen=True)
-class ReleaseAnswer:
+class ReleaseAnswer(NamedTuple):
     """The task's row after a release that found its claim.
 
     :ivar locked_until: database time at which the task's window ends
@@ -561,6 +562,8 @@ class Statement:
 
     def __init__(self, template: str) -> None:
         self._names: list[str] = []
+        self._columns: list[str] = []
+        self._read: Callable[[Sequence[Any]], Any] | None = None
         self.text = re.sub(r"%%|%\((\w+)\)s", self._numbered, " ".join(template.split()))
 
     def _numbered(self, found: re.Match[str]) -> str:
@@ -574,6 +577,36 @@ class Statement:
     def arguments(self, parameters: Mapping[str, object]) -> list[object]:
         """Return those of the parameters that it has, in order."""
         return [parameters[name] for name in self._names]
+
+    def one(self, kind: Callable[..., Answer], cursor: Any) -> Answer | None:
+        """Return the row that a cursor has got for it, as a named tuple; ``None``: it has none.
+
+        :param kind: the named tuple, whose fields have the names of the statement's columns
+        """
+        row = cursor.fetchone()
+        return None if row is None else self._reader(kind, cursor)(row)
+
+    def by_claim_id(self, kind: Callable[..., Answer], cursor: Any) -> dict[UUID, Answer]:
+        """Return the rows that a cursor has got for it, by the claims that were asked for."""
+        rows = cursor.fetchall()
+        if not rows:
+            return {}
+        read, claim_id = self._reader(kind, cursor), self._columns.index("asked_claim_id")
+        return {row[claim_id]: read(row) for row in rows}
+
+    def _reader(self, kind: Any, cursor: Any) -> Callable[[Sequence[Any]], Any]:
+        """Return what makes a named tuple of a row.
+
+        psycopg's own would look for the names of the columns with each answer.
+        """
+        if self._read is None:
+            self._columns = [column.name for column in cursor.description]
+            fields = [name for name in kind._fields if name in self._columns]
+            pick = itemgetter(*(self._columns.index(name) for name in fields))
+            self._read = lambda row: kind(**dict(zip(fields, pick(row), strict=True)))
+            if fields == list(kind._fields[: len(fields)]):  # and the others have defaults
+                self._read = lambda row: kind(*pick(row))
+        return self._read
 
 
 class RecordingStatement(Statement):
@@ -690,16 +723,19 @@ class TaskLockProtocol:
             "latest": times.latest,
             "stable": times.stable,
         }
-        cursor.row_factory = class_row(ClaimAnswer)
+        cursor.row_factory = tuple_row
         for _ in range(MOST_LOOKS):
-            answer: ClaimAnswer | None = self._execute(cursor, self._claim, parameters).fetchone()
+            self._execute(cursor, self._claim, parameters)
+            answer = self._claim.one(ClaimAnswer, cursor)
             if answer is None:
                 # There is no row yet; or there is one since, and the claim goes on with that.
-                answer = self._execute(cursor, self._first_claim, parameters).fetchone()
+                self._execute(cursor, self._first_claim, parameters)
+                answer = self._first_claim.one(ClaimAnswer, cursor)
             elif answer.looks_free:
                 # Another claim won while this statement waited for it. Look at what it made of the
                 # row.
-                answer = self._execute(cursor, self._look, parameters).fetchone()
+                self._execute(cursor, self._look, parameters)
+                answer = self._look.one(ClaimAnswer, cursor)
             if answer is not None:
                 return answer
         raise TaskLockError(
@@ -806,11 +842,13 @@ class TaskLockProtocol:
     def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:
         """Try to take over the claim of a dead holder. ``None``: the task has no row any more."""
         parameters = request.parameters
-        cursor.row_factory = class_row(ClaimAnswer)
-        answer: ClaimAnswer | None = self._execute(cursor, self._take_over, parameters).fetchone()
+        cursor.row_factory = tuple_row
+        self._execute(cursor, self._take_over, parameters)
+        answer = self._take_over.one(ClaimAnswer, cursor)
         if answer is not None and not answer.granted:
             # Maybe as it was before another replica took it over; see claim().
-            answer = self._execute(cursor, self._look_after_takeover, parameters).fetchone()
+            self._execute(cursor, self._look_after_takeover, parameters)
+            answer = self._look_after_takeover.one(ClaimAnswer, cursor)
         return answer
 
     def take_over_many(
@@ -828,13 +866,12 @@ class TaskLockProtocol:
         """End a claim. ``None`` means that it no longer stood, and that nothing was changed."""
         hands_over = request.end.ending is Ending.HAND_OVER
         statement = self._hand_over if hands_over else self._release
-        cursor.row_factory = class_row(ReleaseAnswer)
+        cursor.row_factory = tuple_row
         try:  # as in `_execute`, with a frame less
             cursor.execute(*self._query(statement, request.parameters))
         except (psycopg.DatabaseError, UnicodeError) as error:
             self._execute_without_history(cursor, statement, request.parameters, error)
-        answer: ReleaseAnswer | None = cursor.fetchone()
-        return answer
+        return statement.one(ReleaseAnswer, cursor)
 
     def release_many(
         self, cursor: Any, requests: Sequence[ReleaseRequest]
@@ -845,10 +882,12 @@ class TaskLockProtocol:
             row locked; it is to be sent again.
         """
         asked = statements.many(request.parameters for request in requests)
-        rows = self._rows(cursor, self._release_many, asked)
+        cursor.row_factory = tuple_row
+        self._execute(cursor, self._release_many, asked)
+        answers = self._release_many.by_claim_id(ReleaseAnswer, cursor)
         return {
-            row.pop("asked_claim_id"): ReleaseAnswer(**row) if row["locked_until"] else None
-            for row in rows
+            claim_id: answer if answer.locked_until else None
+            for claim_id, answer in answers.items()
         }
 
     def end_lease(
@@ -859,10 +898,9 @@ class TaskLockProtocol:
         :return: the task's row, or ``None`` if the claim no longer stood
         """
         parameters = {"task_name": task_name, "claim_id": claim_id, "holders": list(holders)}
-        cursor.row_factory = class_row(ReleaseAnswer)
-        answer: ReleaseAnswer | None
-        answer = self._execute(cursor, self._end_lease, parameters).fetchone()
-        return answer
+        cursor.row_factory = tuple_row
+        self._execute(cursor, self._end_lease, parameters)
+        return self._end_lease.one(ReleaseAnswer, cursor)
 
     def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> bool:
         """Finish a dead run that is not to be run again; tell whether this replica did."""
@@ -928,11 +966,9 @@ class TaskLockProtocol:
         self, cursor: Any, request: ManualRequest, *, stable: bool
     ) -> ClaimAnswer | None:
         """Try to begin a run that was asked for by hand. ``None``: the task has no row any more."""
-        cursor.row_factory = class_row(ClaimAnswer)
-        answer: ClaimAnswer | None = self._execute(
-            cursor, self._claim_requested, request.parameters(stable=stable)
-        ).fetchone()
-        return answer
+        cursor.row_factory = tuple_row
+        self._execute(cursor, self._claim_requested, request.parameters(stable=stable))
+        return self._claim_requested.one(ClaimAnswer, cursor)
 
     def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[str]:
         """Tell of the tasks that a replica has; each once.
@@ -1056,8 +1092,9 @@ class TaskLockProtocol:
         self, cursor: Any, statement: Statement, parameters: Mapping[str, object]
     ) -> dict[UUID, ClaimAnswer]:
         """Return the answers to many claims or takeovers, by the ids of the requests."""
-        rows = self._rows(cursor, statement, parameters)
-        return {row.pop("asked_claim_id"): ClaimAnswer(**row) for row in rows}
+        cursor.row_factory = tuple_row
+        self._execute(cursor, statement, parameters)
+        return statement.by_claim_id(ClaimAnswer, cursor)
 
     def _rows(
         self, cursor: Any, statement: Statement, parameters: Mapping[str, object]

@@ -271,9 +271,8 @@ class ClaimHistory(RuleBasedStateMachine):
             is_taken = not (answer.granted or answer.new_window)
             assert (claim_id in taken) == is_taken
             if is_taken:
-                assert taken[claim_id] == replace(
-                    answer, database_time=taken[claim_id].database_time
-                )
+                database_time = taken[claim_id].database_time
+                assert taken[claim_id] == answer._replace(database_time=database_time)
         return answers
 
     def answered(
@@ -782,7 +781,7 @@ def as_seconds(value: Any) -> Any:
 
 
 def in_seconds(answer: Any) -> tuple[Any, ...]:
-    return tuple(map(as_seconds, astuple(answer)))
+    return tuple(map(as_seconds, answer if isinstance(answer, tuple) else astuple(answer)))
 
 
 # A busy machine, or the thorough profile; and when it fails, up to 300 s to find a short history.
