@@ -286,7 +286,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             )
         check_importable(self.locks.settings.redact, inner)
         self._inner = inner
-        self._contexts = {}  # which have the event loop of the last one
         if self.locks.closed or not is_made_for_now(self.locks):
             self._begin(remade_for_now(self.locks))
         try:

@@ -69,11 +69,7 @@ class Completion(Generic[Result]):
     def result(self) -> Result:
         """Return the result, or raise the error; it must be done."""
         if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                # The traceback refers to this frame, and so, in a circle, to the error.
-                del self
+            raise self._error
         return self._result  # type: ignore[return-value]  # it may be None
 
     def wait(self, seconds: float) -> bool:

@@ -604,6 +604,34 @@ def test_lock_events_come_before_those_of_the_job_from_any_executor(database_url
     asyncio.run(main())
 
 
+def test_started_again_on_another_loop_it_tells_its_events_there(database_url: str) -> None:
+    loops: list[Loop] = []
+
+    async def run_once(loop: Loop) -> None:
+        loop.scheduler.start()
+        loop.events.clear()
+        loop.run_once(coroutine_job, replace_existing=True)
+        await loop.until(lambda: loop.codes() == RUN)
+        await loop.shut_down()
+        loop.scheduler.remove_all_jobs()
+
+    async def first() -> None:
+        loops.append(Loop(database_url, min_factor=0))
+        await run_once(loops[0])
+
+    async def again() -> None:
+        loops[0].threads.clear()
+        await run_once(loops[0])
+
+    asyncio.run(first())
+    # As where each test of an application has a loop of its own.
+    thread = threading.Thread(target=lambda: asyncio.run(again()), name="the other loop's")
+    thread.start()
+    thread.join(120)
+    assert not thread.is_alive()
+    assert loops[0].threads == {"the other loop's"}
+
+
 def test_claims_do_not_block_the_event_loop(database_url: str, proxy: Proxy) -> None:
     """While 200 coroutine jobs are claimed with 0.3 s of latency, a heartbeat goes on.
 

@@ -35,6 +35,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_RELEASED,
     HeldLock,
     TaskLockDatabaseError,
+    TaskLockEvent,
     TaskLockExecutor,
     current_lock,
     task_lock,
@@ -76,6 +77,29 @@ def _no_collector() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+def test_a_listener_is_told_from_when_it_was_added_until_it_is_removed(
+    make_replica: MakeReplica,
+) -> None:
+    """No event is made that nobody listens to; who comes later is told all the same."""
+    heard: list[tuple[int, str]] = []
+
+    def hear(event: TaskLockEvent) -> None:
+        heard.append((event.code, event.job_id))
+
+    replica = make_replica()
+    replica.record_nothing()
+    ended = threading.Semaphore(0)
+    replica.scheduler.add_listener(lambda _: ended.release(), EVENT_JOB_EXECUTED)
+    for job_id in ("before", "while", "after"):
+        if job_id == "while":
+            replica.scheduler.add_listener(hear, EVENT_TASK_LOCK_RELEASED)
+        if job_id == "after":
+            replica.scheduler.remove_listener(hear)
+        replica.run_once(int, job_id=job_id)
+        assert ended.acquire(timeout=60)
+    assert heard == [(EVENT_TASK_LOCK_RELEASED, "while")]
 
 
 class TestARun:

@@ -103,6 +103,10 @@ class Replica:
         with self._lock:
             self.events.append(event)
 
+    def record_nothing(self) -> None:
+        """Listen to nothing any more, as a replica without listeners."""
+        self.scheduler.remove_listener(self._record)
+
     def codes(self, job_id: str = "job") -> list[int]:
         """Return the codes of the executions and lock events of a job, in their order."""
         return [event.code for event in self.of(job_id)]
