@@ -286,6 +286,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             )
         check_importable(self.locks.settings.redact, inner)
         self._inner = inner
+        self._contexts = {}  # which are of the last one, if this start follows one that failed
         if self.locks.closed or not is_made_for_now(self.locks):
             self._begin(remade_for_now(self.locks))
         try:
@@ -441,6 +442,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """
         return function
 
+    def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self.wrap_function(function)  # as it is now
+
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
         """Hand a job to the wrapped executor; its worker will claim it. No database work here.
 
@@ -547,7 +551,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 self._workers,
                 self._coroutines,
                 self._queued,
-                self.wrap_function,
+                self._wrap,
             )
         return context
 

@@ -438,7 +438,7 @@ class Hold:
 
             with client.in_use:
                 held = await client.offload.claim(
-                    _AwaitedClaim(attempt, claim),
+                    _HoldClaim(attempt, claim),
                     partial(self._release, end=RunEnd(Ending.OPEN)),
                 )
             held.runs_on(asyncio.get_running_loop())
@@ -451,9 +451,9 @@ class Hold:
         _traceback: object = None,
     ) -> None:
         held, client = self._leave(), self._client
-        release = _AwaitedRelease(held, self._end_after(exception), client, self._release)
+        release = _HoldRelease(held, self._end_after(exception), client, self._release)
         # It goes on when this is cancelled.
-        await result_of(self._client.offload.release(release))
+        await result_of(client.offload.release(release))
 
     def __call__(self, function: Function) -> Function:
         """Hold the lock around each call of a function or coroutine function.
@@ -581,8 +581,8 @@ def _operator() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-class _AwaitedClaim(Operation[HeldLock]):
-    """The claim of a coroutine."""
+class _HoldClaim(Operation[HeldLock]):
+    """The claim of a coroutine that holds a lock."""
 
     def __init__(
         self, attempt: AnyAttempt, claim: Callable[[Outcome[Decision] | None], HeldLock]
@@ -600,8 +600,8 @@ class _AwaitedClaim(Operation[HeldLock]):
         return answer.answer is not None and answer.answer.waits  # see `Hold._granted`
 
 
-class _AwaitedRelease(Operation[None]):
-    """The release of a coroutine."""
+class _HoldRelease(Operation[None]):
+    """The release of a coroutine that has held a lock."""
 
     limit = RELEASE_LIMIT
 

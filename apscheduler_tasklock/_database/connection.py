@@ -12,8 +12,10 @@ from typing import Any
 
 import psycopg
 from psycopg.abc import AdaptContext, Buffer
-from psycopg.adapt import Loader
+from psycopg.abc import Loader as AbstractLoader
+from psycopg.adapt import AdaptersMap, Loader
 from psycopg.rows import tuple_row
+from psycopg.types.datetime import TimestamptzBinaryLoader
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, Closing, Deadline
@@ -23,6 +25,22 @@ _MOST_READS = 10
 
 # What PostgreSQL sends for the time "infinity": the largest number of microseconds.
 _INFINITY = (2**63 - 1).to_bytes(8, "big")
+_END = datetime.max.replace(tzinfo=timezone.utc)
+
+
+def _time_loader() -> type[AbstractLoader]:
+    """Return psycopg's loader of times: the one in C, where psycopg has it.
+
+    By a map of our own, as an application may have put another one in psycopg's.
+    """
+    times, adapters = psycopg.adapters.types["timestamptz"].oid, AdaptersMap()
+    adapters.register_loader(times, TimestamptzBinaryLoader)
+    loader = adapters.get_loader(times, psycopg.pq.Format.BINARY)
+    assert loader is not None
+    return loader
+
+
+_TIME_LOADER = _time_loader()
 
 
 class BoundedWait:
@@ -103,15 +121,12 @@ class _TimeOrEndLoader(Loader):
 
     def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
         super().__init__(oid, context)
-        # The one in C, where psycopg has it. In a class derived from it, psycopg would not call
-        # this `load`.
-        loader = psycopg.adapters.get_loader(oid, self.format)
-        assert loader is not None
-        self._load = loader(oid, context).load
+        # In a class derived from one in C, psycopg would not call this `load`.
+        self._load = _TIME_LOADER(oid, context).load
 
     def load(self, data: Buffer) -> datetime:
         if data == _INFINITY:
-            return datetime.max.replace(tzinfo=timezone.utc)
+            return _END
         time: datetime = self._load(data)
         return time
 

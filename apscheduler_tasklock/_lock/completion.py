@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar
 
-from apscheduler_tasklock._lock.loops import call_on
+from apscheduler_tasklock._lock.loops import wake_on
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
 
 
 class Completion(Generic[Result]):
     """The result of what a thread does, or its error, once it is done.
 
-    It is a future with one lock. One of ``concurrent.futures`` has three, and a condition, which
-    was a third of all that each of hundreds of waiting coroutines kept.
+    It is a future with little besides its lock. One of ``concurrent.futures`` has a condition with
+    five bound methods, a queue and two lists, and hundreds of coroutines may wait at once.
     """
 
     def __init__(self) -> None:
@@ -53,12 +56,15 @@ class Completion(Generic[Result]):
         with self._lock:
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # the others are to be called all the same
+                logger.exception("Who waits for a task lock's thread could not be told")
 
     def when_done(self, callback: Callable[[], object]) -> None:
         """Call this once it is done, in the thread that did it; or here, if it is done.
 
-        :param callback: must not raise
+        :param callback: must neither wait nor raise
         """
         with self._lock:
             if not self._is_done:
@@ -90,9 +96,4 @@ async def result_of(completion: Completion[Result]) -> Result:
 
 def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
     with suppress(RuntimeError):  # the loop is closed
-        call_on(loop, partial(_end_wait, waiter))
-
-
-def _end_wait(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():  # else who waited was cancelled
-        waiter.set_result(None)
+        wake_on(loop, waiter)

@@ -6,7 +6,11 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import TypeAlias
 from weakref import WeakKeyDictionary, ref
+
+# A function to call, or a future to end, for which a coroutine waits.
+Call: TypeAlias = "Callable[[], object] | asyncio.Future[None]"
 
 
 class _Inbox:
@@ -20,40 +24,29 @@ class _Inbox:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # Weak, as the loop has them: one that is closed drops them, and what they refer to.
-        self._calls: ref[deque[Callable[[], object]]] | None = None
+        self._calls: ref[deque[Call]] | None = None
 
-    def put(self, loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    def put(self, loop: asyncio.AbstractEventLoop, call: Call) -> None:
         with self._lock:
             if loop.is_closed():
                 raise RuntimeError("the event loop is closed")
             calls = None if self._calls is None else self._calls()
             if calls is not None:  # the loop has been woken
-                calls.append(function)
+                calls.append(call)
                 return
-            calls = deque([function])
+            calls = deque([call])
             loop.call_soon_threadsafe(self._call_all, loop, calls)
             self._calls = ref(calls)
 
-    def _call_all(
-        self, loop: asyncio.AbstractEventLoop, calls: deque[Callable[[], object]]
-    ) -> None:
+    def _call_all(self, loop: asyncio.AbstractEventLoop, calls: deque[Call]) -> None:
         with self._lock:
             self._calls = None
-        try:
-            while calls:
-                _call(loop, calls.popleft())
-        finally:
-            if calls:  # one has exited the program, and the loop may go on all the same
-                loop.call_soon(self._call_all, loop, calls)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
-    """Call a function as the loop would: what it raises is the loop's exception handler's."""
-    try:
-        function()
-    except Exception as error:  # noqa: BLE001  # whatever an application's listener raises
-        message = f"Exception in {function!r}, which a task lock has called"
-        loop.call_exception_handler({"message": message, "exception": error})
+        for call in calls:
+            if not isinstance(call, asyncio.Future):
+                # An application's code, which may set context variables, or exit.
+                loop.call_soon(call)
+            elif not call.done():  # else who waited was cancelled
+                call.set_result(None)
 
 
 _inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Inbox] = WeakKeyDictionary()
@@ -65,3 +58,11 @@ def call_on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> 
     :raises RuntimeError: the loop is closed
     """
     _inboxes.setdefault(loop, _Inbox()).put(loop, function)
+
+
+def wake_on(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
+    """End the future of a loop for which a coroutine waits there, from any thread.
+
+    :raises RuntimeError: the loop is closed
+    """
+    _inboxes.setdefault(loop, _Inbox()).put(loop, waiter)

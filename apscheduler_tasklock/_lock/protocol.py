@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import Enum
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 import psycopg
@@ -23,8 +23,6 @@ from apscheduler_tasklock._lock import statements
 from apscheduler_tasklock._lock.statements import History
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.schema.table import job_table, quoted_name, replica_table, run_table
-
-Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 
@@ -557,10 +555,13 @@ class Statement:
     characters apart each time that it is sent, which costs as much as the round trip.
 
     :param template: with psycopg's named placeholders
-    :ivar text: with numbered ones
+    :param answers: the named tuple that each of its rows becomes, if they do: its fields are named
+        as the columns
+    :ivar text: with numbered placeholders
     """
 
-    def __init__(self, template: str) -> None:
+    def __init__(self, template: str, answers: Any = None) -> None:
+        self.answers = answers
         self._names: list[str] = []
         self._columns: list[str] = []
         self._read: Callable[[Sequence[Any]], Any] | None = None
@@ -578,28 +579,26 @@ class Statement:
         """Return those of the parameters that it has, in order."""
         return [parameters[name] for name in self._names]
 
-    def one(self, kind: Callable[..., Answer], cursor: Any) -> Answer | None:
-        """Return the row that a cursor has got for it, as a named tuple; ``None``: it has none.
-
-        :param kind: the named tuple, whose fields have the names of the statement's columns
-        """
+    def one(self, cursor: Any) -> Any:
+        """Return the row that a cursor has got for it, as a named tuple; ``None``: it has none."""
         row = cursor.fetchone()
-        return None if row is None else self._reader(kind, cursor)(row)
+        return None if row is None else self._reader(cursor)(row)
 
-    def by_claim_id(self, kind: Callable[..., Answer], cursor: Any) -> dict[UUID, Answer]:
+    def by_claim_id(self, cursor: Any) -> dict[UUID, Any]:
         """Return the rows that a cursor has got for it, by the claims that were asked for."""
         rows = cursor.fetchall()
         if not rows:
             return {}
-        read, claim_id = self._reader(kind, cursor), self._columns.index("asked_claim_id")
+        read, claim_id = self._reader(cursor), self._columns.index("asked_claim_id")
         return {row[claim_id]: read(row) for row in rows}
 
-    def _reader(self, kind: Any, cursor: Any) -> Callable[[Sequence[Any]], Any]:
-        """Return what makes a named tuple of a row.
+    def _reader(self, cursor: Any) -> Callable[[Sequence[Any]], Any]:
+        """Return what makes a named tuple of a row. It is made with the first one.
 
         psycopg's own would look for the names of the columns with each answer.
         """
         if self._read is None:
+            kind = self.answers
             self._columns = [column.name for column in cursor.description]
             fields = [name for name in kind._fields if name in self._columns]
             pick = itemgetter(*(self._columns.index(name) for name in fields))
@@ -621,10 +620,11 @@ class RecordingStatement(Statement):
         make: Callable[..., str],
         table: str,
         history: History | None,
+        answers: Any = None,
         *,
         is_batch: bool = False,
     ) -> None:
-        super().__init__(make(table))
+        super().__init__(make(table), answers)
         self.recording = Statement(make(table, history)) if history else None
         self.is_batch = is_batch
 
@@ -675,28 +675,34 @@ class TaskLockProtocol:
             "replica_id": replica_id,
             "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
         }
-        self._claim = RecordingStatement(statements.claim, name, runs)
-        self._claim_many = RecordingStatement(statements.claim_many, name, runs, is_batch=True)
-        self._find_taken = Statement(statements.find_taken(name))
-        self._first_claim = Statement(statements.first_claim(name))
-        self._first_claim_many = Statement(statements.first_claim_many(name))
-        self._look = Statement(statements.look(name))
-        self._take_over = RecordingStatement(statements.take_over, name, runs)
-        self._take_over_many = RecordingStatement(
-            statements.take_over_many, name, runs, is_batch=True
+        self._claim = RecordingStatement(statements.claim, name, runs, ClaimAnswer)
+        self._claim_many = RecordingStatement(
+            statements.claim_many, name, runs, ClaimAnswer, is_batch=True
         )
-        self._look_after_takeover = Statement(statements.look_after_takeover(name))
-        self._release = RecordingStatement(statements.release, name, runs)
-        self._hand_over = RecordingStatement(statements.hand_over, name, runs)
-        self._release_many = RecordingStatement(statements.release_many, name, runs, is_batch=True)
-        self._end_lease = Statement(statements.end_lease(name))
+        self._find_taken = Statement(statements.find_taken(name), ClaimAnswer)
+        self._first_claim = Statement(statements.first_claim(name), ClaimAnswer)
+        self._first_claim_many = Statement(statements.first_claim_many(name), ClaimAnswer)
+        self._look = Statement(statements.look(name), ClaimAnswer)
+        self._take_over = RecordingStatement(statements.take_over, name, runs, ClaimAnswer)
+        self._take_over_many = RecordingStatement(
+            statements.take_over_many, name, runs, ClaimAnswer, is_batch=True
+        )
+        self._look_after_takeover = Statement(statements.look_after_takeover(name), ClaimAnswer)
+        self._release = RecordingStatement(statements.release, name, runs, ReleaseAnswer)
+        self._hand_over = RecordingStatement(statements.hand_over, name, runs, ReleaseAnswer)
+        self._release_many = RecordingStatement(
+            statements.release_many, name, runs, ReleaseAnswer, is_batch=True
+        )
+        self._end_lease = Statement(statements.end_lease(name), ReleaseAnswer)
         self._give_up = RecordingStatement(statements.give_up, name, runs)
         self._extend = Statement(statements.extend(name))
         self._renew = Statement(statements.renew(name))
         self._read = Statement(statements.read(name))
         self._prune = RecordingStatement(statements.prune, name, runs)
         self._shorten_history = Statement(statements.shorten_history(runs)) if runs else None
-        self._claim_requested = RecordingStatement(statements.claim_requested, name, runs)
+        self._claim_requested = RecordingStatement(
+            statements.claim_requested, name, runs, ClaimAnswer
+        )
         self._register = Statement(statements.register(name))
         self._tell_overdue = Statement(statements.tell_overdue(name))
         self._claim_handed_out = RecordingStatement(
@@ -726,16 +732,16 @@ class TaskLockProtocol:
         cursor.row_factory = tuple_row
         for _ in range(MOST_LOOKS):
             self._execute(cursor, self._claim, parameters)
-            answer = self._claim.one(ClaimAnswer, cursor)
+            answer: ClaimAnswer | None = self._claim.one(cursor)
             if answer is None:
                 # There is no row yet; or there is one since, and the claim goes on with that.
                 self._execute(cursor, self._first_claim, parameters)
-                answer = self._first_claim.one(ClaimAnswer, cursor)
+                answer = self._first_claim.one(cursor)
             elif answer.looks_free:
                 # Another claim won while this statement waited for it. Look at what it made of the
                 # row.
                 self._execute(cursor, self._look, parameters)
-                answer = self._look.one(ClaimAnswer, cursor)
+                answer = self._look.one(cursor)
             if answer is not None:
                 return answer
         raise TaskLockError(
@@ -844,11 +850,11 @@ class TaskLockProtocol:
         parameters = request.parameters
         cursor.row_factory = tuple_row
         self._execute(cursor, self._take_over, parameters)
-        answer = self._take_over.one(ClaimAnswer, cursor)
+        answer: ClaimAnswer | None = self._take_over.one(cursor)
         if answer is not None and not answer.granted:
             # Maybe as it was before another replica took it over; see claim().
             self._execute(cursor, self._look_after_takeover, parameters)
-            answer = self._look_after_takeover.one(ClaimAnswer, cursor)
+            answer = self._look_after_takeover.one(cursor)
         return answer
 
     def take_over_many(
@@ -871,7 +877,8 @@ class TaskLockProtocol:
             cursor.execute(*self._query(statement, request.parameters))
         except (psycopg.DatabaseError, UnicodeError) as error:
             self._execute_without_history(cursor, statement, request.parameters, error)
-        return statement.one(ReleaseAnswer, cursor)
+        answer: ReleaseAnswer | None = statement.one(cursor)
+        return answer
 
     def release_many(
         self, cursor: Any, requests: Sequence[ReleaseRequest]
@@ -884,7 +891,7 @@ class TaskLockProtocol:
         asked = statements.many(request.parameters for request in requests)
         cursor.row_factory = tuple_row
         self._execute(cursor, self._release_many, asked)
-        answers = self._release_many.by_claim_id(ReleaseAnswer, cursor)
+        answers = self._release_many.by_claim_id(cursor)
         return {
             claim_id: answer if answer.locked_until else None
             for claim_id, answer in answers.items()
@@ -900,7 +907,8 @@ class TaskLockProtocol:
         parameters = {"task_name": task_name, "claim_id": claim_id, "holders": list(holders)}
         cursor.row_factory = tuple_row
         self._execute(cursor, self._end_lease, parameters)
-        return self._end_lease.one(ReleaseAnswer, cursor)
+        answer: ReleaseAnswer | None = self._end_lease.one(cursor)
+        return answer
 
     def give_up(self, cursor: Any, task_name: str, claim_id: UUID) -> bool:
         """Finish a dead run that is not to be run again; tell whether this replica did."""
@@ -968,7 +976,8 @@ class TaskLockProtocol:
         """Try to begin a run that was asked for by hand. ``None``: the task has no row any more."""
         cursor.row_factory = tuple_row
         self._execute(cursor, self._claim_requested, request.parameters(stable=stable))
-        return self._claim_requested.one(ClaimAnswer, cursor)
+        answer: ClaimAnswer | None = self._claim_requested.one(cursor)
+        return answer
 
     def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[str]:
         """Tell of the tasks that a replica has; each once.
@@ -1094,7 +1103,7 @@ class TaskLockProtocol:
         """Return the answers to many claims or takeovers, by the ids of the requests."""
         cursor.row_factory = tuple_row
         self._execute(cursor, statement, parameters)
-        return statement.by_claim_id(ClaimAnswer, cursor)
+        return statement.by_claim_id(cursor)
 
     def _rows(
         self, cursor: Any, statement: Statement, parameters: Mapping[str, object]

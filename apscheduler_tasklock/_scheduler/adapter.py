@@ -20,7 +20,7 @@ from typing import Any
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
 from apscheduler.executors.base import BaseExecutor
 from apscheduler.jobstores.memory import MemoryJobStore
-from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
+from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED, BaseScheduler
 from apscheduler.util import maybe_ref
 
 from apscheduler_tasklock._lock.jobs import StoredTask
@@ -40,6 +40,9 @@ LATEST_WAKEUP = 60.0
 
 # Attribute of a wrapped executor, from its start until its shutdown: who wraps it.
 _WRAPPED_BY = "_tasklock_executor"
+
+# How APScheduler gives events to listeners, unless somebody has overridden it.
+_DISPATCH_EVENT = BaseScheduler._dispatch_event
 
 
 class SchedulerAdapter:
@@ -105,7 +108,10 @@ class SchedulerAdapter:
 
     def has_listener(self, code: int) -> bool:
         """Tell whether somebody listens to events of this kind."""
-        return any(mask & code for _, mask in self._scheduler._listeners)
+        scheduler = self._scheduler
+        if getattr(scheduler._dispatch_event, "__func__", None) is not _DISPATCH_EVENT:
+            return True  # as instrumentation overrides it
+        return any(mask & code for _, mask in tuple(scheduler._listeners))
 
     def dispatch(self, event: Any) -> None:
         """Give an event to the listeners."""

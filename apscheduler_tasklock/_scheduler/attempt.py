@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
+from weakref import ref
 
 from apscheduler.events import EVENT_JOB_ERROR
 
@@ -93,7 +94,7 @@ class RunAttempt:
         self._cut = False
         # Of a coroutine.
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asyncio_task: asyncio.Task[Any] | None = None
+        self._asyncio_task: ref[asyncio.Task[Any]] | None = None
 
     def check_lateness(self, began_at: float) -> None:
         """Decide whether this is a misfire.
@@ -169,7 +170,7 @@ class RunAttempt:
 
     def beginning(self) -> Operation[JobView | None]:
         """Return the claim of a coroutine, for which no thread waits; it ends as ``begin``."""
-        return _AwaitedClaim(self, self._locks)
+        return CoroutineClaim(self, self._locks)
 
     def prepare_claim(self) -> AnyAttempt | None:
         """Return the claim that is sent before ``begin`` is called, if there is to be one."""
@@ -201,7 +202,8 @@ class RunAttempt:
     ) -> None:
         """Note that its job is a coroutine, which this task of asyncio runs on this event loop."""
         self._loop = loop
-        self._asyncio_task = asyncio_task
+        # Weak: if its loop has ended, nothing else must keep the coroutine, which ends its lock.
+        self._asyncio_task = None if asyncio_task is None else ref(asyncio_task)
         if self._held is not None:
             self._held.runs_on(loop)
 
@@ -236,12 +238,12 @@ class RunAttempt:
         :param cut: whether somebody else than the job has ended it
         """
         end = self._cut_short(begun=True) if cut else None
-        return _AwaitedRelease(self, self._locks, end, events)
+        return CoroutineRelease(self, self._locks, end, events)
 
     def cutting(self) -> Operation[None]:
         """Return the end of a coroutine's claim which a shutdown cancels."""
         end = self._cut_short(begun=self.running)
-        return _AwaitedRelease(self, self._locks, end, limit=CUT_LIMIT, while_it_runs=True)
+        return CoroutineRelease(self, self._locks, end, limit=CUT_LIMIT, while_it_runs=True)
 
     def give_back(self) -> None:
         """Hand over what was claimed for a job that will not run here. Waits for the database."""
@@ -257,7 +259,7 @@ class RunAttempt:
         end = self._cut_short(begun=False)
         self._locks.claiming.begin()  # the shutdown waits for it
         given_back = self._locks.offload.release(
-            _AwaitedRelease(self, self._locks, end, limit=CUT_LIMIT)
+            CoroutineRelease(self, self._locks, end, limit=CUT_LIMIT)
         )
         given_back.when_done(self._locks.claiming.end)
 
@@ -388,9 +390,10 @@ class RunAttempt:
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        if self._asyncio_task is not None and self.running:
+        asyncio_task = None if self._asyncio_task is None else self._asyncio_task()
+        if asyncio_task is not None and self.running:
             self.cancelled_on_loss = True
-            self._asyncio_task.cancel()
+            asyncio_task.cancel()
 
     def end_after(self, events: Sequence[Any] | None) -> RunEnd:
         """Return how a run ended that APScheduler has told these events of."""
@@ -478,7 +481,7 @@ class RunAttempt:
             self._reports.lost(self._held)
 
 
-class _AwaitedClaim(Operation["JobView | None"]):
+class CoroutineClaim(Operation["JobView | None"]):
     """The claim of a coroutine."""
 
     def __init__(self, attempt: RunAttempt, locks: LockClient) -> None:
@@ -495,7 +498,7 @@ class _AwaitedClaim(Operation["JobView | None"]):
         return self._locks.closed  # what is granted after the stop is given back
 
 
-class _AwaitedRelease(Operation[None]):
+class CoroutineRelease(Operation[None]):
     """The release of a coroutine.
 
     :param end: how it ended; if ``None``, the events tell, in a thread: the trigger, which is asked

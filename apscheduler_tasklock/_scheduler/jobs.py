@@ -82,7 +82,8 @@ class ExecutorJobs:
     ) -> Submission:
         """Return what is submitted for a job and its run times.
 
-        :param scheduler_pass: in which the scheduler submits it now
+        :param scheduler_pass: in which the scheduler submits it now; without one it gets no ids of
+            claims, and has to be made ``anew`` to be submitted
         """
         return Submission(
             job=job,

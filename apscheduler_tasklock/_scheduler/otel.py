@@ -6,6 +6,7 @@ The application installs an SDK, before or after it imports this. Without one, t
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -117,17 +118,21 @@ class Sdk:
     def __init__(self) -> None:
         self._is_set = False
         self._looked_at = -inf  # on the monotonic clock
+        self._looked_in: int | None = None  # the process; a forked one may have set up its own
 
     def is_set(self) -> bool:
         """Tell whether there is one, or was one when it was last looked."""
-        now = time.monotonic()
-        if not self._is_set and now > self._looked_at + LOOK_EVERY:
-            self._looked_at = now
+        if self._is_set:
+            return True
+        process = os.getpid()
+        if self._looked_in != process or time.monotonic() > self._looked_at + LOOK_EVERY:
             with _contained():
                 providers = (metrics.get_meter_provider(), trace.get_tracer_provider())
                 self._is_set = any(
                     not type(provider).__module__.startswith(_API) for provider in providers
                 )
+            # After it, as the API may set one up while it is asked; who asks meanwhile looks, too.
+            self._looked_at, self._looked_in = time.monotonic(), process
         return self._is_set
 
 

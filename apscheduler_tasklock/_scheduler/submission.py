@@ -52,7 +52,7 @@ def trigger_of(job: Any) -> Any:
 
 def new_claim_ids(run_times: Sequence[datetime]) -> Sequence[UUID]:
     """Return the ids of the claims of these run times."""
-    return [uuid4() for _ in run_times]
+    return tuple(uuid4() for _ in run_times)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Submission:
     def anew(self, scheduler_pass: SchedulerPass) -> Submission:
         """Return the same with claims of its own, to be submitted by itself.
 
-        :param scheduler_pass: which is no other one's
+        :param scheduler_pass: one of its own, as ``SchedulerPasses.alone`` makes
         """
         claim_ids = new_claim_ids(self.run_times)
         return replace(self, scheduler_pass=scheduler_pass, claim_ids=claim_ids)

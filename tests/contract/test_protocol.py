@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockError, upgrade
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from apscheduler_tasklock._lock.protocol import RecordingStatement, Statement, TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Replica, database_now, row
 
@@ -688,3 +688,32 @@ def test_a_row_that_can_be_neither_read_nor_inserted_is_told(
     )
     with pytest.raises(TaskLockError, match="'task': its row can be neither read nor inserted"):
         one.claim()
+
+
+@pytest.mark.postgresql
+def test_each_row_has_the_columns_of_its_answer_with_and_without_history(
+    connection: psycopg.Connection[Any],
+) -> None:
+    """The columns are looked up with the first row, of whichever of the two it is."""
+    seen = 0
+    for statement in vars(TaskLockProtocol(task_lock_table())).values():
+        if not isinstance(statement, Statement) or statement.answers is None:
+            continue
+        seen += 1
+        forms = [statement.text]
+        if isinstance(statement, RecordingStatement):
+            assert statement.recording is not None
+            forms.append(statement.recording.text)
+        columns = [columns_of(connection, text) for text in forms]
+        assert columns == [columns[0]] * len(forms)
+        fields = set(statement.answers._fields)
+        assert set(columns[0]) - {"asked_claim_id"} <= fields
+        assert fields - set(columns[0]) <= set(statement.answers._field_defaults)
+    assert seen > 10
+
+
+def columns_of(connection: psycopg.Connection[Any], text: str) -> list[str]:
+    connection.pgconn.prepare(b"", text.encode())
+    described = connection.pgconn.describe_prepared(b"")
+    assert described.status == psycopg.pq.ExecStatus.COMMAND_OK, described.error_message
+    return [(described.fname(n) or b"").decode() for n in range(described.nfields)]

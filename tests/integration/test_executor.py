@@ -23,6 +23,7 @@ from apscheduler.events import (
     EVENT_JOB_MAX_INSTANCES,
     EVENT_JOB_MISSED,
 )
+from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.blocking import BlockingScheduler
 from sqlalchemy import Engine, create_engine
 
@@ -100,6 +101,32 @@ def test_a_listener_is_told_from_when_it_was_added_until_it_is_removed(
         replica.run_once(int, job_id=job_id)
         assert ended.acquire(timeout=60)
     assert heard == [(EVENT_TASK_LOCK_RELEASED, "while")]
+
+
+class Instrumented(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has no types
+    """Sees all events where they are given to listeners, as instrumentation does."""
+
+    def __init__(self, **options: Any) -> None:
+        self.seen: list[int] = []
+        super().__init__(**options)
+
+    def _dispatch_event(self, event: Any) -> None:
+        self.seen.append(event.code)
+        super()._dispatch_event(event)
+
+
+def test_a_scheduler_that_overrides_how_events_are_given_is_told_without_listeners(
+    database_url: str,
+) -> None:
+    scheduler = Instrumented(executors={"default": TaskLockExecutor(database_url)})
+    scheduler.start()
+    try:
+        now = datetime.now(timezone.utc)
+        scheduler.add_job(int, "interval", hours=1, next_run_time=now, id="job")
+        eventually(lambda: EVENT_JOB_EXECUTED in scheduler.seen)
+    finally:
+        scheduler.shutdown()
+    assert [code for code in scheduler.seen if code in RUN] == RUN
 
 
 class TestARun:

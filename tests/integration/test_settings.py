@@ -12,12 +12,14 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.rows import dict_row
+from psycopg.types.datetime import TimestamptzBinaryLoader
 from sqlalchemy import Engine, create_engine, event, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from apscheduler_tasklock import (
     TaskLockExecutor,
     TaskLockOptionError,
+    TaskLocks,
     TaskLockSchemaError,
     upgrade,
 )
@@ -217,6 +219,41 @@ def test_whatever_an_engine_makes_of_rows_ours_are_our_own(
     locks = make_locks(engine)
     locks.check()
     assert isinstance(claim_twice(locks, make_locks(database_url)), Refusal)
+
+
+class OwnTimes(TimestamptzBinaryLoader):
+    """Makes something else of times, as an application may that has a class of its own for them."""
+
+    def load(self, data: Any) -> Any:
+        return f"a time of {len(data)} bytes"
+
+
+@pytest.fixture
+def _own_times() -> Iterator[None]:
+    """Let psycopg give such times on all connections of this process that are yet to be opened."""
+    times = psycopg.adapters.types["timestamptz"].oid
+    usual = psycopg.adapters.get_loader(times, psycopg.pq.Format.BINARY)
+    assert usual is not None
+    psycopg.adapters.register_loader(times, OwnTimes)
+    try:
+        yield
+    finally:
+        psycopg.adapters.register_loader(times, usual)
+
+
+@pytest.mark.usefixtures("_own_times")
+@pytest.mark.parametrize("by_engine", [False, True], ids=["own connection", "an engine's"])
+def test_whatever_psycopg_makes_of_times_ours_are_our_own(
+    database_url: str, *, by_engine: bool
+) -> None:
+    engine = create_engine(database_url)
+    locks = TaskLocks(engine if by_engine else database_url)
+    try:
+        with locks.hold("task", min_lock=0, max_lock=60) as held:
+            assert held.locked_until > datetime.now(timezone.utc)
+    finally:
+        locks.close()
+        engine.dispose()
 
 
 def test_the_synchronous_side_of_an_async_engine_is_refused(database_url: str) -> None:

@@ -6,15 +6,17 @@ import asyncio
 import multiprocessing
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
-from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
@@ -24,6 +26,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_RELEASED,
     TaskLocks,
 )
+from apscheduler_tasklock._scheduler import otel
 from tests.support import claims, pool_jobs
 from tests.support.hosts import AsyncIO
 from tests.support.outages import Job, refuse
@@ -419,3 +422,37 @@ def test_an_sdk_that_is_installed_after_the_first_run_gets_the_next(
         cwd=checkout,
     )
     assert ran.stdout.split() == ["0", "1", "1"], ran.stderr
+
+
+@pytest.fixture
+def _no_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be none, as in a process that has just started."""
+    monkeypatch.setattr(otel.trace, "get_tracer_provider", trace.NoOpTracerProvider)
+    monkeypatch.setattr(otel.metrics, "get_meter_provider", metrics.NoOpMeterProvider)
+
+
+@pytest.mark.usefixtures("_no_sdk")
+def test_who_asks_while_the_api_sets_up_an_sdk_looks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the API does at the first look, if the environment names one; it may take seconds."""
+    both_look = threading.Barrier(2, timeout=60)
+
+    def set_up() -> TracerProvider:
+        both_look.wait()
+        return TracerProvider()
+
+    monkeypatch.setattr(otel.trace, "get_tracer_provider", set_up)
+    sdk = otel.Sdk()
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(lambda _: sdk.is_set(), range(2)))
+
+
+@pytest.mark.usefixtures("_no_sdk")
+def test_a_forked_worker_that_sets_up_its_own_sdk_finds_it_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process id stands for the fork: right after its parent has looked is too short to hit."""
+    sdk = otel.Sdk()
+    assert not sdk.is_set()  # in the parent, a moment ago
+    monkeypatch.setattr(otel.trace, "get_tracer_provider", TracerProvider)  # a pool's initializer
+    monkeypatch.setattr(otel.os, "getpid", lambda: 0)
+    assert sdk.is_set()
