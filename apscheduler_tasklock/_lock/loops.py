@@ -42,11 +42,11 @@ class _Inbox:
         with self._lock:
             self._calls = None
         for call in calls:
-            if not isinstance(call, asyncio.Future):
-                # An application's code, which may set context variables, or exit.
+            if asyncio.isfuture(call):
+                if not call.done():  # else who waited was cancelled
+                    call.set_result(None)
+            else:  # an application's code, which may set context variables, or exit
                 loop.call_soon(call)
-            elif not call.done():  # else who waited was cancelled
-                call.set_result(None)
 
 
 _inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Inbox] = WeakKeyDictionary()
