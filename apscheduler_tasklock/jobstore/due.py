@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -473,7 +474,9 @@ class DueJobs:
         self, found: HandedOutRow, attributes: dict[str, Any], now: datetime, received: float
     ) -> HandedOutJob | None:
         """Return the job for its run time; ``None`` if that is settled unrun."""
-        if self._closed:  # an import may have taken longer than the shutdown waits
+        if self._closed:  # the answer came then, or an import took longer than a shutdown waits
+            with suppress(TaskLockError):  # or else the hand-out ends by itself
+                self._give_back([found.handed_id])
             return None
         row, trigger = found.row, attributes["trigger"]
         assert row.next_run_time is not None

@@ -45,7 +45,7 @@ from apscheduler_tasklock import (
     upgrade,
 )
 from apscheduler_tasklock._lock import jobs
-from apscheduler_tasklock._lock.jobs import HAND_OUT
+from apscheduler_tasklock._lock.jobs import HAND_OUT, JobRows
 from apscheduler_tasklock._scheduler import registration
 from apscheduler_tasklock.jobstore.due import RENEW_AFTER
 from apscheduler_tasklock.jobstore.inside import running_jobs
@@ -1637,6 +1637,27 @@ class TestHandOuts:
         replica.run_at(note, key)
         eventually(lambda: handed_out(connection))
         replica.shutdown()
+        assert (handed_out(connection), ran[key]) == (0, [])
+        make().runs(key)
+
+    def test_a_shutdown_gives_back_what_is_handed_out_meanwhile(
+        self, make: Make, key: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The answer arrives when the shutdown has begun."""
+        fetch = JobRows.fetch
+        replica = make()
+
+        def fetch_late(rows: JobRows, *arguments: Any, **options: Any) -> Any:
+            fetched = fetch(rows, *arguments, **options)
+            if fetched.jobs:
+                eventually(lambda: replica.store.locks.closed)
+            return fetched
+
+        monkeypatch.setattr(JobRows, "fetch", fetch_late)
+        replica.run_at(note, key)
+        eventually(lambda: handed_out(connection))
+        replica.shutdown()
+        monkeypatch.undo()
         assert (handed_out(connection), ran[key]) == (0, [])
         make().runs(key)
 
