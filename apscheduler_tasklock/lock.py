@@ -6,8 +6,8 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -200,20 +200,14 @@ def current_lock() -> HeldLock | None:
     return _current.get()
 
 
-class holding:  # noqa: N801  # a context manager, as `suppress` is
-    """Make ``lock`` the current one for this thread or coroutine.
-
-    Each run has one, and a generator in its place costs three times as much.
-    """
-
-    def __init__(self, lock: HeldLock) -> None:
-        self._lock = lock
-
-    def __enter__(self) -> None:
-        self._before = _current.set(self._lock)
-
-    def __exit__(self, *_: object) -> None:
+@contextmanager
+def holding(lock: HeldLock) -> Iterator[None]:
+    """Make ``lock`` the current one for this thread or coroutine."""
+    before = _current.set(lock)
+    try:
+        yield
+    finally:
         # A generator may be closed in another context than it was begun in; nothing is current
         # there that had to be put back.
         with suppress(ValueError):
-            _current.reset(self._before)
+            _current.reset(before)

@@ -602,9 +602,8 @@ class Statement:
             self._columns = [column.name for column in cursor.description]
             fields = [name for name in kind._fields if name in self._columns]
             pick = itemgetter(*(self._columns.index(name) for name in fields))
-            self._read = lambda row: kind(**dict(zip(fields, pick(row), strict=True)))
-            if fields == list(kind._fields[: len(fields)]):  # and the others have defaults
-                self._read = lambda row: kind(*pick(row))
+            # Those that it lacks come last, and have defaults.
+            self._read = lambda row: kind(*pick(row))
         return self._read
 
 
