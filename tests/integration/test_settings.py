@@ -246,7 +246,7 @@ def _own_times() -> Iterator[None]:
 def test_whatever_psycopg_makes_of_times_ours_are_our_own(
     database_url: str, *, by_engine: bool
 ) -> None:
-    engine = create_engine(database_url)
+    engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
     locks = TaskLocks(engine if by_engine else database_url)
     try:
         with locks.hold("task", min_lock=0, max_lock=60) as held:

@@ -215,6 +215,10 @@ def test_a_period_lasts_until_the_next_moment_that_the_fields_allow(
     schedule, run_time = fire
     following = schedule.next_after(run_time.astimezone(timezone.utc))
     assume(following is not None)
+    if CalendarIntervalTrigger is None:
+        # In the hour that comes twice, APScheduler 3.10 puts times of the first one before those
+        # of the second, so that an AND of triggers finds none in common.
+        assume(not clocks_go_back(run_time.tzinfo, run_time - timedelta(hours=3), following))
     if clocks_go_forward(run_time.tzinfo, run_time.astimezone(timezone.utc), following):
         # There APScheduler goes its own ways: a cron job due at 00:00 skips the whole next day,
         # one due at 02:30 may run at 03:30. The period is what it makes of it.
