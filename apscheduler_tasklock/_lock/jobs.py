@@ -440,7 +440,7 @@ class JobRows:
         return int(self._execute(cursor, self._remove_all, {}).rowcount)
 
     def _execute(self, cursor: Any, statement: Statement, parameters: Mapping[str, object]) -> Any:
-        return cursor.execute(statement.text, statement.arguments({**self._own, **parameters}))
+        return cursor.execute(statement.query, statement.arguments({**self._own, **parameters}))
 
     def _rows(
         self, cursor: Any, statement: Statement, parameters: Mapping[str, object]

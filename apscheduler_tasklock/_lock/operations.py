@@ -424,7 +424,7 @@ class Operations:
 
     @staticmethod
     def _run(cursor: Any, statement: Statement, **wanted: object) -> Any:
-        return cursor.execute(statement.text, statement.arguments(wanted))
+        return cursor.execute(statement.query, statement.arguments(wanted))
 
 
 def like_of(pattern: str) -> str:

@@ -213,8 +213,8 @@ class ClaimRequest:
 
         :param lag: seconds since the run time, by the replica's clock; never below 0
         """
-        return {
-            **self.window_parameters(lag),
+        parameters = self.window_parameters(lag)
+        parameters |= {
             "max_lock": float(self.max_lock),
             "lease": None if self.lease is None else float(self.lease),
             "one_off": self.one_off,
@@ -224,6 +224,7 @@ class ClaimRequest:
             "grace": float(self.grace),
             "max_runtime": None if self.max_runtime is None else float(self.max_runtime),
         }
+        return parameters
 
     def window_parameters(self, lag: float) -> dict[str, object]:
         """Return those parameters that say whether its window is taken; see :meth:`parameters`."""
@@ -558,6 +559,7 @@ class Statement:
     :param answers: the named tuple that each of its rows becomes, if they do: its fields are named
         as the columns
     :ivar text: with numbered placeholders
+    :ivar query: what is sent
     """
 
     def __init__(self, template: str, answers: Any = None) -> None:
@@ -566,6 +568,9 @@ class Statement:
         self._columns: list[str] = []
         self._read: Callable[[Sequence[Any]], Any] | None = None
         self.text = re.sub(r"%%|%\((\w+)\)s", self._numbered, " ".join(template.split()))
+        # As bytes, which are the same in each encoding: psycopg looks a statement up by its hash,
+        # which bytes keep; a text is encoded anew each time, and all of it is hashed.
+        self.query = self.text.encode() if self.text.isascii() else self.text
 
     def _numbered(self, found: re.Match[str]) -> str:
         name = found[1]
@@ -723,11 +728,8 @@ class TaskLockProtocol:
 
         :raises TaskLockError: the task's row can be neither read nor inserted
         """
-        parameters = {
-            **request.parameters(times.lag),
-            "latest": times.latest,
-            "stable": times.stable,
-        }
+        parameters = request.parameters(times.lag)
+        parameters |= {"latest": times.latest, "stable": times.stable}
         cursor.row_factory = tuple_row
         for _ in range(MOST_LOOKS):
             self._execute(cursor, self._claim, parameters)
@@ -1052,11 +1054,11 @@ class TaskLockProtocol:
 
     def _query(
         self, statement: Statement, parameters: Mapping[str, object]
-    ) -> tuple[str, list[object]]:
-        """Return the text to send, and the values of its parameters."""
+    ) -> tuple[str | bytes, list[object]]:
+        """Return what is sent, and the values of its parameters."""
         if self._records and isinstance(statement, RecordingStatement) and statement.recording:
             statement = statement.recording
-        return statement.text, statement.arguments({**self._own, **parameters})
+        return statement.query, statement.arguments({**self._own, **parameters})
 
     def _execute_without_history(
         self,
@@ -1081,7 +1083,7 @@ class TaskLockProtocol:
         # What an exception says may have characters that the database's encoding lacks.
         unsaid = {name: None for name in ("error", "error_type") if name in parameters}
         values = statement.arguments({**self._own, **parameters, **unsaid})
-        done = cursor.execute(statement.text, values)
+        done = cursor.execute(statement.query, values)
         if isinstance(error, psycopg.ProgrammingError):
             self._stop_recording(error)
         return done
