@@ -59,7 +59,8 @@ def only_cancellations(said: str) -> bool:
 @pytest.mark.parametrize(
     ("command", "schedulers"),
     [
-        ("uvicorn application:app", 1),
+        ("uvicorn application:app --loop asyncio", 1),
+        ("uvicorn application:app --loop uvloop", 1),
         ("uvicorn application:app --workers 2", 2),
         (f"{GUNICORN} --workers 2", 2),
         (f"{GUNICORN} --workers 2 --preload", 2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -43,6 +44,28 @@ from tests.support.proxy import Gate, Proxy, counted
 
 RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
 RAISED = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_ERROR]
+
+
+@pytest.fixture(
+    autouse=True,
+    params=[
+        "asyncio",
+        pytest.param(
+            "uvloop",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(sys.platform == "win32", reason="Windows has no uvloop"),
+            ],
+        ),
+    ],
+)
+def _event_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the event loop of asyncio, or the one that uvicorn takes where it is installed."""
+    if request.param == "uvloop":
+        import uvloop
+
+        monkeypatch.setattr(asyncio, "run", uvloop.run)
+        monkeypatch.setattr(asyncio, "new_event_loop", uvloop.new_event_loop)
 
 
 def number_handed_over(connection: psycopg.Connection[Any]) -> int:
