@@ -82,12 +82,12 @@ def test_dates_may_be_written_in_any_style(
 
 
 @contextmanager
-def sql_ascii(database_url: str) -> Iterator[str]:
-    """Create a database that does not know what its text is written in."""
-    name = f"tasklock_ascii_{uuid4().hex[:12]}"
+def encoded(database_url: str, encoding: str) -> Iterator[str]:
+    """Create a database whose text is written in this encoding."""
+    name = f"tasklock_encoded_{uuid4().hex[:12]}"
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(
-            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'"
+            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'"
         )
         try:
             yield make_url(database_url).set(database=name).render_as_string(hide_password=False)
@@ -99,12 +99,31 @@ def test_a_database_in_sql_ascii_keeps_names_as_they_are(
     make_locks: MakeLocks, database_url: str
 ) -> None:
     """An engine for one has to be given a ``client_encoding``, or SQLAlchemy itself fails."""
-    with sql_ascii(database_url) as url:
+    with encoded(database_url, "SQL_ASCII") as url:  # which does not know what it is written in
         upgrade(url)
         locks = [make_locks(url, replica_id=f"büro {n}") for n in range(2)]
         for one in locks:
             one.check()
         refused = claim_twice(*locks, name="prüfung ✓")
+        for one in locks:
+            one.close()
+    assert refused.holder == "büro 0"
+
+
+@pytest.mark.parametrize("encoding", ["UTF8", "LATIN1"])
+def test_a_schema_and_a_table_may_have_names_of_other_characters_than_ascii(
+    make_locks: MakeLocks,
+    database: Callable[[str], str | Engine],
+    database_url: str,
+    encoding: str,
+) -> None:
+    names = {"schema": "büro", "table": 'Sperre "für" 100%'}
+    with encoded(database_url, encoding) as url:
+        upgrade(url, **names)
+        locks = [make_locks(database(url), replica_id=f"büro {n}", **names) for n in range(2)]
+        for one in locks:
+            one.check()
+        refused = claim_twice(*locks, name="prüfung")
         for one in locks:
             one.close()
     assert refused.holder == "büro 0"
