@@ -29,11 +29,11 @@ def uvicorn(workers: int) -> list[str]:
     return ["-m", "uvicorn", APP, "--workers", str(workers), "--port", str(free_port())]
 
 
-def gunicorn(worker_class: str) -> list[str]:
+def gunicorn(worker_class: str, *more: str) -> list[str]:
     address = f"127.0.0.1:{free_port()}"
     # `uvicorn.workers` says that it is deprecated, which these tests have no use for.
     module = ["-W", "ignore::DeprecationWarning", "-m", "gunicorn"]
-    return [*module, APP, "--workers", "2", "--bind", address, "-k", worker_class]
+    return [*module, APP, "--workers", "2", "--bind", address, "-k", worker_class, *more]
 
 
 def plain() -> list[str]:
@@ -46,7 +46,8 @@ APPLICATIONS = {
     "uvicorn with one worker": lambda: uvicorn(1),
     "uvicorn with three workers": lambda: uvicorn(3),
     "gunicorn with uvicorn's workers": lambda: gunicorn("uvicorn.workers.UvicornWorker"),
-    "gunicorn with its own workers": lambda: gunicorn("asgi"),
+    # With uvloop, a SIGTERM that comes while they import the application is lost, whatever that is.
+    "gunicorn with its own workers": lambda: gunicorn("asgi", "--asgi-loop", "asyncio"),
 }
 
 
