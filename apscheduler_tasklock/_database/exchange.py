@@ -225,8 +225,9 @@ class Exchange:
     :param pool: where the connection comes from
     :param outage: is told when the database is unavailable, and when it is back
     :param explain: returns what to raise for a failure that another attempt would not overcome
-    :param background: sends requests that no thread waits for, and calls who wants their outcome.
-        Who sends must never wait for a turn, which may be the next one of its own.
+    :param background: sends requests that no thread waits for. Who sends must never wait for a
+        turn, which may be the next one of its own.
+    :param telling: calls who wants their outcome, while the next ones are sent
     """
 
     def __init__(
@@ -235,11 +236,13 @@ class Exchange:
         outage: Outage,
         explain: Callable[[psycopg.Error], TaskLockError],
         background: BackgroundThreads,
+        telling: BackgroundThreads,
     ) -> None:
         self._pool = pool
         self._outage = outage
         self._explain = explain
         self._background = background
+        self._telling = telling
         self._lock = threading.Lock()
         self._waiting: deque[_Entry[Any]] = deque()
         self._sender: _Sender | None = None
@@ -537,7 +540,7 @@ class Exchange:
         for entry in batch:
             entry.tell()
         if callbacks:
-            self._background.run(partial(_call_all, callbacks))
+            self._telling.run(partial(_call_all, callbacks))
 
 
 def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:

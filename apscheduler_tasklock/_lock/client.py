@@ -163,11 +163,16 @@ class LockClient:
         self._released_at = 0.0
         self.claiming = InProgress()
         background = BackgroundThreads(1, "tasklock-background")
+        finishing = BackgroundThreads(1, "tasklock-finishing")
         self.outage = Outage(self.where, attempt_limit(settings.claim_timeout), settings.timings)
         self._pool, self._second_pool = self._make_pools()
-        self._exchange = Exchange(self._pool, self.outage, self._explain, background)
-        self.offload = ThreadOffload(self._exchange, background, self._closing, self.claiming)
-        self._second = Exchange(self._second_pool, self.outage, self._explain, background)
+        self._exchange = Exchange(self._pool, self.outage, self._explain, background, finishing)
+        self.offload = ThreadOffload(
+            self._exchange, background, finishing, self._closing, self.claiming
+        )
+        self._second = Exchange(
+            self._second_pool, self.outage, self._explain, background, finishing
+        )
         self._retrier = Retrier(self._exchange, self.outage, self._closing, self.where)
         self._protocol = self._make_protocol()
         self.jobs = JobRows(self.table, settings.replica_id, settings.history)

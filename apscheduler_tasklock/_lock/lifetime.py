@@ -19,7 +19,8 @@ class Lifetime:
     def __init__(self, give_up: Callable[[], None]) -> None:
         self._give_up = give_up
         self._closing = False
-        self._lock = threading.Lock()
+        # A coroutine may be closed by the garbage collector wherever the lock is held.
+        self._lock = threading.RLock()
         self._users = 0
 
     @property

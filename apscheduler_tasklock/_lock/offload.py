@@ -76,6 +76,7 @@ class ThreadOffload:
 
     :param exchange: sends the requests
     :param background: the thread that sends
+    :param finishing: the one that tells of answers, and finishes what was plainly answered
     :param closing: says when claiming is stopped
     :param claiming: counts the claims that are not decided, or are given back
     """
@@ -84,6 +85,7 @@ class ThreadOffload:
         self,
         exchange: Exchange,
         background: BackgroundThreads,
+        finishing: BackgroundThreads,
         closing: Closing,
         claiming: InProgress,
     ) -> None:
@@ -91,12 +93,13 @@ class ThreadOffload:
         self._background = background
         self._closing = closing
         self._claiming = claiming
-        self._finishing = BackgroundThreads(1, "tasklock-finishing")
+        self._finishing = finishing
         self._pausing = BackgroundThreads(1, "tasklock-pausing")
         self._claims = BackgroundThreads(THREADS, "tasklock-claims")
         # Of their own, so that they do not queue behind claims.
         self._releases = BackgroundThreads(THREADS, "tasklock-ends")
-        self._lock = threading.Lock()
+        # A coroutine may be closed by the garbage collector wherever the lock is held.
+        self._lock = threading.RLock()
         self._begun: deque[_Running[Any]] = deque()
         self._decided: list[tuple[_Running[Any], Outcome[Any]]] = []
         self._locked: list[tuple[_Running[Any], Request[Any], Outcome[Any]]] = []

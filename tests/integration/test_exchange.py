@@ -203,6 +203,16 @@ class TestTogether:
         assert {outcome.result() for outcome in outcomes} == set(range(50))
         assert Numbers.sent == [list(range(50))]
 
+    def test_what_was_answered_is_told_while_the_next_is_sent(self, setup: Setup) -> None:
+        told, waited = Event(), []
+        first = Call(lambda _cursor: 1)
+        second = Call(lambda _cursor: waited.append(told.wait(60)))
+        setup.exchange.submit(
+            [first, second], Deadline(setup.closing), [lambda _: told.set(), lambda _: None]
+        )
+        eventually(lambda: waited)
+        assert waited == [True]
+
     def test_without_a_thread_it_goes_at_once_if_nothing_is_under_way(self, setup: Setup) -> None:
         outcomes: list[Outcome[int]] = []
         setup.exchange.submit([Numbers(7)], Deadline(setup.closing), [outcomes.append])

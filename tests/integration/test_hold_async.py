@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import psycopg
 import pytest
 
 from apscheduler_tasklock import HeldLock, TaskLockRefusedError, TaskLocks, current_lock
+from tests.support.internals import pools_lock
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
 
@@ -148,6 +151,35 @@ def test_cancelled_during_its_release_it_is_released(
 
     asyncio.run(asyncio.wait_for(main(), 60))
     eventually(lambda: finished(connection))
+
+
+def test_closed_while_its_thread_gives_a_pool_something_it_is_released(
+    make_task_locks: MakeLocks, connection: psycopg.Connection[Any]
+) -> None:
+    """As the garbage collector may do it, wherever it is called, with one of a loop that ended."""
+    locks = make_task_locks()
+    loop = asyncio.new_event_loop()
+
+    async def work() -> None:
+        async with locks.hold("import", **TIMES):
+            loop.stop()
+            await asyncio.Event().wait()
+
+    coroutine = work()
+    task = loop.create_task(coroutine)
+    loop.run_forever()
+    loop.close()
+
+    def close() -> None:
+        with pools_lock(), suppress(RuntimeError):  # no loop runs, on which it could wait
+            coroutine.close()
+
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
+    eventually(lambda: finished(connection))
+    del task
 
 
 @pytest.mark.parametrize("holds", [1, 3])

@@ -25,6 +25,7 @@ class Setup:
         self.closing = Closing()
         self.outage = Outage("here", attempt_limit(timeout))
         self.background = BackgroundThreads(1, "background")
+        self.telling = BackgroundThreads(1, "telling")
         self.pool: Pool = make_pool(
             database,
             timeout=timeout,
@@ -37,6 +38,7 @@ class Setup:
             self.outage,
             lambda error: TaskLockError(f"rejected: {error.sqlstate}"),
             self.background,
+            self.telling,
         )
 
     def ask(
@@ -65,6 +67,7 @@ class Setup:
     def close(self) -> None:
         self.pool.close()
         self.background.close()
+        self.telling.close()
 
 
 class Asked(Thread):

@@ -1,10 +1,15 @@
-"""What tests need of APScheduler, and of our executor, that has no public name."""
+"""What tests need of APScheduler, Python, and our own classes, that has no public name."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import thread as thread_pools
 from typing import Any
+
+import pytest
+
+from apscheduler_tasklock._database.background import BackgroundThreads
 
 
 def instances(executor: Any) -> dict[str, int]:
@@ -51,6 +56,25 @@ def abandon(executor: Any) -> None:
     """End an executor's threads, as at the end of a process that has not shut it down."""
     executor.locks.close()
     executor._poll.close()
+
+
+def pools_lock() -> Any:
+    """Return the lock that all pools of threads of this process take in ``submit``."""
+    return thread_pools._global_shutdown_lock
+
+
+def before_it_is_queued(
+    background: BackgroundThreads, function: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let a function be called in ``run``, between the look for a thread and the queue."""
+    has_thread = background._has_thread
+
+    def and_then() -> bool:
+        found = has_thread()
+        function()
+        return found
+
+    monkeypatch.setattr(background, "_has_thread", and_then)
 
 
 def executor_of(scheduler: Any) -> Any:

@@ -107,7 +107,8 @@ NAMED_TUPLES = {"_field_defaults", "_fields", "_replace"}
 
 # What others have no public name for, elsewhere.
 ALLOWED = {
-    "flask/extension.py": {"_register_atexit"},  # Python's, as its thread pools use it
+    "_database/background.py": {"_register_atexit"},  # Python's, as its thread pools use it
+    "flask/extension.py": {"_register_atexit"},  # likewise
     "flask/servers.py": {"_loaded_app"},  # Flask's
     "django/management/commands/runscheduler.py": {"_exit"},  # Python's
     "schema/migrations.py": {"_downgrade_revs", "_upgrade_revs"},  # Alembic's
