@@ -11,7 +11,7 @@ import psycopg
 
 from benchmarks.speed.report import median, milliseconds
 
-EXPLAIN = "EXPLAIN (ANALYZE, TIMING OFF, SERIALIZE BINARY, FORMAT JSON) "
+EXPLAIN = b"EXPLAIN (ANALYZE, TIMING OFF, SERIALIZE BINARY, FORMAT JSON) "
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class RecordingCursor(psycopg.RawCursor[Any]):
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         super().__init__(connection)
         self.format = psycopg.pq.Format.BINARY
-        self.sent: tuple[Any, Any] = ("", None)
+        self.sent: tuple[bytes, Any] = (b"", None)
 
     def execute(self, query: Any, params: Any = None, **options: Any) -> RecordingCursor:
         """Send a statement."""
-        self.sent = (query, params)
+        self.sent = (query.encode() if isinstance(query, str) else query, params)
         return super().execute(query, params, **options)
 
 
