@@ -143,4 +143,4 @@ def _end_all() -> None:
 
 # Before the interpreter waits for threads, as `concurrent.futures` does it; `atexit` comes after
 # that, and not in processes of `multiprocessing`.
-threading._register_atexit(_end_all)  # type: ignore[attr-defined]  # there is no other
+threading._register_atexit(_end_all)  # type: ignore[attr-defined]  # Python has no public one

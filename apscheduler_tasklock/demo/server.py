@@ -50,11 +50,11 @@ class EmbeddedServer:
         self._home = Path(tempfile.mkdtemp(prefix=_PREFIX))
         # The binaries may be copied into the first, and must not be where nothing can be executed.
         self._folders = [self._home]
-        if data_in is not None:
-            self._folders.append(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=data_in)))
-        self._data = self._folders[-1] / "data"
         self._process: subprocess.Popen[bytes] | None = None
         try:
+            if data_in is not None:
+                self._folders.append(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=data_in)))
+            self._data = self._folders[-1] / "data"
             self._user = _UNPRIVILEGED_USER if os.geteuid() == 0 else None
             self._binaries = self._reachable_binaries(installation)
             self.port = _free_port()
