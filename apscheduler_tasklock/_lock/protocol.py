@@ -336,6 +336,14 @@ class ClaimAnswer(NamedTuple):
         stands_against = self.running or self.granted or self.waits or self.paused
         return self.new_window and not (stands_against or self.withdrawn)
 
+    @property
+    def follows_death(self) -> bool:
+        """Whether nothing stands against the claim but that the last run's holder died.
+
+        If it did: it may have handed its run over, and another claim have won.
+        """
+        return self.unfinished and self.looks_free
+
     def looks_dead(self, claim_id: UUID) -> bool:
         """Tell whether this claim is still the last one, and could be taken over.
 
@@ -679,7 +687,9 @@ class TaskLockProtocol:
             "replica_id": replica_id,
             "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
         }
+        self._claim_after_end = Statement(statements.claim_after_end(name), ClaimAnswer)
         self._claim = RecordingStatement(statements.claim, name, runs, ClaimAnswer)
+        self._claim_many_after_end = Statement(statements.claim_many_after_end(name), ClaimAnswer)
         self._claim_many = RecordingStatement(
             statements.claim_many, name, runs, ClaimAnswer, is_batch=True
         )
@@ -732,8 +742,12 @@ class TaskLockProtocol:
         parameters |= {"latest": times.latest, "stable": times.stable}
         cursor.row_factory = tuple_row
         for _ in range(MOST_LOOKS):
-            self._execute(cursor, self._claim, parameters)
-            answer: ClaimAnswer | None = self._claim.one(cursor)
+            self._execute(cursor, self._claim_after_end, parameters)
+            answer: ClaimAnswer | None = self._claim_after_end.one(cursor)
+            if answer is not None and answer.follows_death:
+                # Which is noted.
+                self._execute(cursor, self._claim, parameters)
+                answer = self._claim.one(cursor)
             if answer is None:
                 # There is no row yet; or there is one since, and the claim goes on with that.
                 self._execute(cursor, self._first_claim, parameters)
@@ -794,8 +808,16 @@ class TaskLockProtocol:
             :meth:`first_claim_many`. One that looks free is to be asked again: somebody else has
             its row locked.
         """
-        asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
-        return self._claims(cursor, self._claim_many, asked, times)
+        asked = [r.parameters(lag) for r, lag in zip(requests, lags, strict=True)]
+        answers = self._claims(cursor, self._claim_many_after_end, asked, times)
+        after_death = [
+            parameters
+            for request, parameters in zip(requests, asked, strict=True)
+            if request.claim_id in answers and answers[request.claim_id].follows_death
+        ]
+        if after_death:
+            answers |= self._claims(cursor, self._claim_many, after_death, times)
+        return answers
 
     def first_claim_many(
         self,

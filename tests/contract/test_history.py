@@ -198,6 +198,25 @@ class TestDeaths:
         }
         assert (row(connection)["failures"], row(connection)["deaths"]) == (1, 1)
 
+    def test_a_batch_notes_the_deaths_of_those_of_its_tasks_that_have_one(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        ended, _ = one.claim("ended")
+        one.end(ended, "ended", outcome="ok")
+        one.claim("dead", lease=30.0, max_lock=500.0)
+        one.claim("running", lease=200.0, max_lock=500.0)
+        travel(100)
+        tasks = ["dead", "ended", "running"]
+        answers = other.claim_many(*(ClaimRequest(task, 9.0, 50.0, runs="r") for task in tasks))
+        assert [answer.granted for answer in answers.values()] == [True, True, False]
+        assert {task: outcomes(connection, task) for task in tasks} == {
+            "dead": ["died"],
+            "ended": ["ok"],
+            "running": [],
+        }
+        deaths = {task: row(connection, task)["deaths"] for task in tasks}
+        assert deaths == {"dead": 1, "ended": 0, "running": 0}
+
     def test_one_that_is_given_up_has_died(
         self, one: Replica, other: Replica, travel: Travel, connection: Connection
     ) -> None:
