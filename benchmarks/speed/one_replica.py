@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +14,7 @@ from benchmarks.speed import one_replica_process
 from benchmarks.speed.connections import watched
 from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.report import Goal, Section, median, milliseconds, table
-from benchmarks.speed.versions import BEFORE, NOW, library_before
+from benchmarks.speed.versions import BEFORE, NOW, VersionProcess, library_before, running
 
 JOBS = 200
 # How many times as many jobs a second there should be as before.
@@ -48,22 +45,18 @@ class Found:
 class Replica:
     """A process that is one replica, with a version of the library.
 
-    :param folder: where the library is
     :param name: the replica's id, and the schema of its table
     """
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path, name: str) -> None:
+    def __init__(self, process: VersionProcess, name: str) -> None:
         self.name = name
         self._process = process
-        used = Path(self._answer())
-        assert used.samefile(folder), f"the library was imported from {used}"
 
     def burst(self) -> float:
         """Return the seconds from the moment at which the jobs are due to the last release."""
-        assert self._process.stdin is not None
         for lead in LEADS:
-            print(lead, file=self._process.stdin, flush=True)
-            measured = json.loads(self._answer())
+            self._process.tell(str(lead))
+            measured = json.loads(self._process.answer())
             if measured["released"] != JOBS:
                 raise RuntimeError(f"{self.name}: {measured['released']} of {JOBS} jobs were run")
             if not measured["late"]:
@@ -71,28 +64,15 @@ class Replica:
             progress(f"{self.name}: set up {measured['late']:.1f} s too late; once more")
         raise RuntimeError(f"{LEADS[-1]} s are not enough to set up the jobs")
 
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the process of {self.name} has ended")
-        return line.rstrip("\n")
-
 
 @contextmanager
 def started(folder: Path, which: Which, url: str) -> Iterator[Replica]:
     """Start a replica's process, and end it."""
     kind, version = which
     name = f"{kind} {version}".replace(" ", "-")
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with subprocess.Popen(
-        [sys.executable, one_replica_process.__file__, kind, url, name, str(JOBS)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    ) as process:  # which ends when its input does
-        yield Replica(process, folder, name)
+    with running(one_replica_process, folder, kind, url, name, str(JOBS)) as process:
+        process.wait_until_loaded()
+        yield Replica(process, name)
 
 
 def run(effort: Effort) -> Section:

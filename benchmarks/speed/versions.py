@@ -1,15 +1,18 @@
-"""The library before a change that a benchmark shows, and as it is now."""
+"""The library before a change that a benchmark shows, as it is now, and processes with either."""
 
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import apscheduler_tasklock
 
@@ -36,6 +39,57 @@ def library_before() -> Iterator[Path | None]:
         with zipfile.ZipFile(io.BytesIO(archive)) as files:
             files.extractall(folder)
         yield Path(folder)
+
+
+class VersionProcess:
+    """A process with a version of the library, which answers lines with lines.
+
+    :param process: prints the folder of its library first
+    :param folder: where the library is
+    """
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+
+    def wait_until_loaded(self) -> None:
+        """Wait until it has imported the library. To be called once, before anything else."""
+        used = Path(self.answer())
+        assert used.samefile(self._folder), f"the library was imported from {used}"
+
+    def tell(self, line: str) -> None:
+        """Write a line to it."""
+        assert self._process.stdin is not None
+        print(line, file=self._process.stdin, flush=True)
+
+    def answer(self) -> str:
+        """Return the next line that it prints.
+
+        :raises RuntimeError: it has ended
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("a process that was measured has ended")
+        return line.rstrip("\n")
+
+
+@contextmanager
+def running(script: ModuleType, folder: Path, *arguments: str) -> Iterator[VersionProcess]:
+    """Run a module as a script with the library of a folder, and end it.
+
+    :param script: imports nothing of the benchmarks, and ends when its input does
+    """
+    assert script.__file__ is not None
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with subprocess.Popen(
+        [sys.executable, script.__file__, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        yield VersionProcess(process, folder)
 
 
 def _archive() -> bytes | None:

@@ -1,52 +1,36 @@
-"""Replicas for the burst, each a process with a scheduler."""
+"""A process that is one replica of a burst, whose jobs are all due at one moment.
+
+It is run as a script with the folder of the library's version in ``PYTHONPATH``, and so imports
+nothing of the benchmarks. It first prints the library's folder. Then it reads a line: ``upgrade``
+creates the tables, anything else is the moment, in seconds since 1970. It answers each with a line,
+and ends after the burst, with what it saw of it, as JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 import threading
 import time
-from dataclasses import dataclass
 from datetime import datetime, timezone
-from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from typing import Any
 
 from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
 from apscheduler.schedulers.background import BackgroundScheduler
 
+import apscheduler_tasklock
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
     TaskLockExecutor,
+    upgrade,
 )
-from apscheduler_tasklock._database import outage
 
-# Seconds for a burst to end; then what is missing is reported.
+# Seconds for a burst to end. What has not been decided by then is missing in the answer.
 PATIENCE = 300.0
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """What one replica saw.
-
-    :ivar granted: names of the tasks, one for each grant
-    :ivar refused: how many claims were refused
-    :ivar errors: how many failed
-    :ivar missed: how many run times were misfires, and claimed nothing
-    :ivar run: how often a job ran
-    :ivar ended: when the last claim was decided, in seconds since 1970
-    :ivar late: seconds by which the setting up ended after the jobs were due
-    :ivar outages: how often it took the database to be away
-    """
-
-    granted: list[str]
-    refused: int
-    errors: int
-    missed: int
-    run: int
-    ended: float
-    late: float
-    outages: int
 
 
 class Outages(logging.Handler):
@@ -58,7 +42,7 @@ class Outages(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Count one."""
-        self.count += 1
+        self.count += record.name.endswith("outage")
 
 
 class Replica:
@@ -114,33 +98,45 @@ class Replica:
             self.run += 1
 
 
-def gather(together: Barrier) -> None:
-    """Wait for the other processes, which have all loaded this module when it returns."""
-    together.wait(PATIENCE)
-
-
-def run_replica(url: str, jobs: int, due: float, grace: int | None) -> Decisions:
-    """Run a replica in this process, until it has decided all its jobs.
+def burst(url: str, jobs: int, due: float, grace: int | None) -> dict[str, Any]:
+    """Run a replica until it has decided all its jobs.
 
     :param grace: the jobs' ``misfire_grace_time``
     """
     outages = Outages()
     logging.getLogger("apscheduler").setLevel(logging.ERROR)  # misfires are counted
-    logging.getLogger(outage.__name__).addHandler(outages)
+    logging.getLogger("apscheduler_tasklock").addHandler(outages)
     replica = Replica(url, jobs, due, grace)
     late = time.time() - due
     replica.wait(due + PATIENCE)
-    return Decisions(
-        granted=replica.granted,
-        refused=replica.refused,
-        errors=replica.errors,
-        missed=replica.missed,
-        run=replica.run,
-        ended=replica.ended,
-        late=max(0.0, late),
-        outages=outages.count,
-    )
+    return {
+        "granted": replica.granted,
+        "refused": replica.refused,
+        "errors": replica.errors,
+        "missed": replica.missed,
+        "run": replica.run,
+        "ended": replica.ended,
+        "late": max(0.0, late),
+        "outages": outages.count,
+    }
 
 
 def nothing() -> None:
     """Be the job."""
+
+
+def main(url: str, jobs: str, grace: str) -> None:
+    """Be a replica, until the input ends or the burst is over."""
+    print(Path(apscheduler_tasklock.__file__).parent.parent, flush=True)
+    for line in sys.stdin:
+        if line.strip() == "upgrade":
+            upgrade(url)
+            print("upgraded", flush=True)
+        else:
+            seen = burst(url, int(jobs), float(line), int(grace) if grace else None)
+            print(json.dumps(seen), flush=True)
+            return
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
