@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -59,9 +60,13 @@ class QueuedRun:
 
 
 class QueuedRuns:
-    """The run times of one executor that wait for a worker of its pool of threads."""
+    """The run times of one executor that wait for a worker of its pool of threads.
 
-    def __init__(self) -> None:
+    :param clock: a monotonic clock, in seconds
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._waiting: dict[UUID, QueuedRun] = {}  # by their claims, the oldest first
         self._asking = threading.Lock()
         self._asked_at = 0.0  # on the monotonic clock
@@ -79,7 +84,7 @@ class QueuedRuns:
         """Return what is known of a submission that waits no longer."""
         queued = self._waiting.pop(submission.claim_ids[0], None) or QueuedRun(submission)
         if queued.refused is not None:
-            age = time.monotonic() - queued.refused.result().sent
+            age = self._clock() - queued.refused.result().sent
             if age > LONGEST_AGE:
                 return replace(queued, refused=None)
         return queued
@@ -93,7 +98,7 @@ class QueuedRuns:
 
         :param since: when that claim was sent, on the monotonic clock
         """
-        took = time.monotonic() - since
+        took = self._clock() - since
         with self._asking:  # the other workers have nothing better to do than to wait for this
             is_known = self._asked_at > since
             if is_known or self._is_rejected or len(self._undecided()) < FEWEST:
@@ -102,7 +107,7 @@ class QueuedRuns:
             self._doublings = min(MOST_DOUBLINGS, self._doublings + 1)
             if locks.wait(jittered(pause)):
                 return
-            self._asked_at = time.monotonic()
+            self._asked_at = self._clock()
             try:
                 self._find_taken(locks)
             except TaskLockDatabaseError as error:  # their claims find out
@@ -117,11 +122,11 @@ class QueuedRuns:
 
     def _find_taken(self, locks: LockClient) -> None:
         requests = []
-        until = time.monotonic() + MAKING_LIMIT
+        until = self._clock() + MAKING_LIMIT
         for queued in self._undecided()[:MOST_TOGETHER]:
             if (request := _request_of(queued)) is not None:
                 requests.append(request)
-            if time.monotonic() > until:
+            if self._clock() > until:
                 break
         for claim_id, decision in locks.find_taken(requests).items():
             waiting = self._waiting.get(claim_id)

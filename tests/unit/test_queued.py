@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
@@ -22,6 +22,16 @@ from apscheduler_tasklock.options import DEFAULTS
 NOW = datetime(2025, 6, 6, 10, tzinfo=timezone.utc)
 HOURLY = IntervalTrigger(hours=1)
 JITTER = 1.25
+
+
+class Clock:
+    """Stands in for the monotonic clock, which tells of a busy machine more than of a claim."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
 
 
 class Recorder:
@@ -76,56 +86,64 @@ def submissions(count: int, trigger: Any = HOURLY) -> list[Submission]:
     ]
 
 
-def waiting(made: Sequence[Submission]) -> QueuedRuns:
-    queued = QueuedRuns()
-    for submission in made:
-        queued.add(submission)
-    return queued
+@dataclass
+class Worker:
+    """Asks as one does whose claim was refused, after it took 2 ms."""
 
+    clock: Clock = field(default_factory=Clock)
+    locks: Any = field(default_factory=Recorder)
 
-def ask(queued: QueuedRuns, locks: Any) -> None:
-    """Ask as a worker does whose claim was refused, after it took 2 ms."""
-    sent = time.monotonic()
-    time.sleep(0.002)
-    queued.ask(locks, sent)
+    def __post_init__(self) -> None:
+        self.queued = QueuedRuns(self.clock)
+
+    def finds_waiting(self, made: Sequence[Submission]) -> None:
+        for submission in made:
+            self.queued.add(submission)
+
+    def asks(self, times: int = 1) -> None:
+        for _ in range(times):
+            sent = self.clock()
+            self.clock.seconds += 0.002
+            self.queued.ask(self.locks, sent)
 
 
 def test_who_is_refused_again_and_again_pauses_longer_and_not_beyond_a_limit() -> None:
-    queued, locks = waiting(submissions(10)), Recorder()
-    for _ in range(100):
-        ask(queued, locks)
-    assert locks.pauses[0] < 0.1
-    assert locks.pauses[1] > locks.pauses[0]
-    assert max(locks.pauses) <= LONGEST_PAUSE * JITTER
-    assert locks.pauses[-1] > LONGEST_PAUSE / JITTER
+    worker = Worker()
+    worker.finds_waiting(submissions(10))
+    worker.asks(times=100)
+    pauses = worker.locks.pauses
+    assert pauses[0] < 0.1
+    assert pauses[1] > pauses[0]
+    assert max(pauses) <= LONGEST_PAUSE * JITTER
+    assert pauses[-1] > LONGEST_PAUSE / JITTER
 
 
 def test_after_a_hundred_refusals_a_few_grants_make_the_pause_short_again() -> None:
-    queued, locks = waiting(submissions(10)), Recorder()
-    for _ in range(100):
-        ask(queued, locks)
+    worker = Worker()
+    worker.finds_waiting(submissions(10))
+    worker.asks(times=100)
     for _ in range(10):
-        queued.note_granted()
-    ask(queued, locks)
-    assert locks.pauses[-1] < 0.1
+        worker.queued.note_granted()
+    worker.asks()
+    assert worker.locks.pauses[-1] < 0.1
 
 
 def test_a_burst_after_the_last_one_begins_with_a_short_pause() -> None:
-    queued, locks = QueuedRuns(), Recorder()
+    worker = Worker()
     for _ in range(2):
         burst = submissions(10)
+        worker.finds_waiting(burst)
+        worker.asks(times=20)
         for submission in burst:
-            queued.add(submission)
-        for _ in range(20):
-            ask(queued, locks)
-        for submission in burst:
-            queued.take(submission)
-    assert locks.pauses[19] > 0.1 > locks.pauses[20]
+            worker.queued.take(submission)
+    assert worker.locks.pauses[19] > 0.1 > worker.locks.pauses[20]
 
 
 def test_claims_of_slow_triggers_are_made_for_a_moment_only() -> None:
-    queued, locks = waiting(submissions(50, SlowTrigger(hours=1))), Recorder()
-    ask(queued, locks)
+    queued, locks = QueuedRuns(), Recorder()
+    for submission in submissions(50, SlowTrigger(hours=1)):
+        queued.add(submission)
+    queued.ask(locks, since=time.monotonic())
     assert sum(locks.asked) < 5
 
 
