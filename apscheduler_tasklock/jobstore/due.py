@@ -4,7 +4,8 @@ APScheduler's own loop only takes from memory what this thread has put there, so
 reaches it, and no event loop waits.
 
 A hand-out begins with the fetch. Until the job's run time is claimed or missed, it is renewed with
-all others. If its worker has not begun by then, it is given back after some seconds, once.
+all others. If its worker has not begun by then, it is given back after some seconds, once; sooner,
+if its executor is drained, since its worker will not claim it any more.
 """
 
 from __future__ import annotations
@@ -343,8 +344,10 @@ class DueJobs:
             back = set(running)
             for handed_id, out in outs.items():
                 is_old = now - out.since > GIVE_BACK_AFTER
-                if (is_old and not (out.keeps and self._is_queued(out))) or (
-                    not is_running and self._is_ready(handed_id)
+                if (
+                    (is_old and not (out.keeps and self._is_queued(out)))
+                    or (not is_running and self._is_ready(handed_id))
+                    or is_drained(self._scheduler.executors.get(out.executor))
                 ):
                     back.add(handed_id)
         self._renew([h for h in outs if h not in back and now - outs[h].renewed_at > RENEW_AFTER])

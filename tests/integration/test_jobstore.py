@@ -1562,6 +1562,28 @@ class TestHandOuts:
         assert (ran[key], row["handed_to"]) == ([], None)
         make().runs(key)
 
+    @pytest.mark.parametrize("is_free", [False, True])
+    def test_a_replica_that_is_drained_gives_them_back(
+        self,
+        is_free: bool,
+        make: Make,
+        key: str,
+        gate: Gate,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Whether its worker becomes free or not, and not only since it has waited for too long."""
+        monkeypatch.setattr("apscheduler_tasklock.jobstore.due.GIVE_BACK_AFTER", 600.0)
+        drained = make(max_workers=1)
+        queue(drained, key, gate)
+        eventually(lambda: key in running_jobs(drained.executor))
+        drained.executor.drain(0)
+        if is_free:
+            gate.open()
+        make().runs(key)
+        gate.open()
+        drained.idle()
+        assert len(ran[key]) == 1
+
     def test_whose_claim_is_refused_is_given_back_at_once(
         self, make: Make, key: str, database_url: str, connection: Connection
     ) -> None:
