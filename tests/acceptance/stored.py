@@ -49,6 +49,12 @@ def work(key: str, seconds: float = 0.0, **_task_lock: Any) -> None:
         connection.execute("UPDATE ledger SET ended_at = clock_timestamp() WHERE id = %s", found)
 
 
+def work_until_killed(key: str) -> None:
+    """Do the same until the process is killed; where the run is taken over, it ends at once."""
+    held = current_lock()
+    work(key, 0.0 if held and held.is_takeover else 600.0)
+
+
 def work_and_add_itself(key: str, times: int) -> None:
     """Remove and add the own job, so that it runs so many times more."""
     work(key)

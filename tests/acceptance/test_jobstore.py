@@ -151,6 +151,11 @@ def one_off(key: str, seconds: float = 0.0, **job: Any) -> dict[str, Any]:
     return {"trigger": "date", "in": 0.0, "args": [key, seconds], "id": key, **job}
 
 
+def until_killed(module: str) -> dict[str, Any]:
+    """Return a one-off job that works until its replica is killed, and ends at once elsewhere."""
+    return one_off("job", func=f"{module}:work_until_killed", args=["job"])
+
+
 FAILOVER = {"failover": True, "lease": 2, "poll_interval": 0.5}
 
 
@@ -158,7 +163,7 @@ def test_a_one_off_job_whose_replica_is_killed_is_run_again_with_failover(
     start: Start, ledger: Ledger
 ) -> None:
     """It is gone from the store for users by then."""
-    first = start(executor=FAILOVER, jobs=[one_off("job", 3)])
+    first = start(executor=FAILOVER, jobs=[until_killed("tests.acceptance.stored")])
     [run] = ledger.runs("job")
     assert run["pid"] == first.pid
     other = start(executor=FAILOVER).started()
@@ -386,7 +391,7 @@ class TestEachPromise:
         self, start: Start, ledger: Ledger
     ) -> None:
         """As in a rolling deployment: the old version finds it first."""
-        job = one_off("job", 3, func="tests.acceptance.new_version:work")
+        job = until_killed("tests.acceptance.new_version")
         first = start(executor=FAILOVER, jobs=[job])
         ledger.runs("job")
         old = start(executor=FAILOVER, lacks=["tests.acceptance.new_version"]).started()
