@@ -34,7 +34,7 @@ from apscheduler_tasklock._lock.client import (
     remade_for_now,
 )
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.protocol import Overdue, RunState
+from apscheduler_tasklock._lock.messages import Overdue, RunState
 from apscheduler_tasklock._scheduler.adapter import (
     SchedulerAdapter,
     call_as_scheduler,

@@ -31,16 +31,10 @@ from apscheduler_tasklock._lock.claim import Decision
 from apscheduler_tasklock._lock.client import AnyAttempt, LockClient, LockSettings, client_now
 from apscheduler_tasklock._lock.completion import result_of
 from apscheduler_tasklock._lock.forking import replace_in_each_child
+from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, Refusal, ReleaseAnswer, RunEnd
 from apscheduler_tasklock._lock.offload import Operation
 from apscheduler_tasklock._lock.operations import Operations, like_of
-from apscheduler_tasklock._lock.protocol import (
-    ClaimRequest,
-    Ending,
-    HistorySettings,
-    Refusal,
-    ReleaseAnswer,
-    RunEnd,
-)
+from apscheduler_tasklock._lock.protocol import HistorySettings
 from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,

@@ -13,7 +13,7 @@ from apscheduler_tasklock._database.errors import ConflictError, RowLockedError,
 from apscheduler_tasklock._database.exchange import Request
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._lock.clock import DatabaseClock
-from apscheduler_tasklock._lock.protocol import (
+from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
     ClaimRequest,
     Ending,

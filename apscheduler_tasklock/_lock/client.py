@@ -48,14 +48,11 @@ from apscheduler_tasklock._lock.commands import command_line
 from apscheduler_tasklock._lock.heartbeat import Heartbeat
 from apscheduler_tasklock._lock.jobs import JobRows
 from apscheduler_tasklock._lock.lifetime import InProgress, Lifetime, off_the_loop
-from apscheduler_tasklock._lock.offload import ThreadOffload
-from apscheduler_tasklock._lock.protocol import (
-    HISTORY,
+from apscheduler_tasklock._lock.messages import (
     NOT_BEGUN,
     ClaimRequest,
     Ending,
     HandOut,
-    HistorySettings,
     LockTimes,
     ManualRequest,
     Overdue,
@@ -67,8 +64,9 @@ from apscheduler_tasklock._lock.protocol import (
     RunEnd,
     RunState,
     TakeoverRequest,
-    TaskLockProtocol,
 )
+from apscheduler_tasklock._lock.offload import ThreadOffload
+from apscheduler_tasklock._lock.protocol import HISTORY, HistorySettings, TaskLockProtocol
 from apscheduler_tasklock._lock.releases import PendingRelease, PendingReleases, Release
 from apscheduler_tasklock._lock.stand_in import LockProtocol, StandIn, current_standing
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError

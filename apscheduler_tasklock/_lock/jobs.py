@@ -23,18 +23,14 @@ import psycopg
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
-from apscheduler_tasklock._lock.protocol import (
-    HISTORY,
-    LOCK_TIMEOUT,
-    HandOut,
-    HistorySettings,
-    Statement,
-    for_template,
-)
+from apscheduler_tasklock._lock.messages import HandOut
+from apscheduler_tasklock._lock.protocol import HISTORY, LOCK_TIMEOUT, HistorySettings
 from apscheduler_tasklock._lock.statements import (
     HANDED_OUT_TO_NOBODY,
     NOT_RUNNING,
     SAFELY,
+    Statement,
+    for_template,
     settle_last,
 )
 from apscheduler_tasklock.schema.table import job_table
@@ -71,7 +67,7 @@ _COLUMNS = ", ".join(
     for name in ("id", *_DEFINITION, "version", *_TIMES, "ended", "task_name")
 )
 _RECURS = "trigger->>'type' IS DISTINCT FROM 'date'"
-# Neither waits long for a row that somebody has locked. See statements.py.
+# Neither waits long for a row that somebody has locked. See ``statements/parts.py``.
 _BRIEFLY = "set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL"
 # In the transaction of a user's change, so that whoever listens sees what was changed.
 _TOLD = "pg_notify(%(channel)s, '') IS NOT NULL"

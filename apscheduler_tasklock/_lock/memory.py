@@ -15,12 +15,10 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
 
-from apscheduler_tasklock._lock.protocol import (
-    HISTORY,
+from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
     ClaimRequest,
     Ending,
-    HistorySettings,
     LockTimes,
     ManualRequest,
     Overdue,
@@ -32,6 +30,7 @@ from apscheduler_tasklock._lock.protocol import (
     RunState,
     TakeoverRequest,
 )
+from apscheduler_tasklock._lock.protocol import HISTORY, HistorySettings
 from apscheduler_tasklock._lock.unlocked import later, monotonic_now
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.status import Run

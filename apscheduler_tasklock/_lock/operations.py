@@ -18,8 +18,14 @@ from sqlalchemy import Table
 
 from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock._lock.jobs import channel_of
-from apscheduler_tasklock._lock.protocol import Statement, for_template
-from apscheduler_tasklock._lock.statements import DUE_IN_PAUSE, IS_ALIVE, JUST_BEFORE, NEVER
+from apscheduler_tasklock._lock.statements import (
+    DUE_IN_PAUSE,
+    IS_ALIVE,
+    JUST_BEFORE,
+    NEVER,
+    Statement,
+    for_template,
+)
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
 from apscheduler_tasklock.schema.table import job_table, replica_table, run_table
 from apscheduler_tasklock.status import (

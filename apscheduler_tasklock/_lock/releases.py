@@ -18,7 +18,7 @@ from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, RELEASE_LIMIT,
 from apscheduler_tasklock._database.errors import ConflictError, RowLockedError, is_rolled_back
 from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Exchange, Request
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.protocol import ReleaseAnswer, ReleaseRequest
+from apscheduler_tasklock._lock.messages import ReleaseAnswer, ReleaseRequest
 from apscheduler_tasklock._lock.stand_in import LockProtocol
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 

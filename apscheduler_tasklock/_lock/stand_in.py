@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.protocol import (
+from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
     ClaimRequest,
     LockTimes,

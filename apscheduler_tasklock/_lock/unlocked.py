@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 from uuid import UUID
 
-from apscheduler_tasklock._lock.protocol import (
+from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
     ClaimRequest,
     Ending,

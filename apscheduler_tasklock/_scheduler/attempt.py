@@ -23,14 +23,8 @@ from apscheduler_tasklock._database.errors import NoConnectionError, NotSentErro
 from apscheduler_tasklock._database.exchange import Outcome
 from apscheduler_tasklock._lock.claim import AnyRequest, Decision
 from apscheduler_tasklock._lock.client import AnyAttempt, LockClient
+from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, Refusal, ReleaseAnswer, RunEnd
 from apscheduler_tasklock._lock.offload import Operation
-from apscheduler_tasklock._lock.protocol import (
-    ClaimRequest,
-    Ending,
-    Refusal,
-    ReleaseAnswer,
-    RunEnd,
-)
 from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._scheduler.lateness import is_late, is_later_than
 from apscheduler_tasklock._scheduler.notify import Notifier, Reports

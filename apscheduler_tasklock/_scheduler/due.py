@@ -10,7 +10,7 @@ from typing import Protocol
 
 from apscheduler_tasklock._database.errors import ConflictError
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import Overdue, RunState
+from apscheduler_tasklock._lock.messages import Overdue, RunState
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.submission import JobKey, Submission

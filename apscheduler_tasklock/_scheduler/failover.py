@@ -13,7 +13,7 @@ from uuid import UUID
 
 from apscheduler_tasklock._database.errors import ConflictError
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import RunState
+from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import Blocked, JobKey, Submission
 from apscheduler_tasklock.errors import TaskLockDatabaseError

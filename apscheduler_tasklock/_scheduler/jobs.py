@@ -14,7 +14,7 @@ from uuid import UUID
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._lock.protocol import Registration, RunState
+from apscheduler_tasklock._lock.messages import Registration, RunState
 from apscheduler_tasklock._scheduler.adapter import SchedulerAdapter, jobstore_of
 from apscheduler_tasklock._scheduler.due import STANDBY_AFTER
 from apscheduler_tasklock._scheduler.lateness import SchedulerPass

@@ -15,7 +15,7 @@ from typing import Any
 
 from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import ClaimRequest, Ending, Refusal
+from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, Refusal
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._scheduler.telemetry import RunTelemetry
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError

@@ -19,7 +19,7 @@ from typing import Any
 from opentelemetry import context, metrics, trace
 from opentelemetry.trace import Span, Status, StatusCode
 
-from apscheduler_tasklock._lock.protocol import Refusal, RunEnd
+from apscheduler_tasklock._lock.messages import Refusal, RunEnd
 from apscheduler_tasklock._scheduler.names import function_reference
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._scheduler.telemetry import RunTelemetry

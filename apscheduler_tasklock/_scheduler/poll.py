@@ -12,7 +12,7 @@ from typing import Protocol
 from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
 
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import RunState
+from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.submission import JobKey
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 

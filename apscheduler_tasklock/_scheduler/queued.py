@@ -23,7 +23,7 @@ from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Outcome
 from apscheduler_tasklock._database.retry import jittered
 from apscheduler_tasklock._lock.claim import Decision
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import ClaimRequest
+from apscheduler_tasklock._lock.messages import ClaimRequest
 from apscheduler_tasklock._scheduler.request import request_of
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError

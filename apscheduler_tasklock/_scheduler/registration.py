@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.jobs import StoredTask
-from apscheduler_tasklock._lock.protocol import Registration, RunState
+from apscheduler_tasklock._lock.messages import Registration, RunState
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError

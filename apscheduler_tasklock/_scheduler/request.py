@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from uuid import UUID
 
 from apscheduler_tasklock._lock.claim import AnyRequest
-from apscheduler_tasklock._lock.protocol import (
+from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     HandOut,
     ManualRequest,

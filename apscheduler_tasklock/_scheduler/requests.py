@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 from uuid import UUID
 
-from apscheduler_tasklock._lock.protocol import RunState
+from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey, Submission
 

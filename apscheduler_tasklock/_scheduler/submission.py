@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 from apscheduler.util import iscoroutinefunction_partial
 
-from apscheduler_tasklock._lock.protocol import HandOut, RunState
+from apscheduler_tasklock._lock.messages import HandOut, RunState
 from apscheduler_tasklock._lock.releases import PendingRelease
 from apscheduler_tasklock._scheduler.lateness import SchedulerPass
 from apscheduler_tasklock._scheduler.triggers import (

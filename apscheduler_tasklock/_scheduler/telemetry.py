@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-from apscheduler_tasklock._lock.protocol import Refusal, RunEnd
+from apscheduler_tasklock._lock.messages import Refusal, RunEnd
 from apscheduler_tasklock.lock import HeldLock
 
 _NOTHING_TO_DO = nullcontext()

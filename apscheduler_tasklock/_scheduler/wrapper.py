@@ -16,7 +16,7 @@ from apscheduler.executors.base import run_job
 
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.completion import result_of
-from apscheduler_tasklock._lock.protocol import ClaimRequest
+from apscheduler_tasklock._lock.messages import ClaimRequest
 from apscheduler_tasklock._scheduler.attempt import RunAttempt, is_being_cancelled
 from apscheduler_tasklock._scheduler.lateness import WorkerQueue
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier

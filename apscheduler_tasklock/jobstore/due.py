@@ -25,7 +25,7 @@ from uuid import UUID
 
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.jobs import HAND_OUT, Fetched, HandedOutRow, JobRow
-from apscheduler_tasklock._lock.protocol import HandOut
+from apscheduler_tasklock._lock.messages import HandOut
 from apscheduler_tasklock._scheduler.lateness import is_later_than
 from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError

@@ -25,7 +25,7 @@ from apscheduler.schedulers.base import STATE_RUNNING
 from apscheduler.triggers.base import BaseTrigger
 
 from apscheduler_tasklock._lock.jobs import JobRow
-from apscheduler_tasklock._lock.protocol import HandOut
+from apscheduler_tasklock._lock.messages import HandOut
 
 # How many jobs are handed out at a time to an executor without a pool, as that of an event loop.
 UNLIMITED_WORKERS = 100

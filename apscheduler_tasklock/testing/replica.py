@@ -32,7 +32,7 @@ from apscheduler_tasklock._database.pool import NoCursor
 from apscheduler_tasklock._lock.claim import AnyRequest
 from apscheduler_tasklock._lock.client import AnyAttempt, LockClient, Released
 from apscheduler_tasklock._lock.memory import MemoryTaskLocks
-from apscheduler_tasklock._lock.protocol import (
+from apscheduler_tasklock._lock.messages import (
     NOT_BEGUN,
     ClaimAnswer,
     ClaimRequest,

@@ -18,13 +18,8 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.base import STATE_RUNNING
 
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.protocol import (
-    ClaimRequest,
-    Overdue,
-    Registration,
-    RunState,
-    TaskLockProtocol,
-)
+from apscheduler_tasklock._lock.messages import ClaimRequest, Overdue, Registration, RunState
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock._scheduler.attempt import RunAttempt
 from apscheduler_tasklock._scheduler.due import OverdueTasks, Standby
 from apscheduler_tasklock._scheduler.jobs import ExecutorJobs

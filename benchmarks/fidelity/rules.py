@@ -11,7 +11,7 @@ from uuid import UUID
 from apscheduler_tasklock._database.connection import attempt_limit, raw_cursor
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.protocol import (
+from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     Ending,
     ReadTimes,
@@ -20,8 +20,8 @@ from apscheduler_tasklock._lock.protocol import (
     RunEnd,
     RunState,
     TakeoverRequest,
-    TaskLockProtocol,
 )
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock._scheduler.due import STANDBY_AFTER
 from apscheduler_tasklock._scheduler.failover import MOST_HANDOVERS
 from apscheduler_tasklock.options import DEFAULTS

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import count
 from typing import Literal
 
-from apscheduler_tasklock._lock.protocol import RunState
+from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._scheduler.triggers import has_shared_times
 from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds

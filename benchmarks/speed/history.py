@@ -13,17 +13,15 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from apscheduler_tasklock import upgrade
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.protocol import (
-    HISTORY,
+from apscheduler_tasklock._lock.messages import (
     NOT_BEGUN,
     ClaimAnswer,
     ClaimRequest,
-    HistorySettings,
     Refusal,
     ReleaseRequest,
     RunEnd,
-    TaskLockProtocol,
 )
+from apscheduler_tasklock._lock.protocol import HISTORY, HistorySettings, TaskLockProtocol
 from apscheduler_tasklock._scheduler.otel import OpenTelemetryRun
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock.demo.server import EmbeddedServer

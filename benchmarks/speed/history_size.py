@@ -12,13 +12,8 @@ from psycopg.rows import class_row
 
 from apscheduler_tasklock import upgrade
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.protocol import (
-    HISTORY,
-    ClaimRequest,
-    ReleaseRequest,
-    RunEnd,
-    TaskLockProtocol,
-)
+from apscheduler_tasklock._lock.messages import ClaimRequest, ReleaseRequest, RunEnd
+from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.speed.effort import Effort, progress

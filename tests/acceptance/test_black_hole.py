@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
-from apscheduler_tasklock._lock.protocol import ReleaseRequest
+from apscheduler_tasklock._lock.messages import ReleaseRequest
 from apscheduler_tasklock._lock.releases import SHORTEST_CLOSING, PendingRelease
 from tests.support.faults import READ
 from tests.support.polling import eventually

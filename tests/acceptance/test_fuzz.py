@@ -11,7 +11,7 @@ import pytest
 
 from apscheduler_tasklock import HeldLock
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
-from apscheduler_tasklock._lock.protocol import ClaimRequest, Ending, RunEnd
+from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, RunEnd
 
 PROCESSES = 8
 TASKS = ("first", "second")

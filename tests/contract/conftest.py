@@ -18,7 +18,7 @@ from psycopg import sql
 
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.memory import MemoryTaskLocks
-from apscheduler_tasklock._lock.protocol import (
+from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
     ClaimRequest,
     Ending,
@@ -31,8 +31,8 @@ from apscheduler_tasklock._lock.protocol import (
     RunEnd,
     RunState,
     TakeoverRequest,
-    TaskLockProtocol,
 )
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.support.pgbouncer import PgBouncer
 

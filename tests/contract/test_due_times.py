@@ -16,8 +16,8 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import TaskState
 from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._lock.messages import ReadTimes
 from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.protocol import ReadTimes
 from apscheduler_tasklock.options import DEFAULTS
 from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient, request_of

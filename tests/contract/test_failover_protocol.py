@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.protocol import Renewal
+from apscheduler_tasklock._lock.messages import Renewal
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from tests.contract.conftest import Replica, database_now, row
 

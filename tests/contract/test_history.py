@@ -11,15 +11,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.protocol import (
+from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     Ending,
-    HistorySettings,
     ReleaseRequest,
     RunEnd,
     TakeoverRequest,
-    TaskLockProtocol,
 )
+from apscheduler_tasklock._lock.protocol import HistorySettings, TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Memory, Replica, database_now, row
 from tests.support.polling import eventually

@@ -22,8 +22,8 @@ from apscheduler_tasklock._lock.jobs import (
     JobRow,
     JobRows,
 )
+from apscheduler_tasklock._lock.messages import ClaimAnswer, ClaimRequest, HandOut
 from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.protocol import ClaimAnswer, ClaimRequest, HandOut
 from apscheduler_tasklock.errors import TaskLockStateError
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Replica, database_now, row

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._lock.messages import ClaimAnswer, Ending, TakeoverRequest
 from apscheduler_tasklock._lock.operations import Operations
-from apscheduler_tasklock._lock.protocol import ClaimAnswer, Ending, TakeoverRequest
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Run, TaskState
 from tests.contract.conftest import Replica, row

@@ -18,18 +18,17 @@ import pytest
 
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.memory import FOREVER
-from apscheduler_tasklock._lock.protocol import (
+from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     Ending,
-    HistorySettings,
     ReadTimes,
     Registration,
     ReleaseRequest,
     Renewal,
     RunEnd,
     TakeoverRequest,
-    TaskLockProtocol,
 )
+from apscheduler_tasklock._lock.protocol import HistorySettings, TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Memory
 

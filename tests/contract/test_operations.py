@@ -12,8 +12,8 @@ import pytest
 
 from apscheduler_tasklock import TaskLockNotFoundError, TaskLockStateError, TaskState, TaskStatus
 from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._lock.messages import Ending
 from apscheduler_tasklock._lock.operations import Operations, like_of
-from apscheduler_tasklock._lock.protocol import Ending
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Replica, database_now, row
 

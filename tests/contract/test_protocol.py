@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockError, upgrade
-from apscheduler_tasklock._lock.protocol import RecordingStatement, Statement, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from apscheduler_tasklock._lock.statements import RecordingStatement, Statement
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Replica, database_now, row
 

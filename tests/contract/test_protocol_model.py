@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.protocol import (
+from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
     ClaimRequest,
     Ending,
@@ -35,8 +35,8 @@ from apscheduler_tasklock._lock.protocol import (
     Renewal,
     RunEnd,
     TakeoverRequest,
-    TaskLockProtocol,
 )
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract import model, situations
 from tests.contract.conftest import Memory, Rows

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.protocol import Registration
+from apscheduler_tasklock._lock.messages import Registration
 from tests.contract.conftest import Memory, Replica, database_now, row
 
 Travel = Callable[[float], None]

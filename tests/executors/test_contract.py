@@ -25,7 +25,8 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_RELEASED,
 )
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
+from apscheduler_tasklock._lock.messages import ClaimRequest
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.support.hosts import Host
 from tests.support.internals import instances

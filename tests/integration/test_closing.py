@@ -18,7 +18,7 @@ from apscheduler_tasklock._database.deadline import Closing, Deadline
 from apscheduler_tasklock._database.exchange import Call
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import ClaimRequest
+from apscheduler_tasklock._lock.messages import ClaimRequest
 from tests.support.exchanges import NAME, Setup
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy

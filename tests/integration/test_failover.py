@@ -26,7 +26,7 @@ from apscheduler_tasklock import (
     current_lock,
 )
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import TakeoverRequest
+from apscheduler_tasklock._lock.messages import TakeoverRequest
 from apscheduler_tasklock._scheduler import poll
 from apscheduler_tasklock._scheduler.poll import Poll
 from tests.support import claims, outages

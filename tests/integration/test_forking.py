@@ -28,7 +28,7 @@ from apscheduler_tasklock import (
     current_lock,
 )
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import ReleaseRequest
+from apscheduler_tasklock._lock.messages import ReleaseRequest
 from apscheduler_tasklock._lock.releases import PendingRelease
 from tests.support.claims import held, row
 from tests.support.polling import eventually

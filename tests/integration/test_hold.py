@@ -27,7 +27,8 @@ from apscheduler_tasklock import (
     current_lock,
 )
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import ClaimRequest, TaskLockProtocol
+from apscheduler_tasklock._lock.messages import ClaimRequest
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import role

@@ -34,7 +34,8 @@ from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock import heartbeat
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.heartbeat import LINGER, Heartbeat
-from apscheduler_tasklock._lock.protocol import Renewal, TaskLockProtocol
+from apscheduler_tasklock._lock.messages import Renewal
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from tests.support import claims, pool_jobs
 from tests.support.claims import row
 from tests.support.hosts import AsyncIO, Host

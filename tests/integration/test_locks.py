@@ -19,7 +19,7 @@ from sqlalchemy.pool import StaticPool
 from apscheduler_tasklock._database.retry import BACKOFF
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import Refusal, TakeoverRequest
+from apscheduler_tasklock._lock.messages import Refusal, TakeoverRequest
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,

@@ -22,7 +22,7 @@ from apscheduler_tasklock import (
     current_lock,
 )
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import ManualRequest
+from apscheduler_tasklock._lock.messages import ManualRequest
 from tests.integration.conftest import Job
 from tests.support import claims
 from tests.support.claims import row

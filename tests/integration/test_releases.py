@@ -19,7 +19,7 @@ from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.exchange import Outcome
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released
-from apscheduler_tasklock._lock.protocol import ReleaseRequest, RunEnd
+from apscheduler_tasklock._lock.messages import ReleaseRequest, RunEnd
 from apscheduler_tasklock._lock.releases import PendingRelease
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock

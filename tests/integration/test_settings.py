@@ -24,7 +24,7 @@ from apscheduler_tasklock import (
     upgrade,
 )
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import Ending, Refusal, RunEnd
+from apscheduler_tasklock._lock.messages import Ending, Refusal, RunEnd
 from tests.support.claims import claim, held
 from tests.support.polling import eventually
 from tests.support.roles import PASSWORD, role

@@ -20,7 +20,7 @@ from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, upgrade
 from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import (
+from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     Ending,
     Refusal,

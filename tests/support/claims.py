@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.protocol import ClaimRequest, Refusal
+from apscheduler_tasklock._lock.messages import ClaimRequest, Refusal
 from apscheduler_tasklock.lock import HeldLock
 
 

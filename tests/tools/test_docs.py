@@ -47,6 +47,13 @@ LEVELS = {
 }
 
 
+# What the files for contributors name that is not here, with where it would be.
+ELSEWHERE = {
+    "alembic/versions/0004_what_it_does.py": "an example",
+    "manage.py": "a Django project's",
+}
+
+
 def page(checkout: Path, name: str) -> str:
     return (checkout / "docs" / f"{name}.md").read_text()
 
@@ -240,3 +247,27 @@ def test_each_log_line_is_among_the_messages(checkout: Path) -> None:
 
     assert sorted(one for one in lines if not is_documented(*one)) == []
     assert set(FORMS) <= {line for _, line in lines}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "tests/README.md",
+        "tests/SHEDLOCK.md",
+        "tests/chaos/README.md",
+        "tests/chaos_store/README.md",
+    ],
+)
+def test_each_module_that_contributors_read_of_is_there(checkout: Path, name: str) -> None:
+    named = re.findall(r"`([\w./-]+\.py)(?:::[\w:]+)?`", (checkout / name).read_text())
+    folders = ("apscheduler_tasklock", "tests", "benchmarks", "examples", "alembic", "docs")
+    modules = [f"/{path}" for folder in folders for path in (checkout / folder).rglob("*.py")]
+    missing = {
+        module
+        for module in named
+        if module not in ELSEWHERE and not any(path.endswith(f"/{module}") for path in modules)
+    }
+    assert named
+    assert not missing

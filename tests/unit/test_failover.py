@@ -22,15 +22,15 @@ from sqlalchemy.engine import make_url
 from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
-from apscheduler_tasklock._lock.protocol import (
+from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
     ClaimRequest,
     Ending,
     ReleaseRequest,
     RunEnd,
     RunState,
-    TaskLockProtocol,
 )
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock._scheduler.failover import MOST_HANDOVERS, Failover
 from apscheduler_tasklock._scheduler.jobs import what_runs
 from apscheduler_tasklock._scheduler.poll import Poll

@@ -49,7 +49,7 @@ other.close()
 
 CLAIMS = """
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
-from apscheduler_tasklock._lock.protocol import ClaimRequest
+from apscheduler_tasklock._lock.messages import (ClaimRequest)
 from apscheduler_tasklock.lock import HeldLock
 
 locks = LockClient(LockSettings(url, "one"))

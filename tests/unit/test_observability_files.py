@@ -20,7 +20,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from apscheduler_tasklock import HeldLock, TaskLocks
-from apscheduler_tasklock._lock.protocol import Refusal, RunEnd
+from apscheduler_tasklock._lock.messages import Refusal, RunEnd
 from apscheduler_tasklock._scheduler.otel import OpenTelemetryRun
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock.metrics import observe_tasks, prometheus_text

@@ -1,0 +1,113 @@
+"""The statements of the lock protocol, for psycopg: the decision of who runs a window.
+
+Each is a transaction of its own and one round trip. All times are the database's. Claims,
+takeovers and releases have two forms: for one request, and for many that travel together. The
+decision is written once, for both: in the first form what is asked for are parameters, in the
+second the columns of ``asked``.
+
+What closes a run also writes its entry into the run history (see :class:`History`): a release, and
+the claim or takeover that follows a run whose holder died. A running run has none: it is the
+task's row.
+"""
+
+from apscheduler_tasklock._lock.statements.claims import (
+    claim,
+    claim_after_end,
+    claim_handed_out,
+    claim_many,
+    claim_many_after_end,
+    find_taken,
+    first_claim,
+    first_claim_many,
+    look,
+    settle_last,
+)
+from apscheduler_tasklock._lock.statements.history import History
+from apscheduler_tasklock._lock.statements.parts import (
+    DUE_IN_PAUSE,
+    HANDED_OUT_TO_NOBODY,
+    JUST_BEFORE,
+    NEVER,
+    NOT_RUNNING,
+    SAFELY,
+    many,
+)
+from apscheduler_tasklock._lock.statements.replicas import (
+    ALIVE_FOR,
+    IS_ALIVE,
+    prune,
+    register,
+    remove_replicas,
+    report_replica,
+    retire,
+    shorten_history,
+    stop_replica,
+    tell_overdue,
+)
+from apscheduler_tasklock._lock.statements.runs import (
+    extend,
+    hand_over,
+    read,
+    release,
+    release_many,
+    renew,
+)
+from apscheduler_tasklock._lock.statements.statement import (
+    RecordingStatement,
+    Statement,
+    for_template,
+)
+from apscheduler_tasklock._lock.statements.takeovers import (
+    claim_requested,
+    end_lease,
+    give_up,
+    look_after_takeover,
+    take_over,
+    take_over_many,
+)
+
+__all__ = [
+    "ALIVE_FOR",
+    "DUE_IN_PAUSE",
+    "HANDED_OUT_TO_NOBODY",
+    "IS_ALIVE",
+    "JUST_BEFORE",
+    "NEVER",
+    "NOT_RUNNING",
+    "SAFELY",
+    "History",
+    "RecordingStatement",
+    "Statement",
+    "claim",
+    "claim_after_end",
+    "claim_handed_out",
+    "claim_many",
+    "claim_many_after_end",
+    "claim_requested",
+    "end_lease",
+    "extend",
+    "find_taken",
+    "first_claim",
+    "first_claim_many",
+    "for_template",
+    "give_up",
+    "hand_over",
+    "look",
+    "look_after_takeover",
+    "many",
+    "prune",
+    "read",
+    "register",
+    "release",
+    "release_many",
+    "remove_replicas",
+    "renew",
+    "report_replica",
+    "retire",
+    "settle_last",
+    "shorten_history",
+    "stop_replica",
+    "take_over",
+    "take_over_many",
+    "tell_overdue",
+]

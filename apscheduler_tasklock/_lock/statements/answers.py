@@ -1,0 +1,68 @@
+"""The columns by which claims and takeovers are answered: those of the task's row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# What an update returns of a row that was claimed.
+RETURNED = """lock.task_name, lock.window_start AS new_start, lock.token AS new_token,
+               lock.locked_until AS new_locked_until, lock.run_until AS new_run_until"""
+RETURNED_AFTER_DEATH = f"{RETURNED}, lock.deaths AS new_deaths, lock.recorded AS new_recorded"
+# What the answer to a granted claim says of the decision.
+DECIDED_GRANTED = {
+    "granted": "true",
+    "running": "true",
+    "new_window": "false",
+    "unfinished": "true",
+    "waits": "false",
+    "paused": "false",
+}
+# What it says of the row, as the statement found that.
+ROW_FOUND = {
+    "window_start": "lock.window_start",
+    "holder": "lock.locked_by",
+    "token": "lock.token",
+    "locked_until": "lock.locked_until",
+    "run_until": "lock.run_until",
+    "database_time": "now()",
+    "claim_id": "lock.claim_id",
+    "manual": "COALESCE(lock.kind, '') = 'manual'",
+    "was_overdue": "lock.overdue_told_at IS NOT NULL",
+}
+
+
+def columns_made(claim_id: str) -> dict[str, str]:
+    """Return the columns of the row as a granted claim made it."""
+    return {
+        "window_start": "claimed.new_start",
+        "holder": "%(replica_id)s",
+        "token": "claimed.new_token",
+        "locked_until": "claimed.new_locked_until",
+        "run_until": "claimed.new_run_until",
+        "database_time": "now()",
+        "claim_id": claim_id,
+        "manual": "false",
+        "was_overdue": ROW_FOUND["was_overdue"],
+    }
+
+
+def select_list(columns: Mapping[str, str]) -> str:
+    """Return the columns as a SELECT or RETURNING has them."""
+    return ", ".join(f"{expression} AS {name}" for name, expression in columns.items())
+
+
+def made_or_found(made: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """Return the columns of a row as a granted claim made it, or else as it was found."""
+
+    def either(name: str) -> str:
+        if made[name] == found[name]:
+            return found[name]
+        if made[name] == "true":
+            return f"claimed.new_token IS NOT NULL OR {found[name]}"
+        if made[name] == "false":
+            return f"claimed.new_token IS NULL AND {found[name]}"
+        if made[name].startswith("claimed."):
+            return f"COALESCE({made[name]}, {found[name]})"
+        return f"CASE WHEN claimed.new_token IS NULL THEN {found[name]} ELSE {made[name]} END"
+
+    return select_list({name: either(name) for name in found})

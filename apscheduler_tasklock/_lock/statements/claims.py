@@ -1,0 +1,394 @@
+"""Claims of run times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from apscheduler_tasklock._lock.statements.answers import (
+    DECIDED_GRANTED,
+    RETURNED,
+    RETURNED_AFTER_DEATH,
+    ROW_FOUND,
+    columns_made,
+    made_or_found,
+    select_list,
+)
+from apscheduler_tasklock._lock.statements.history import History, death_entry
+from apscheduler_tasklock._lock.statements.parts import (
+    DURABLY,
+    HANDED_OUT_TO_NOBODY,
+    IS_PAUSED,
+    NEVER,
+    NOT_RUNNING,
+    NOTES_DEATH,
+    ROW_COLUMNS,
+    SAFELY,
+    STANDS,
+    asked_columns,
+    asked_parameters,
+    due_after,
+    json_rows,
+)
+
+# What a claim asks for, and the types.
+_CLAIM_TYPES = {
+    "task_name": "text",
+    "claim_id": "uuid",
+    "lag": "float8",
+    "run_time": "timestamptz",
+    "min_lock": "float8",
+    "max_lock": "float8",
+    "lease": "float8",
+    "failover": "boolean",
+    "runs": "text",
+    "one_off": "boolean",
+    "schedule": "text",
+    "next_in": "float8",
+    "is_last": "boolean",
+    "grace": "float8",
+    "max_runtime": "float8",
+}
+
+# What says whether a claim's window is taken.
+_WINDOW_TYPES = {
+    name: _CLAIM_TYPES[name]
+    for name in ("task_name", "claim_id", "lag", "run_time", "min_lock", "failover", "runs")
+}
+
+# Nobody is running the task, nor has anybody died running it.
+_WAS_ENDED = "(lock.finished_at IS NOT NULL OR (lock.handed_over AND lock.locked_until <= now()))"
+
+# The run time in database time. The replica says how late it is by its own clock, so that the
+# offset between the clocks cancels out; `latest` caps the database's time at what it can have been
+# when the replica said so (see clock.py). LEAST passes over a null. Where every replica computes
+# the same run time, it is that one: clocks that differ by more than a short gap of the schedule
+# would otherwise take one run time for another. More than 5 minutes away it is not believed, since
+# then the replica's clock is wrong.
+_FIRED = """GREATEST(reckoned - interval '5 minutes',
+                     LEAST(reckoned + interval '5 minutes', COALESCE(run_time, reckoned)))"""
+
+
+def _reckoned(lag: str) -> str:
+    return f"LEAST(now(), %(latest)s::timestamptz) - {lag} * interval '1 second' AS reckoned"
+
+
+class _Claim:
+    """The parts of a claim's statement.
+
+    :param asked: what is asked for, by name
+    """
+
+    def __init__(self, asked: Mapping[str, str]) -> None:
+        self._asked = asked
+        # A claim whose answer was lost finds its id in the row: it was granted the first time.
+        self.own = f"lock.claim_id = {asked['claim_id']}"
+        granted_before = f"({self.own} AND {STANDS})"
+        min_lock = f"({asked['min_lock']} * interval '1 second')"
+        max_lock = f"({asked['max_lock']} * interval '1 second')"
+        # LEAST passes over a null: a claim without a lease.
+        self.lease = f"({asked['lease']} * interval '1 second')"
+        # Point 2: the window is new. The claimer's own minimum lock counts if it is the shorter
+        # one, so that an interval shortened by a deployment takes effect at once; not where either
+        # is a hold, whose minimum lock was promised to it. One run time is run once, also with a
+        # minimum lock of 0.
+        self.new_window = f"""(
+            asked.fired >= LEAST(lock.window_until,
+                                 CASE WHEN lock.runs <> '' AND {asked["runs"]} <> ''
+                                      THEN lock.window_start + {min_lock} END)
+            AND ({asked["run_time"]} IS NULL OR asked.fired > lock.window_start
+                 OR lock.window_until < lock.window_start)
+        )"""
+        # A dead run that stands against a new window: its own one is run again first; or the rows
+        # cannot be believed yet. Past its maximum lock it stands against nothing.
+        self.waits = f"""(
+            lock.finished_at IS NULL AND (
+                NOT (lock.handed_over OR lock.run_until <= now() OR %(stable)s::boolean)
+                OR (lock.runs <> '' AND lock.runs = {asked["runs"]} AND lock.run_until > now()
+                    AND (lock.handed_over OR (lock.failover AND {asked["failover"]})))
+            )
+        )"""
+        self.paused = f"({IS_PAUSED} OR COALESCE(asked.fired < lock.paused_until, false))"
+        is_free = f"NOT {self.own} AND {self.new_window} AND NOT {self.waits} AND NOT {self.paused}"
+        self.may_claim_after_end = f"{_WAS_ENDED} AND {is_free}"
+        self.may_claim = f"{NOT_RUNNING} AND {is_free}"
+        due = due_after(asked, "asked.fired")
+        status = {
+            "kind": f"CASE WHEN {asked['runs']} = '' THEN 'hold' ELSE 'schedule' END",
+            "schedule": asked["schedule"],
+            "due_at": due,
+            "overdue_at": f"{due} + {asked['grace']} * interval '1 second'",
+            "overrun_at": f"now() + LEAST({asked['max_runtime']}, {asked['max_lock']})"
+            " * interval '1 second'",
+        }
+        self.changes_after_end = f"""
+            started_at = now(),
+            locked_until = now() + LEAST({max_lock}, {self.lease}),
+            run_until = now() + {max_lock},
+            window_start = asked.fired,
+            window_until = asked.fired + {min_lock},
+            locked_by = %(replica_id)s,
+            claim_id = {asked["claim_id"]},
+            token = lock.token + 1,
+            handovers = 0,
+            handed_over = false,
+            failover = {asked["failover"]},
+            runs = {asked["runs"]},
+            one_off = {asked["one_off"]},
+            finished_at = NULL,
+            overdue_told_at = NULL,
+            {", ".join(f"{name} = {value}" for name, value in status.items())}
+        """
+        self.changes = f"{self.changes_after_end}, {NOTES_DEATH}"
+        # What stands for or against the claim in the row as the statement found it.
+        self.found_state = f"""LATERAL (SELECT {granted_before} AS granted, {NOT_RUNNING} AS idle,
+                                       {self.new_window} AS new_window, {self.waits} AS waits,
+                                       {self.paused} AS paused)
+                               AS found"""
+        self.made: dict[str, str] = {**DECIDED_GRANTED, **columns_made(asked["claim_id"])}
+        # The first token comes from the clock, in milliseconds: where a row was deleted, the tokens
+        # of the next one are larger all the same.
+        self.first_row = f"""
+            SELECT {asked["task_name"]}, now(), now() + LEAST({max_lock}, {self.lease}),
+                   now() + {max_lock}, asked.fired, asked.fired + {min_lock}, %(replica_id)s,
+                   {asked["claim_id"]}, (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false,
+                   {asked["failover"]}, {asked["runs"]}, {asked["one_off"]},
+                   {", ".join(status.values())}
+        """
+
+
+# The columns of a ``ClaimAnswer`` from the row as the statement found it.
+_FOUND = {
+    "granted": "found.granted",
+    "running": "NOT found.idle",
+    "new_window": "found.new_window AND NOT found.granted",
+    "unfinished": "lock.finished_at IS NULL",
+    "waits": "found.idle AND found.waits",
+    "paused": "found.paused",
+}
+_PARAMETERS = asked_parameters(_CLAIM_TYPES)
+_ONE = _Claim({**_PARAMETERS, "run_time": "asked.run_time"})
+_MANY = _Claim(asked_columns(_CLAIM_TYPES))
+_ASKED_ONE = f"""SELECT run_time, {_FIRED} AS fired
+                 FROM (SELECT {_PARAMETERS["run_time"]} AS run_time,
+                              {_reckoned(_PARAMETERS["lag"])}) AS request"""
+_ASKED_MANY = f"""SELECT *, {_FIRED} AS fired
+                  FROM (SELECT *, {_reckoned("lag")} FROM {json_rows(_CLAIM_TYPES)}) AS request"""
+_ASKED_WINDOWS = f"""SELECT *, {_FIRED} AS fired
+                     FROM (SELECT *, {_reckoned("lag")}
+                           FROM {json_rows(_WINDOW_TYPES)}) AS request"""
+
+
+def claim_after_end(table: str) -> str:
+    """Return the statement that claims unless the last run's holder died.
+
+    It is what nearly every claim gets by with. What notes a death, in the row and in the run
+    history, takes PostgreSQL as long to begin as a tenth of a refused claim, also where nobody
+    died. As for the rest it is as :func:`claim`.
+    """
+    return _claim(table, _ONE.may_claim_after_end, _ONE.changes_after_end, RETURNED)
+
+
+def claim(table: str, history: History | None = None) -> str:
+    """Return the statement that claims, or says why it may not. Without a row it returns none.
+
+    An UPDATE whose condition is false takes no row lock, no transaction id and no WAL; an
+    INSERT .. ON CONFLICT DO UPDATE would take all three to be refused. What it is joined with is
+    the row as it was before.
+
+    A claim that was granted once is not granted again: a statement that was held up on its way may
+    arrive after the release, and nobody would know of what it got.
+    """
+    death = death_entry(history, table)
+    return _claim(table, _ONE.may_claim, _ONE.changes, RETURNED_AFTER_DEATH, death)
+
+
+def _claim(table: str, may_claim: str, changes: str, returned: str, death: str = "") -> str:
+    return f"""
+        WITH asked AS ({_ASKED_ONE}), claimed AS (
+            UPDATE {table} AS lock SET {changes} FROM asked
+            WHERE lock.task_name = {_PARAMETERS["task_name"]} AND {may_claim} AND {SAFELY}
+            RETURNING {returned}
+        ){death}
+        SELECT {made_or_found(_ONE.made, {**_FOUND, **ROW_FOUND})}
+        FROM {table} AS lock CROSS JOIN asked LEFT JOIN claimed ON true, {_ONE.found_state}
+        WHERE lock.task_name = {_PARAMETERS["task_name"]}
+    """
+
+
+def claim_many_after_end(table: str) -> str:
+    """Return the statement that claims many tasks, unless the last run's holder died.
+
+    See :func:`claim_after_end`.
+    """
+    return _claim_many(table, _MANY.may_claim_after_end, _MANY.changes_after_end, RETURNED)
+
+
+def claim_many(table: str, history: History | None = None) -> str:
+    """Return the statement that claims many tasks, each of them once.
+
+    Only rows that may be claimed are locked, in the order of their names; a batch that is refused
+    writes nothing. A row that somebody else has locked is passed over: its answer is the row as it
+    was before, which looks free.
+    """
+    death = death_entry(history, table)
+    return _claim_many(table, _MANY.may_claim, _MANY.changes, RETURNED_AFTER_DEATH, death)
+
+
+def _claim_many(table: str, may_claim: str, changes: str, returned: str, death: str = "") -> str:
+    return f"""
+        WITH asked AS ({_ASKED_MANY}), free AS (
+            SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
+            WHERE {may_claim}
+            ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
+        ), claimed AS (
+            UPDATE {table} AS lock SET {changes} FROM asked JOIN free USING (task_name)
+            WHERE lock.task_name = free.task_name AND {DURABLY}
+            RETURNING {returned}
+        ){death}
+        SELECT asked.claim_id AS asked_claim_id,
+               {made_or_found(_MANY.made, {**_FOUND, **ROW_FOUND})}
+        FROM asked JOIN {table} AS lock USING (task_name) LEFT JOIN claimed USING (task_name),
+             {_MANY.found_state}
+    """
+
+
+def find_taken(table: str) -> str:
+    """Return the statement that tells which of many windows are taken. It writes nothing."""
+    return f"""
+        WITH asked AS ({_ASKED_WINDOWS})
+        SELECT asked.claim_id AS asked_claim_id, {select_list({**_FOUND, **ROW_FOUND})}
+        FROM asked JOIN {table} AS lock USING (task_name), {_MANY.found_state}
+        WHERE NOT (found.granted OR found.new_window)
+    """
+
+
+def first_claim(table: str) -> str:
+    """Return the statement that claims a task that has no row; if it has one, it returns none."""
+    return f"""
+        WITH asked AS ({_ASKED_ONE})
+        INSERT INTO {table} AS lock ({ROW_COLUMNS})
+        {_ONE.first_row} FROM asked WHERE {SAFELY}
+        ON CONFLICT DO NOTHING
+        RETURNING {select_list({**DECIDED_GRANTED, **ROW_FOUND})}
+    """
+
+
+def first_claim_many(table: str) -> str:
+    """Return the statement that claims many tasks that have no row, in the order of their names.
+
+    In any other order, two replicas that insert the same rows could wait for each other.
+    """
+    return f"""
+        WITH asked AS ({_ASKED_MANY})
+        INSERT INTO {table} AS lock ({ROW_COLUMNS})
+        {_MANY.first_row} FROM asked WHERE {SAFELY} ORDER BY asked.task_name
+        ON CONFLICT DO NOTHING
+        RETURNING lock.claim_id AS asked_claim_id, {select_list({**DECIDED_GRANTED, **ROW_FOUND})}
+    """
+
+
+def claim_handed_out(table: str, history: History | None = None, *, jobs: str) -> str:
+    """Return the statement that claims a run time of a job that was handed out to a replica.
+
+    It claims the task, with or without a row, and moves the job to its next run time, or ends it.
+    Both happen, or neither: whoever dies before it has lost nothing, and whoever sends it again
+    under the same id changes nothing. The id of the hand-out is the fence: it is gone once the job
+    was claimed, changed, removed or given back. There are no windows: the run time is in the row.
+
+    It always returns a row. Without ``granted`` the task has none yet; ``withdrawn`` says that the
+    job is handed out to this replica no more.
+
+    :param jobs: the jobs' table
+    """
+    task_name = _PARAMETERS["task_name"]
+    may_claim = f"{NOT_RUNNING} AND NOT {_ONE.own} AND NOT {_ONE.waits} AND NOT {IS_PAUSED}"
+    found = {
+        **_FOUND,
+        "new_window": "NOT found.granted",
+        "paused": IS_PAUSED,
+        **ROW_FOUND,
+    }
+    first = {**DECIDED_GRANTED, **ROW_FOUND}
+    return f"""
+        WITH asked AS (
+            SELECT {_PARAMETERS["run_time"]} AS run_time, {_PARAMETERS["run_time"]} AS fired
+        ), job AS (
+            SELECT id FROM {jobs}
+            WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {SAFELY}
+            FOR NO KEY UPDATE
+        ), claimed AS (
+            UPDATE {table} AS lock SET {_ONE.changes} FROM asked, job
+            WHERE lock.task_name = {task_name} AND {may_claim}
+            RETURNING {RETURNED_AFTER_DEATH}
+        ), first AS (
+            INSERT INTO {table} AS lock ({ROW_COLUMNS})
+            {_ONE.first_row} FROM asked, job
+            WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = {task_name})
+            ON CONFLICT DO NOTHING
+            RETURNING {select_list(first)}
+        ), moved AS (
+            UPDATE {jobs} AS job SET
+                next_run_time = %(following)s::timestamptz,
+                ended = %(following)s::timestamptz IS NULL,
+                last_run_time = asked.run_time, task_name = {task_name}, {HANDED_OUT_TO_NOBODY}
+            FROM asked, (SELECT FROM claimed UNION ALL SELECT FROM first) AS granted
+            WHERE job.id = %(job_id)s AND job.handed_id = %(handed_id)s::uuid
+        ){death_entry(history, table)}
+        SELECT NOT EXISTS (SELECT FROM job) AS withdrawn, answer.*
+        FROM (SELECT) AS always LEFT JOIN (
+            SELECT {made_or_found(_ONE.made, found)}
+            FROM {table} AS lock CROSS JOIN asked LEFT JOIN claimed ON true, {_ONE.found_state}
+            WHERE lock.task_name = {task_name}
+            UNION ALL SELECT {", ".join(first)} FROM first
+        ) AS answer ON true
+    """
+
+
+def settle_last(table: str, history: History, *, jobs: str) -> str:
+    """Return the statement that ends a job whose last run time was missed, and notes that.
+
+    It has an entry in the run history then, as nobody else tells of it any more. The task gets a
+    row if it has none, which is deleted one day as those of one-off jobs are, with the history. It
+    returns the job, if it was still handed out.
+
+    :param jobs: the jobs' table
+    """
+    entry = history.entry(
+        "(SELECT * FROM known UNION ALL SELECT * FROM first) AS run",
+        scheduled_at="%(run_time)s::timestamptz",
+        started_at="now()",
+        replica="%(replica_id)s",
+        kind="'schedule'",
+        outcome="'missed'",
+    )
+    return f"""
+        WITH settled AS (
+            UPDATE {jobs} SET
+                next_run_time = NULL, ended = true, {HANDED_OUT_TO_NOBODY}
+            WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {SAFELY}
+            RETURNING id
+        ), known AS (
+            UPDATE {table} AS lock SET token = token + 1, recorded = recorded + 1
+            FROM settled WHERE lock.task_name = %(task_name)s AND lock.finished_at IS NOT NULL
+            RETURNING lock.task_name, lock.token, lock.recorded
+        ), first AS (
+            INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at, recorded)
+            SELECT %(task_name)s::text, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '',
+                   gen_random_uuid(), (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false,
+                   false, '', true, NULL, NULL, timestamptz 'infinity', NULL, NULL, now(), 1
+            FROM settled WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = %(task_name)s)
+            ON CONFLICT DO NOTHING
+            RETURNING lock.task_name, lock.token, lock.recorded
+        ), entry AS ({entry})
+        SELECT id FROM settled
+    """
+
+
+def look(table: str) -> str:
+    """Return the statement that says what became of a claim that was not granted."""
+    return f"""
+        WITH asked AS ({_ASKED_ONE})
+        SELECT {select_list({**_FOUND, **ROW_FOUND})}
+        FROM {table} AS lock CROSS JOIN asked, {_ONE.found_state}
+        WHERE lock.task_name = {_PARAMETERS["task_name"]}
+    """

@@ -1,0 +1,94 @@
+"""Conditions and parameters that several statements have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+# What a task's times say that has never run. No infinite ones: a replica of the version before
+# could not read them.
+NEVER = "timestamptz 'epoch'"
+
+# For so long at least something is waited for that is found by the replicas' polls: two intervals.
+SHORTEST_WAIT = "interval '10 seconds'"
+
+# Point 1 of the decision: nobody is running the task. A run that never finished counts until its
+# lease has ended.
+NOT_RUNNING = "(lock.finished_at IS NOT NULL OR lock.locked_until <= now())"
+
+# A claim that its holder may go on with: also after its lease, as long as nobody has taken it over.
+STANDS = "(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.run_until > now())"
+
+# A release that opens the window again puts its end this far before its start: early enough for
+# every run time of the same window, whose `fired` differ by the clocks' noise, and too late for one
+# of the window before. It is half the window, or a second, whichever is shorter, since the
+# window may have been set to end at 'infinity'.
+JUST_BEFORE = """GREATEST(interval '1 microsecond',
+    (LEAST(lock.window_until, lock.window_start + interval '2 seconds') - lock.window_start) / 2)"""
+
+# What the server crashes on must not be a claim that was answered: its token would be given to
+# somebody else. It holds for this statement's transaction only. True, and asked last.
+DURABLY = """CASE WHEN current_setting('synchronous_commit') = 'off'
+    THEN set_config('synchronous_commit', 'local', true) IS NOT NULL ELSE true END"""
+
+# Nor is a row that somebody has locked waited for for long: others want the connection.
+SAFELY = f"({DURABLY} AND set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL)"
+
+# What a job's row says once its run time is run, missed or changed.
+HANDED_OUT_TO_NOBODY = (
+    "handed_id = NULL, handed_to = NULL, handed_until = NULL, first_handed_at = NULL"
+)
+
+# Nobody is granted a paused task; and no run time of a pause is made up for after it.
+IS_PAUSED = "COALESCE(lock.paused_until > now(), false)"
+
+# A due time in a pause is void: nobody makes up for it. One from before it is not.
+DUE_IN_PAUSE = "COALESCE(lock.due_at >= lock.paused_at AND lock.due_at < lock.paused_until, false)"
+
+# The claim that is made here follows a run whose holder died.
+FOLLOWS_DEATH = "lock.finished_at IS NULL AND NOT lock.handed_over"
+NOTES_DEATH = f"""
+    deaths = lock.deaths + CASE WHEN {FOLLOWS_DEATH} THEN 1 ELSE 0 END,
+    recorded = lock.recorded + CASE WHEN {FOLLOWS_DEATH} THEN 1 ELSE 0 END,
+    failures = lock.failures + CASE WHEN {FOLLOWS_DEATH} THEN 1 ELSE 0 END,
+    failed_at = CASE WHEN {FOLLOWS_DEATH} THEN lock.locked_until ELSE lock.failed_at END,
+    error_type = CASE WHEN {FOLLOWS_DEATH} THEN NULL ELSE lock.error_type END
+"""
+
+
+def due_after(asked: Mapping[str, str], since: str) -> str:
+    """Return when the next run time is due: never after the last one; null if nobody knows."""
+    following = f"{since} + {asked['next_in']} * interval '1 second'"
+    return f"CASE WHEN {asked['is_last']} THEN 'infinity' ELSE {following} END"
+
+
+def asked_parameters(types: Mapping[str, str]) -> dict[str, str]:
+    """Return what is asked for as parameters of a statement."""
+    return {name: f"%({name})s::{type_}" for name, type_ in types.items()}
+
+
+def asked_columns(types: Mapping[str, str]) -> dict[str, str]:
+    """Return what is asked for as columns of ``asked``."""
+    return {name: f"asked.{name}" for name in types}
+
+
+def json_rows(types: Mapping[str, str]) -> str:
+    """Return the rows that the parameter of :func:`many` holds."""
+    columns = ", ".join(f"{name} {type_}" for name, type_ in types.items())
+    return f"json_to_recordset(%(many)s::json) AS request ({columns})"
+
+
+def many(requests: Iterable[Mapping[str, object]]) -> dict[str, str]:
+    """Return the parameter of a statement for many from the parameters of the single requests.
+
+    It is one JSON document, with an object for each request: psycopg takes far longer to send an
+    array for each column. Characters are not escaped, since a database in another encoding
+    than UTF-8 may not take the escapes.
+    """
+    return {"many": json.dumps(list(requests), default=str, ensure_ascii=False)}
+
+
+# The columns of a row that is inserted.
+ROW_COLUMNS = """task_name, started_at, locked_until, run_until, window_start, window_until,
+                 locked_by, claim_id, token, deaths, handovers, handed_over, failover, runs,
+                 one_off, kind, schedule, due_at, overdue_at, overrun_at"""

@@ -1,0 +1,180 @@
+"""What replicas tell of themselves and their tasks, and what is tidied up."""
+
+from __future__ import annotations
+
+from apscheduler_tasklock._lock.statements.history import History
+from apscheduler_tasklock._lock.statements.parts import (
+    DUE_IN_PAUSE,
+    IS_PAUSED,
+    NEVER,
+    ROW_COLUMNS,
+    SAFELY,
+    asked_columns,
+    due_after,
+    json_rows,
+)
+
+# What a replica tells of a task, and the types.
+_REGISTRATION_TYPES = {
+    "task_name": "text",
+    "schedule": "text",
+    "next_in": "float8",
+    "is_last": "boolean",
+    "grace": "float8",
+    "least_gap": "float8",
+    "period": "float8",
+    "runs": "text",
+    "moved": "boolean",
+}
+
+# Seconds after its last sign that a replica counts as alive: three of its intervals.
+ALIVE_FOR = 90.0
+IS_ALIVE = f"(stopped_at IS NULL AND seen_at > now() - {ALIVE_FOR} * interval '1 second')"
+
+
+def register(table: str) -> str:
+    """Return the statement by which a replica tells of the tasks that it has.
+
+    A task that has never run gets a row. Under another schedule than the row's, the task's window
+    ends at the next run time of the new one at the latest, so that its first run time is not taken
+    for one of the old window; but not sooner after the window's start than two run times may be
+    apart, so that replicas of two versions side by side run nothing twice. A row that says the same
+    is left alone, unless nobody knows when its next run is due. A task that was told to be overdue
+    has not recovered by that, but when it runs. It returns the tasks of another
+    schedule that were passed over, since somebody has their rows locked.
+    """
+    due = due_after(asked_columns(_REGISTRATION_TYPES), "now()")
+    # A second sooner: the statement has been on its way, and the run time is not any later for it.
+    first_run = """GREATEST(now() + (asked.next_in - 1) * interval '1 second',
+                             lock.window_start + asked.least_gap * interval '1 second')"""
+    window_until = f"""CASE WHEN lock.schedule <> asked.schedule AND asked.next_in IS NOT NULL
+                            THEN LEAST(lock.window_until, {first_run})
+                            ELSE lock.window_until END"""
+    # A run time inside the window is refused: the one after it is due.
+    next_due = f"""CASE WHEN {due} < {window_until}
+                        THEN GREATEST({due} + asked.period * interval '1 second', {window_until})
+                        ELSE {due} END"""
+    grace = "asked.grace * interval '1 second'"
+    return f"""
+        WITH asked AS (SELECT * FROM {json_rows(_REGISTRATION_TYPES)}), changed AS (
+            SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
+            WHERE lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
+                  OR (lock.due_at IS NULL AND asked.next_in IS NOT NULL)
+                  OR {DUE_IN_PAUSE}
+            ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
+        ), rewritten AS (
+            UPDATE {table} AS lock SET
+                schedule = asked.schedule, due_at = {next_due}, overdue_at = {next_due} + {grace},
+                window_until = {window_until}
+            FROM asked JOIN changed USING (task_name)
+            WHERE lock.task_name = changed.task_name
+        ), inserted AS (
+        INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at)
+        SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
+               (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false, false, asked.runs, false,
+               NULL, asked.schedule, {due}, {due} + {grace}, NULL, {NEVER}
+        FROM asked WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = asked.task_name)
+        ORDER BY asked.task_name ON CONFLICT DO NOTHING
+        )
+        SELECT task_name FROM {table} AS lock JOIN asked USING (task_name)
+        WHERE lock.schedule IS DISTINCT FROM asked.schedule
+              AND NOT EXISTS (SELECT FROM changed WHERE changed.task_name = lock.task_name)
+    """
+
+
+def tell_overdue(table: str) -> str:
+    """Return the statement by which one replica takes it on to tell that a task is overdue."""
+    return f"""
+        UPDATE {table} AS lock SET overdue_told_at = now()
+        WHERE task_name = %(task_name)s AND overdue_told_at IS NULL AND overdue_at < now()
+              AND finished_at IS NOT NULL AND window_start < due_at AND NOT {IS_PAUSED}
+              AND NOT {DUE_IN_PAUSE} AND {SAFELY}
+        RETURNING due_at, locked_by AS holder, token
+    """
+
+
+def report_replica(replicas: str) -> str:
+    """Return the statement by which a replica says that it is alive, and which tasks it has.
+
+    The first time it does, ``started_at`` is null, and all of the row becomes its own: the id may
+    be that of a process before it. It returns the ``started_at`` that stands.
+    """
+    return f"""
+        INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks)
+        VALUES (%(replica_id)s, %(host)s, %(version)s,
+                COALESCE(%(started_at)s::timestamptz, now()), now(), %(tasks)s::text[])
+        ON CONFLICT (replica_id) DO UPDATE SET
+            host = excluded.host, version = excluded.version, seen_at = now(), stopped_at = NULL,
+            started_at = CASE WHEN %(started_at)s::timestamptz IS NULL THEN now()
+                              ELSE replica.started_at END,
+            tasks = CASE WHEN replica.tasks = excluded.tasks THEN replica.tasks
+                         ELSE excluded.tasks END
+        RETURNING started_at
+    """
+
+
+def stop_replica(replicas: str) -> str:
+    """Return the statement by which a replica says that it stops."""
+    return f"UPDATE {replicas} SET stopped_at = now() WHERE replica_id = %(replica_id)s"
+
+
+def retire(table: str, replicas: str) -> str:
+    """Return the statement after which nobody waits for tasks that were removed.
+
+    These are the ones that this replica has dropped, and, as after a deployment, the ones that a
+    replica had that has stopped and whose other tasks this one has. Not if its holder was killed,
+    or its application has no other replica: then somebody has to be told that they do not run.
+    """
+    return f"""
+        UPDATE {table} AS lock SET due_at = NULL, overdue_at = NULL
+        WHERE due_at IS NOT NULL AND finished_at IS NOT NULL AND NOT one_off
+              AND task_name IN (
+                  SELECT task_name FROM {table}
+                  WHERE due_at IS NOT NULL AND finished_at IS NOT NULL AND NOT one_off
+                        AND task_name IN (
+                  SELECT unnest(%(dropped)s::text[])
+                  UNION
+                  SELECT unnest(tasks) FROM {replicas}
+                  WHERE stopped_at IS NOT NULL AND tasks && %(tasks)s::text[]
+                  EXCEPT
+                  SELECT unnest(tasks) FROM {replicas} WHERE {IS_ALIVE})
+                  ORDER BY task_name FOR NO KEY UPDATE SKIP LOCKED)
+    """
+
+
+def remove_replicas(replicas: str) -> str:
+    """Return the statement that removes replicas that nobody has seen for long."""
+    return f"""
+        DELETE FROM {replicas} WHERE seen_at < now() - %(age)s::float8 * interval '1 second'
+    """
+
+
+def shorten_history(history: History) -> str:
+    """Return the statement that deletes what a longer history has left of these tasks."""
+    return f"""
+        DELETE FROM {history.table}
+        WHERE task_name = ANY (%(names)s::text[]) AND slot >= {history.slots}
+    """
+
+
+def prune(table: str, history: History | None = None) -> str:
+    """Return the statement that deletes rows of one-off jobs that were over long ago.
+
+    Their history goes with them.
+    """
+    runs = ""
+    if history is not None:
+        runs = f""", runs AS (
+            DELETE FROM {history.table} WHERE task_name IN (SELECT task_name FROM pruned)
+        )"""
+    return f"""
+        WITH pruned AS (
+            DELETE FROM {table} WHERE task_name IN (
+                SELECT task_name FROM {table}
+                WHERE one_off AND GREATEST(finished_at, window_until, run_until)
+                                  < now() - %(age)s::float8 * interval '1 second'
+                LIMIT 1000 FOR UPDATE SKIP LOCKED
+            ) RETURNING task_name
+        ){runs}
+        SELECT task_name FROM pruned
+    """
