@@ -39,14 +39,14 @@ def row(connection: psycopg.Connection[Any]) -> dict[str, Any]:
 def test_a_killed_holder_blocks_its_task_until_its_lease_ends_and_no_longer(
     start_replica: StartReplica, connection: psycopg.Connection[Any], lease: float | None
 ) -> None:
-    max_lock = 4 if lease is None else 3600
+    max_lock = 20 if lease is None else 3600  # longer than the other one takes to start
     holder = start_replica(**every_second(takes=600, max_lock=max_lock, lease=lease))
     holder.says("runs")
+    other = start_replica(**every_second(takes=0, max_lock=max_lock, lease=lease))
+    other.says("refused")
     holder.signal(signal.SIGKILL)
     killed = row(connection)
 
-    other = start_replica(**every_second(takes=0, max_lock=max_lock, lease=lease))
-    other.says("refused")
     other.says("runs")
     taken = row(connection)
     assert killed["finished_at"] is None
