@@ -47,6 +47,7 @@ from apscheduler_tasklock._scheduler.adapter import (
     jobstore_of,
     make_inner,
     report_jobs,
+    says_shut_down,
     unwrap,
     worker_processes,
     wrap,
@@ -471,10 +472,11 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         except MaxInstancesReachedError:
             if not self._waits_for_its_own_run(submission):
                 raise
-        except RuntimeError:
-            if not self.locks.closed:
+        except RuntimeError as error:
+            if not self.locks.closed and not says_shut_down(error):
                 raise
-            # Its pool is shut down. It came due in the very moment of the shutdown.
+            # It came due in the very moment of the shutdown; or the interpreter is ending, which
+            # shuts pools down and waits for their jobs before the application's `atexit` functions.
             self._tell_not_begun(submission)
 
     def _marked_if_set_by_hand(self, submission: Submission) -> Submission:

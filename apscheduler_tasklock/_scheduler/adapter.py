@@ -199,6 +199,14 @@ def has_own_threads(inner: Any) -> bool:
     return isinstance(getattr(inner, "_pool", None), ThreadPoolExecutor)
 
 
+def says_shut_down(error: RuntimeError) -> bool:
+    """Tell whether a pool has refused a job since it, or the interpreter, is shutting down.
+
+    Python says this in the message alone.
+    """
+    return "shutdown" in str(error)
+
+
 def check_importable(redact: Callable[..., Any], inner: Any) -> None:
     """Make sure that worker processes can have ``redact``, if a wrapped executor has any.
 

@@ -97,6 +97,15 @@ class ReplicaProcess:
         self.signal(signal.SIGTERM)
         self._process.wait(30)
 
+    def leave(self) -> None:
+        """End its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code."""
+        return self._process.wait(60)
+
     def signal_group(self, which: signal.Signals) -> None:
         """Send a signal to it and to all processes that it started, as a service manager does."""
         os.killpg(self.pid, which)

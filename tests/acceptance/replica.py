@@ -2,7 +2,9 @@
 
 ``JOB`` has, as JSON, the arguments of ``add_job``. In place of the function it has the name of one
 of tests/acceptance/jobs.py. Three more are for the process: ``executor`` is the one to wrap,
-``options`` are those of the ``TaskLockExecutor``, and ``jobs`` are further jobs.
+``options`` are those of the ``TaskLockExecutor``, and ``jobs`` are further jobs. With ``leaves``
+the main thread only obeys the standard input, and ends with that; the scheduler, which has a thread
+of its own, is shut down by ``atexit``, as in many a web application.
 
 SIGTERM shuts the scheduler down, as in an application. Each line of the standard input is a call of
 one of the scheduler's methods: ``["pause_job", "job"]``.
@@ -11,6 +13,7 @@ one of the scheduler's methods: ``["pause_job", "job"]``.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import logging
 import multiprocessing
@@ -23,6 +26,7 @@ from typing import Any
 
 from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_REMOVED
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.blocking import BlockingScheduler
 
 from apscheduler_tasklock import (
@@ -115,10 +119,20 @@ def run_blocking(job: dict[str, Any]) -> None:
     scheduler.shutdown()
 
 
+def run_in_background(job: dict[str, Any]) -> None:
+    scheduler = configured(BackgroundScheduler(), job)
+    scheduler.start()
+    atexit.register(scheduler.shutdown)
+    obey(scheduler)
+    say("stopping")
+
+
 def main() -> None:
     job = job_of_environment()
     if job.get("executor") == "asyncio":
         asyncio.run(run_async(job))
+    elif job.pop("leaves", False):
+        run_in_background(job)
     else:
         run_blocking(job)
 

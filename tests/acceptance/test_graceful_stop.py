@@ -110,6 +110,25 @@ def test_another_replica_runs_the_window_of_a_job_that_a_stop_cut_with_failover(
     eventually(lambda: rows["job"]["finished_at"])
 
 
+@pytest.mark.parametrize("executor", ["threadpool", "processpool"])
+def test_what_comes_due_while_the_interpreter_ends_is_left_to_other_replicas(
+    start_replica: StartReplica, executor: str, tmp_path: Path
+) -> None:
+    """The interpreter waits for a pool's jobs before ``atexit`` shuts the scheduler down."""
+    working = {**daily(tmp_path), "executor": executor, "function": "work"}
+    every_second = {"function": "sleep", "kwargs": {"takes": 0}, "trigger": "interval"}
+    due = {**every_second, "id": "due", "seconds": 1}
+    stopped = start_replica(leaves=True, jobs=[due], **working)
+    stopped.says("begins job")
+    stopped.leave()
+    stopped.says("INFO Task 'due': the run time")
+    for run in stopped.runs:
+        Path(tmp_path, str(run.token)).touch()
+    assert stopped.wait() == 0
+    assert "Traceback (most recent call last):" not in stopped.said
+    assert any(line.startswith("ends") and line.endswith("held") for line in stopped.said)
+
+
 @pytest.mark.parametrize("failover", [False, True])
 def test_a_coroutine_that_a_stop_cuts_cleans_up_without_its_lock(
     start_replica: StartReplica, rows: Rows, tmp_path: Path, failover: bool
