@@ -228,7 +228,7 @@ class Reports:
         """Tell of a run time that a shutdown came before."""
         self.telemetry.skipped("shutdown")
         logger.info(
-            "Task %r: the run time %s is not run here, since the scheduler is shut down",
+            "Task %r: the run time %s is not run here, since this replica is shutting down",
             self._submission.task_name,
             self.run_time,
         )

@@ -349,7 +349,7 @@ class TestARun:
         job = replica.run_once(lambda: None, next_run_time=run_time + timedelta(hours=1))
         replica.executor.shutdown()
         replica.executor.submit_job(job, [run_time])
-        assert f"{run_time} is not run here, since the scheduler is shut down" in caplog.text
+        assert f"{run_time} is not run here, since this replica is shutting down" in caplog.text
         assert replica.codes() == []
 
 
