@@ -43,11 +43,11 @@ from apscheduler_tasklock._scheduler.adapter import (
     check_importable,
     dispatcher,
     has_own_threads,
+    interpreter_is_ending,
     is_wrapped_by_another,
     jobstore_of,
     make_inner,
     report_jobs,
-    says_shut_down,
     unwrap,
     worker_processes,
     wrap,
@@ -472,8 +472,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         except MaxInstancesReachedError:
             if not self._waits_for_its_own_run(submission):
                 raise
-        except RuntimeError as error:
-            if not self.locks.closed and not says_shut_down(error):
+        except RuntimeError:
+            if not self.locks.closed and not interpreter_is_ending():
                 raise
             # It came due in the very moment of the shutdown; or the interpreter is ending, which
             # shuts pools down and waits for their jobs before the application's `atexit` functions.

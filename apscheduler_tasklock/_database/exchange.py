@@ -552,7 +552,10 @@ def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
 
 
 def _one_by_one(rejected: Sequence[_Entry[Any]]) -> list[list[_Entry[Any]]]:
-    """Return those that were rejected together, of which nothing was done, each by itself."""
+    """Return those that were rejected together, each by itself.
+
+    What was granted before the statement that failed notes that itself.
+    """
     for entry in rejected:
         entry.sent = False
     return [[entry] for entry in rejected]

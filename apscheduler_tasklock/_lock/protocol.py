@@ -222,19 +222,27 @@ class TaskLockProtocol:
 
         :param lags: of each request, in place of the one in ``times``
         :return: the answers by the ids of the requests. One that is missing has no row: see
-            :meth:`first_claim_many`. One that looks free is to be asked again: somebody else has
-            its row locked.
+            :meth:`first_claim_many`. One that follows a death is not decided: see
+            :meth:`claim_many_after_death`. One that looks free is to be asked again: somebody else
+            has its row locked.
         """
-        asked = [r.parameters(lag) for r, lag in zip(requests, lags, strict=True)]
-        answers = self._claims(cursor, self._claim_many_after_end, asked, times)
-        after_death = [
-            parameters
-            for request, parameters in zip(requests, asked, strict=True)
-            if request.claim_id in answers and answers[request.claim_id].follows_death
-        ]
-        if after_death:
-            answers |= self._claims(cursor, self._claim_many, after_death, times)
-        return answers
+        asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
+        return self._claims(cursor, self._claim_many_after_end, asked, times)
+
+    def claim_many_after_death(
+        self,
+        cursor: Any,
+        requests: Sequence[ClaimRequest],
+        lags: Sequence[float],
+        times: ReadTimes,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Try to take many tasks whose last holder died, and note the deaths.
+
+        :return: the answers by the ids of the requests. One that looks free is to be asked again:
+            somebody else has its row locked.
+        """
+        asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
+        return self._claims(cursor, self._claim_many, asked, times)
 
     def first_claim_many(
         self,

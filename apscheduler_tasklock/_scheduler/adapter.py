@@ -199,12 +199,12 @@ def has_own_threads(inner: Any) -> bool:
     return isinstance(getattr(inner, "_pool", None), ThreadPoolExecutor)
 
 
-def says_shut_down(error: RuntimeError) -> bool:
-    """Tell whether a pool has refused a job since it, or the interpreter, is shutting down.
+def interpreter_is_ending() -> bool:
+    """Tell whether the interpreter has begun to end, from when on its pools accept no more jobs.
 
-    Python says this in the message alone.
+    It has no public sign: ``sys.is_finalizing()`` is true only after the pools' jobs have ended.
     """
-    return "shutdown" in str(error)
+    return bool(getattr(threading, "_SHUTTING_DOWN", False))
 
 
 def check_importable(redact: Callable[..., Any], inner: Any) -> None:
