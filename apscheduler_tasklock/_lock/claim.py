@@ -56,7 +56,7 @@ class ClaimContext:
         :param sent: when they were asked for, on the monotonic clock
         :param bound: the latest time that the database's clock could have had then
         """
-        for answer in answers:  # they have the same time
+        for answer in answers:  # all of them later than `sent`
             return self.clock.learn(
                 sent=sent,
                 answered=time.monotonic(),
