@@ -14,7 +14,7 @@ import psycopg
 from psycopg.rows import class_row, dict_row, tuple_row
 from sqlalchemy import Table
 
-from apscheduler_tasklock._database.errors import one_line
+from apscheduler_tasklock._database.errors import LOST_STATEMENT_STATES, one_line
 from apscheduler_tasklock._lock import statements
 from apscheduler_tasklock._lock.messages import (
     IN_TIME,
@@ -523,6 +523,7 @@ class TaskLockProtocol:
         if (
             not (self._records and isinstance(statement, RecordingStatement))
             or isinstance(error, (psycopg.OperationalError, psycopg.InternalError))
+            or getattr(error, "sqlstate", None) in LOST_STATEMENT_STATES
             # A batch is sent again one by one, on account of one entry.
             or (statement.is_batch and not is_set_up_wrong)
         ):
