@@ -57,6 +57,7 @@ from apscheduler_tasklock._lock.messages import (
     ManualRequest,
     Overdue,
     Refusal,
+    Registered,
     Registration,
     ReleaseAnswer,
     ReleaseRequest,
@@ -514,19 +515,18 @@ class LockClient:
 
         return self.ask(read)
 
-    def register(self, tasks: Sequence[Registration]) -> list[str]:
+    def register(self, tasks: Sequence[Registration]) -> list[Registered]:
         """Tell of the tasks that this replica has, and how they are scheduled.
 
-        :return: those that are to be told again, since somebody has their rows locked
-
+        :return: what became of each; nothing of one that the database rejects
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects that
         """
-        locked = []
+        registered = []
         for begin in range(0, len(tasks), MOST_TOGETHER):
             some = tasks[begin : begin + MOST_TOGETHER]
             try:
-                locked += self.ask(partial(self._protocol.register, tasks=some))
+                registered += self.ask(partial(self._protocol.register, tasks=some))
             except (TaskLockDatabaseError, TaskLockSchemaError):
                 raise
             except TaskLockError as error:
@@ -535,8 +535,8 @@ class LockClient:
                     logger.info("Task %r is not registered: %s", some[0].task_name, error)
                 else:
                     for task in some:
-                        locked += self.register([task])
-        return locked
+                        registered += self.register([task])
+        return registered
 
     def tell_overdue(self, task_name: str) -> Overdue | None:
         """Take it on to tell that a task is overdue; ``None`` if it is not, or another has.

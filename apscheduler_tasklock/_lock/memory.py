@@ -23,6 +23,7 @@ from apscheduler_tasklock._lock.messages import (
     ManualRequest,
     Overdue,
     ReadTimes,
+    Registered,
     Registration,
     ReleaseAnswer,
     ReleaseRequest,
@@ -599,29 +600,35 @@ class MemoryProtocol:
             ]
             return states, now
 
-    def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[str]:
+    def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
         """Tell of the tasks that a replica has. None has to be told again."""
         with self._locks.lock:
             now = self._locks.now()
-            for task in tasks:
-                row = self._locks.rows.get(task.task_name)
-                if row is None:
-                    self._insert(task, now)
-                elif (
-                    row.schedule != task.schedule
-                    or task.moved
-                    or (row.due_at is None and task.next_in is not None)
-                    or row.due_in_pause
-                ):
-                    _reschedule(row, task, now)
-        return []
+            return [Registered(task.task_name, self._register(task, now)) for task in tasks]
 
-    def _insert(self, task: Registration, now: datetime) -> None:
+    def _register(self, task: Registration, now: datetime) -> int | None:
+        """Return the token of a task's last run, if its row has the registered schedule now."""
+        row = self._locks.rows.get(task.task_name)
+        if row is None:
+            return self._insert(task, now).token
+        if task.repeated and row.schedule not in (None, task.schedule):
+            return None
+        if (
+            row.schedule != task.schedule
+            or task.moved
+            or (row.due_at is None and task.next_in is not None)
+            or row.due_in_pause
+        ):
+            _reschedule(row, task, now)
+        return row.token
+
+    def _insert(self, task: Registration, now: datetime) -> TaskRow:
         row = self._locks.rows[task.task_name] = self._new_row(task.task_name, NEVER, now)
         row.finished_at = NEVER
         row.runs, row.schedule = task.runs, task.schedule
         row.due_at = due(now, task.next_in)
         row.overdue_at = None if row.due_at is None else later(row.due_at, task.grace)
+        return row
 
     def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:
         """Take it on to tell that a task is overdue; ``None`` if it is not, or another has."""

@@ -522,6 +522,8 @@ class Registration:
     :ivar least_gap: seconds that two of its run times have to be apart, whatever the windows
     :ivar runs: what it runs, as of :class:`ClaimRequest`
     :ivar period: seconds from its next run time to the one after it; ``None`` if nobody knows
+    :ivar repeated: whether the replica has registered this very schedule before, so that another
+        one in the row is of a replica of a newer version, and stays
     """
 
     task_name: str
@@ -532,6 +534,21 @@ class Registration:
     runs: str
     moved: bool = False
     period: float | None = None
+    repeated: bool = False
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What became of a registration.
+
+    :ivar task_name: the task's name
+    :ivar token: of the task's last run, if its row has the registered schedule now
+    :ivar again: whether it is to be told again, since somebody has the row locked
+    """
+
+    task_name: str
+    token: int | None
+    again: bool = False
 
 
 def _class_of(exception: BaseException) -> str:

@@ -25,6 +25,7 @@ from apscheduler_tasklock._lock.messages import (
     ManualRequest,
     Overdue,
     ReadTimes,
+    Registered,
     Registration,
     ReleaseAnswer,
     ReleaseRequest,
@@ -427,13 +428,16 @@ class TaskLockProtocol:
         answer: ClaimAnswer | None = self._claim_requested.one(cursor)
         return answer
 
-    def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[str]:
-        """Tell of the tasks that a replica has; each once.
-
-        :return: those that are to be told again, since somebody has their rows locked
-        """
+    def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
+        """Tell of the tasks that a replica has; each once. Return what became of each."""
         asked = statements.many({**vars(task), "is_last": False} for task in tasks)
-        return [row["task_name"] for row in self._rows(cursor, self._register, asked)]
+        rows = self._rows(cursor, self._register, asked)
+        found = {row["task_name"]: Registered(**row) for row in rows}
+        # Another replica may have registered one in the same moment: its row is not seen yet.
+        return [
+            found.get(task.task_name) or Registered(task.task_name, None, again=True)
+            for task in tasks
+        ]
 
     def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:
         """Take it on to tell that a task is overdue; ``None`` if it is not, or another has."""

@@ -21,6 +21,7 @@ from apscheduler_tasklock._lock.messages import (
     ManualRequest,
     Overdue,
     ReadTimes,
+    Registered,
     Registration,
     ReleaseAnswer,
     ReleaseRequest,
@@ -123,7 +124,7 @@ class LockProtocol(Protocol):
     ) -> tuple[list[RunState], datetime]:
         """Return which of these tasks call for something, and the time."""
 
-    def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[str]:
+    def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
         """Tell of the tasks that a replica has."""
 
     def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:

@@ -20,6 +20,7 @@ from apscheduler_tasklock._lock.messages import (
     ManualRequest,
     Overdue,
     ReadTimes,
+    Registered,
     Registration,
     ReleaseAnswer,
     ReleaseRequest,
@@ -249,8 +250,8 @@ class UnlockedProtocol:
         """Return that nothing calls for anything."""
         return [], monotonic_now()
 
-    def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[str]:
-        """Return that all is registered."""
+    def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
+        """Return nothing: no task has a row."""
         return []
 
     def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:

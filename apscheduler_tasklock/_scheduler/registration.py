@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.jobs import StoredTask
-from apscheduler_tasklock._lock.messages import Registration, RunState
+from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -35,13 +35,13 @@ class _Fresh:
     """A task that was registered a short while ago, and has not run since.
 
     :ivar schedule: that was registered
+    :ivar token: of its last run, as of the registration or the last look
     :ivar until: when it is looked at no longer, on the monotonic clock
-    :ivar token: of its last run, as of the last look
     """
 
     schedule: str
+    token: int
     until: float
-    token: int | None = None
 
 
 class Registrar:
@@ -84,6 +84,7 @@ class Registrar:
         # The tasks that this replica had, and until when it says so, on the monotonic clock.
         self._dropped: dict[str, float] = {}
         self._fresh: dict[str, _Fresh] = {}  # by task
+        self._schedules: dict[str, str] = {}  # as registered last, by task
         poll.add(self)
 
     def note(self, key: JobKey, *, moved: bool = False) -> None:
@@ -141,8 +142,7 @@ class Registrar:
     def _is_fresh(self, state: RunState, fresh: _Fresh) -> bool:
         """Tell whether a task is to be looked at again, and register it again if need be."""
         if state.schedule == fresh.schedule:
-            is_over = fresh.token not in (None, state.token)  # it has run under it
-            fresh.token = state.token
+            is_over = fresh.token != state.token  # it has run under it
         elif fresh.token == state.token:
             is_over = True  # no run came between: a newer version has registered it
         else:
@@ -177,10 +177,11 @@ class Registrar:
     def _register(self, changed: Mapping[JobKey, bool]) -> None:
         tasks = self._registrations(changed)
         try:
-            for task_name in self._locks.register(tasks):
+            registered = self._locks.register(tasks)
+            for task_name in [each.task_name for each in registered if each.again]:
                 for key in self._poll.keys_of(task_name):
                     self.note(key, moved=changed.get(key, False))
-            self._keep_fresh(tasks)
+            self._keep_fresh(tasks, registered)
         except TaskLockDatabaseError:
             raise
         except TaskLockError as error:
@@ -200,16 +201,33 @@ class Registrar:
                 logger.exception("Job %r: its task could not be registered", key[0])
                 continue
             if found is not None:
-                tasks[found.task_name] = replace(found, moved=moved)
+                tasks[found.task_name] = replace(
+                    found, moved=moved, repeated=moved and self._is_repeated(key, found)
+                )
         return list(tasks.values())
 
-    def _keep_fresh(self, tasks: Collection[Registration]) -> None:
+    def _is_repeated(self, key: JobKey, task: Registration) -> bool:
+        """Tell whether a job has changed by more than its schedule, as by its next run time.
+
+        Of a job in a store that all replicas share, none has an older version.
+        """
+        is_shared = self._is_registered_when_added(key[1])
+        return not is_shared and self._schedules.get(task.task_name) == task.schedule
+
+    def _keep_fresh(
+        self, tasks: Collection[Registration], registered: Collection[Registered]
+    ) -> None:
         """Look at the rows of tasks for a while, for what :meth:`_look_at_fresh` does."""
         until = time.monotonic() + DEPLOYMENT
+        tokens = {each.task_name: each.token for each in registered}
         for task in tasks:
+            token = tokens.get(task.task_name)
+            if token is None:  # its row has another schedule
+                continue
+            self._schedules[task.task_name] = task.schedule
             fresh = self._fresh.get(task.task_name)
             if fresh is None or fresh.schedule != task.schedule:
-                self._fresh[task.task_name] = _Fresh(task.schedule, until)
+                self._fresh[task.task_name] = _Fresh(task.schedule, token, until)
 
     def _list_stored(self) -> None:
         """Look at the tasks of a job store that all replicas share, whoever has added the job.
@@ -242,6 +260,7 @@ class Registrar:
         if time.monotonic() < self._report_at and names == self._reported:
             return
         self._note_dropped(names)
+        self._schedules = {n: s for n, s in self._schedules.items() if n in set(names)}
         try:
             self._report_tasks(names)
         except TaskLockDatabaseError:

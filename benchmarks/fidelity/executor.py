@@ -18,7 +18,13 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.base import STATE_RUNNING
 
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.messages import ClaimRequest, Overdue, Registration, RunState
+from apscheduler_tasklock._lock.messages import (
+    ClaimRequest,
+    Overdue,
+    Registered,
+    Registration,
+    RunState,
+)
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock._scheduler.attempt import RunAttempt
 from apscheduler_tasklock._scheduler.due import OverdueTasks, Standby
@@ -60,7 +66,7 @@ class TravellingClient:
         """Return the rows that call for something."""
         return self._protocol.read(self._cursor(), names, always)[0]
 
-    def register(self, tasks: Sequence[Registration]) -> list[str]:
+    def register(self, tasks: Sequence[Registration]) -> list[Registered]:
         """Tell of tasks."""
         return self._protocol.register(self._cursor(), tasks)
 

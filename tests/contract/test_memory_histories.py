@@ -214,6 +214,7 @@ class Requests:
                 "f",
                 self.chance(0.3),
                 self.rng.choice([None, 5.0, 60.0]),
+                self.chance(0.3),
             )
             for task in self.rng.sample(TASKS, self.rng.randint(1, 2))
         ]

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock._lock.messages import Registration
+from apscheduler_tasklock._lock.messages import Registered, Registration
 from tests.contract.conftest import Memory, Replica, database_now, row
 
 Travel = Callable[[float], None]
@@ -17,7 +17,7 @@ Connection = psycopg.Connection[Any]
 HOUR = 3600.0
 
 
-def register(replica: Replica, schedule: str, next_in: float | None, **more: Any) -> list[str]:
+def register(replica: Replica, schedule: str, next_in: float | None, **more: Any) -> Registered:
     task = Registration(
         **{
             "task_name": "task",
@@ -29,7 +29,8 @@ def register(replica: Replica, schedule: str, next_in: float | None, **more: Any
             **more,
         }
     )
-    return replica.protocol.register(replica.cursor, [task])
+    [registered] = replica.protocol.register(replica.cursor, [task])
+    return registered
 
 
 def run(replica: Replica, schedule: str, period: float, **request: Any) -> None:
@@ -146,10 +147,31 @@ def test_a_row_that_somebody_has_locked_is_passed_over_and_told_again(
     run(one, "old", HOUR)
     with psycopg.connect(direct_url) as session:
         session.execute("SELECT FROM task_lock FOR UPDATE")
-        assert register(one, "new", HOUR) == ["task"]
+        assert register(one, "new", HOUR) == Registered("task", None, again=True)
     assert row(connection)["schedule"] == "old"
-    assert register(one, "new", HOUR) == []
+    assert not register(one, "new", HOUR).again
     assert row(connection)["schedule"] == "new"
+
+
+def test_a_registration_tells_the_last_runs_token(one: Replica, connection: Connection) -> None:
+    for schedule in ("first", "first", "second"):
+        registered = register(one, schedule, HOUR)
+        assert registered == Registered("task", row(connection)["token"])
+    run(one, "second", HOUR)
+    assert register(one, "second", HOUR) == Registered("task", row(connection)["token"])
+
+
+def test_what_an_older_version_repeats_leaves_a_newer_ones_schedule(
+    one: Replica, connection: Connection
+) -> None:
+    """Its job was moved to another run time, under the schedule that it had registered."""
+    register(one, "old", HOUR)
+    register(one, "old", 2 * HOUR, moved=True, repeated=True)
+    assert row(connection)["due_at"] == database_now(connection) + timedelta(hours=2)
+    register(one, "new", HOUR)
+    before = row(connection)
+    assert register(one, "old", 1.0, moved=True, repeated=True) == Registered("task", None)
+    assert row(connection) == before
 
 
 def versions(connection: Connection) -> list[Any]:

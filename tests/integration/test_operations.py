@@ -148,6 +148,32 @@ class TestRegistration:
         found = connection.execute("SELECT window_until <= due_at FROM task_lock").fetchone()
         assert found == (True,)
 
+    def test_an_old_version_whose_job_is_moved_does_not_swallow_the_new_ones_first_run(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        """Whoever sets a next run time in the old replica does not undo the new schedule."""
+        old, new = make_replica(**FAST), make_replica(**FAST)
+        old.scheduler.add_job(print, "cron", hour=3, id="job")
+        registered(operator, "job")
+        new.scheduler.add_job(print, "interval", hours=12, id="job")
+        eventually(lambda: task(operator).schedule["type"] == "interval")
+        soon = datetime.now(timezone.utc) + timedelta(seconds=2)  # both look at the row until then
+        old.scheduler.modify_job("job", next_run_time=soon)
+        eventually(lambda: operator.runs("job"))
+        eventually(lambda: task(operator).schedule["type"] == "interval")
+
+    def test_an_old_version_that_looks_after_the_new_one_has_registered_leaves_that(
+        self, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        old, new = make_replica(poll_interval=5), make_replica(**FAST)
+        old.scheduler.add_job(print, "cron", hour=3, id="job")
+        eventually(lambda: operator.tasks("job"))
+        new.scheduler.add_job(print, "interval", hours=12, id="job")
+        eventually(lambda: task(operator).schedule["type"] == "interval")
+        old.scheduler.add_job(print, "cron", hour=4, id="other")
+        eventually(lambda: operator.tasks("other"))
+        assert task(operator).schedule["type"] == "interval"
+
     def test_the_replicas_are_seen_with_what_they_have_and_run(
         self, make_replica: MakeReplica, operator: TaskLocks, job: Job
     ) -> None:

@@ -25,6 +25,7 @@ _REGISTRATION_TYPES = {
     "period": "float8",
     "runs": "text",
     "moved": "boolean",
+    "repeated": "boolean",
 }
 
 # Seconds after its last sign that a replica counts as alive: three of its intervals.
@@ -40,8 +41,11 @@ def register(table: str) -> str:
     for one of the old window; but not sooner after the window's start than two run times may be
     apart, so that replicas of two versions side by side run nothing twice. A row that says the same
     is left alone, unless nobody knows when its next run is due. A task that was told to be overdue
-    has not recovered by that, but when it runs. It returns the tasks of another
-    schedule that were passed over, since somebody has their rows locked.
+    has not recovered by that, but when it runs. A row that a newer version has given its schedule
+    is left alone by what an older one repeats.
+
+    It returns of each task the token of its last run, if its row has the schedule now; and whether
+    it was passed over, since somebody has its row locked.
     """
     due = due_after(asked_columns(_REGISTRATION_TYPES), "now()")
     # A second sooner: the statement has been on its way, and the run time is not any later for it.
@@ -55,12 +59,14 @@ def register(table: str) -> str:
                         THEN GREATEST({due} + asked.period * interval '1 second', {window_until})
                         ELSE {due} END"""
     grace = "asked.grace * interval '1 second'"
+    may_rewrite = "(asked.repeated AND lock.schedule <> asked.schedule) IS NOT TRUE"
     return f"""
         WITH asked AS (SELECT * FROM {json_rows(_REGISTRATION_TYPES)}), changed AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
-            WHERE lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
-                  OR (lock.due_at IS NULL AND asked.next_in IS NOT NULL)
-                  OR {DUE_IN_PAUSE}
+            WHERE (lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
+                   OR (lock.due_at IS NULL AND asked.next_in IS NOT NULL)
+                   OR {DUE_IN_PAUSE})
+                  AND {may_rewrite}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), rewritten AS (
             UPDATE {table} AS lock SET
@@ -68,6 +74,7 @@ def register(table: str) -> str:
                 window_until = {window_until}
             FROM asked JOIN changed USING (task_name)
             WHERE lock.task_name = changed.task_name
+            RETURNING lock.task_name, lock.token
         ), inserted AS (
         INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at)
         SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
@@ -75,10 +82,15 @@ def register(table: str) -> str:
                NULL, asked.schedule, {due}, {due} + {grace}, NULL, {NEVER}
         FROM asked WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = asked.task_name)
         ORDER BY asked.task_name ON CONFLICT DO NOTHING
+        RETURNING lock.task_name, lock.token
         )
-        SELECT task_name FROM {table} AS lock JOIN asked USING (task_name)
-        WHERE lock.schedule IS DISTINCT FROM asked.schedule
-              AND NOT EXISTS (SELECT FROM changed WHERE changed.task_name = lock.task_name)
+        SELECT task_name, token, false AS again FROM rewritten
+        UNION ALL SELECT task_name, token, false FROM inserted
+        UNION ALL
+        SELECT task_name, CASE WHEN lock.schedule = asked.schedule THEN lock.token END,
+               lock.schedule IS DISTINCT FROM asked.schedule AND {may_rewrite}
+        FROM {table} AS lock JOIN asked USING (task_name)
+        WHERE NOT EXISTS (SELECT FROM changed WHERE changed.task_name = lock.task_name)
     """
 
 
