@@ -26,6 +26,7 @@ from uuid import UUID
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.jobs import HAND_OUT, Fetched, HandedOutRow, JobRow
 from apscheduler_tasklock._lock.messages import HandOut
+from apscheduler_tasklock._scheduler.adapter import interpreter_is_ending
 from apscheduler_tasklock._scheduler.lateness import is_later_than
 from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -564,8 +565,12 @@ class DueJobs:
 
 
 def is_drained(executor: Any) -> bool:
-    """Tell whether an executor claims nothing any more, as before its container is stopped."""
-    return isinstance(executor, TaskLockExecutor) and executor.locks.closed
+    """Tell whether an executor begins nothing any more.
+
+    As before its container is stopped, or while the interpreter ends and waits for running jobs.
+    """
+    is_closed = isinstance(executor, TaskLockExecutor) and executor.locks.closed
+    return is_closed or interpreter_is_ending()
 
 
 def _is_late_by_nature(found: HandedOutRow, grace: float | None) -> bool:

@@ -3,7 +3,8 @@
 ``SETTINGS`` has, as JSON, the options of the executor (``executor``) and of the store (``store``),
 the jobs to declare: the arguments of ``add_job``, whose function is ``work``; and the modules that
 this version of the application lacks (``lacks``), and further executors (``executors``), which are
-plain ones.
+plain ones. With ``leaves`` the main thread ends with the standard input, and ``atexit`` shuts the
+scheduler down, as in many a web application.
 
 Each line of the standard input is a call of one of the scheduler's methods, its name and its named
 arguments: ``["pause_job", {"job_id": "job"}]``. What became of it is printed.
@@ -11,6 +12,7 @@ arguments: ``["pause_job", {"job_id": "job"}]``. What became of it is printed.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -105,5 +107,12 @@ def main() -> None:
     )
     for job in settings.get("jobs", []):
         add_job(**job)
+    if settings.get("leaves", False):
+        threading.Thread(target=scheduler.start, daemon=True).start()
+        atexit.register(scheduler.shutdown)
+        obey()
+        # Python has no public way to be told, other than `atexit`, which is too late.
+        threading._register_atexit(print, "the interpreter ends", flush=True)  # type: ignore[attr-defined]
+        return
     threading.Thread(target=obey, daemon=True).start()
     scheduler.start()

@@ -95,12 +95,16 @@ class StoreProcess:
     def go_on(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
+    def leave(self) -> None:
+        """End its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
     def end(self) -> None:
         with suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self.leave()
 
 
 class Ledger:
@@ -386,6 +390,27 @@ class TestEachPromise:
         else:
             assert ledger.runs("job", 2)[1]["pid"] == new.pid
         assert old.said.count("cannot be imported here") == bool(says)
+
+    @pytest.mark.parametrize("executor", ["default", "plain"])
+    def test_what_comes_due_while_an_interpreter_ends_is_left_to_other_replicas(
+        self, start: Start, ledger: Ledger, executor: str
+    ) -> None:
+        """The interpreter waits for running jobs before ``atexit`` shuts the scheduler down."""
+        leaving = start(leaves=True, executors=["plain"], jobs=[one_off("busy", 600.0)]).started()
+        ledger.runs("busy")
+        other = start(executors=["plain"]).started()
+        assert other.call("pause") == "done"
+        leaving.leave()
+        eventually(lambda: "the interpreter ends" in leaving.said)
+        assert other.call("add_job", **one_off("due", executor=executor)) == "done"
+        # Longer than it takes a replica to look, and shorter than a hand-out.
+        due = "SELECT handed_to FROM task_lock_job WHERE next_run_time < now() - interval '3 s'"
+        found = eventually(lambda: ledger.connection.execute(due).fetchall())
+        assert found == [(None,)]
+        assert other.call("resume") == "done"
+        assert ledger.runs("due")[0]["pid"] == other.pid
+        assert "Traceback" not in leaving.said
+        assert len(ledger.of("due")) == 1
 
     def test_a_run_that_died_is_left_to_where_its_function_is(
         self, start: Start, ledger: Ledger
