@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from math import inf
 from typing import Any
 
 import psycopg
@@ -185,7 +186,7 @@ def _until(
     gen: Generator[Any, Any, Any], seconds: float, deadline: Deadline
 ) -> Generator[Any, Any, Any]:
     """Pass a psycopg wait on, and end it after so many seconds. psycopg wakes it every 0.1 s."""
-    begun = time.monotonic()
+    begun, over_at = time.monotonic(), inf
     ready = None
     while True:
         try:
@@ -193,9 +194,13 @@ def _until(
         except StopIteration as finished:
             return finished.value
         ready = yield wanted
-        waited = time.monotonic() - begun
-        if waited > seconds or deadline.seconds_left < 0:
-            raise _NoAnswerError(f"no answer from the server within {waited:.1f} sec")
+        now = time.monotonic()
+        if now - begun > seconds or deadline.seconds_left < 0:
+            over_at = min(over_at, now)
+            # What has come is read: the process may have been paused while the server answered. But
+            # what goes on to come has a limit, too.
+            if not ready or now > over_at + seconds:
+                raise _NoAnswerError(f"no answer from the server within {now - begun:.1f} sec")
 
 
 def attempt_limit(timeout: float) -> float:
