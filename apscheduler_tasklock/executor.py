@@ -235,7 +235,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._workers = WorkerQueue()
         self._passes = SchedulerPasses()
         self._coroutines: set[RunAttempt] = set()
-        self._queued = QueuedRuns()
+        self._queued = QueuedRuns(self.timings)
         self._contexts: dict[bool, RunContext] = {}  # of coroutines, and of functions
         self._active: dict[UUID, _Active] = {}
         self._set_by_hand: dict[JobKey, datetime] = {}  # run times that are yet to be submitted
@@ -251,6 +251,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._jobs.has_next_run,
             self._adapter.hands_out,
             self._adapter.stored_tasks,
+            self.timings,
         )
         self._failover = Failover(locks, self._jobs, self._poll, self._given_up)
         self._requested = RequestedRuns(self._poll, self._jobs)
@@ -701,7 +702,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _note_job(self, job: Any, jobstore: str, task: ResolvedTask, *, moved: bool = True) -> None:
         key = (job.id, jobstore)
         self._poll.know(task.name, key, self._jobs.lease(job, jobstore, task))
-        self._registrar.note(key, moved=moved)
+        self._registrar.note(key, moved=moved, schedule=self._jobs.schedule(job, jobstore))
 
     @property
     def inner(self) -> Any:
@@ -765,6 +766,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _forget(self, key: JobKey) -> None:
         self._poll.forget(key)
         self._jobs.forget(key)
+        self._registrar.forget(key)
         self._set_by_hand.pop(key, None)
 
 

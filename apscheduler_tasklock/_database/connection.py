@@ -199,7 +199,7 @@ def _until(
             over_at = min(over_at, now)
             # What has come is read: the process may have been paused while the server answered. But
             # what goes on to come has a limit, too.
-            if not ready or now > over_at + seconds:
+            if not ready or now > over_at + CANCEL_LIMIT:
                 raise _NoAnswerError(f"no answer from the server within {now - begun:.1f} sec")
 
 

@@ -291,12 +291,14 @@ class Exchange:
         requests: Sequence[Request[Answer]],
         deadline: Deadline,
         on_done: Sequence[Callable[[Outcome[Answer]], None]],
+        turn_within: float | None = None,
     ) -> None:
         """Send requests that no thread waits for. Returns at once.
 
         :param on_done: each gets the outcome of its request, in a background thread
+        :param turn_within: as of :meth:`ask`
         """
-        turn_within = TURN * self._pool.attempt
+        turn_within = turn_within or TURN * self._pool.attempt
         entries = [
             _Entry(request, deadline, turn_within, done)
             for request, done in zip(requests, on_done, strict=True)

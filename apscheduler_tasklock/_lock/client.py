@@ -174,7 +174,7 @@ class LockClient:
         )
         self._retrier = Retrier(self._exchange, self.outage, self._closing, self.where)
         self._protocol = self._make_protocol()
-        self.jobs = JobRows(self.table, settings.replica_id, settings.history)
+        self.jobs = JobRows(self.table, settings.replica_id, settings.history, settings.timings)
         self.clock = DatabaseClock(self.outage.clock_stepped)
         self._pending = PendingReleases(
             self._exchange, self._protocol, self._closing, settings.timings

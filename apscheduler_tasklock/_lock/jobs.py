@@ -23,6 +23,8 @@ import psycopg
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
+from apscheduler_tasklock._database.errors import LOST_STATEMENT_STATES
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.messages import HandOut
 from apscheduler_tasklock._lock.protocol import HISTORY, LOCK_TIMEOUT, HistorySettings
 from apscheduler_tasklock._lock.statements import (
@@ -42,9 +44,6 @@ HAND_OUT = 5.0
 # Seconds from one hand-out of a run time to the next, at most, for which it counts as handed out
 # all the time. After more than that nobody was there, and it is as late as it is.
 LONGEST_BREAK = 90.0
-# Seconds for which a user's call may be repeated whose answer was lost, and more. For so long a job
-# that has ended is kept, so that the repetition finds what it has done.
-KEPT_FOR = 10.0
 
 _DEFINITION = ("func", "trigger", "options", "arguments", "executor", "signature")
 _AS_TEXT = ("trigger", "options", "arguments")
@@ -198,10 +197,18 @@ class JobRows:
     :param table: the task lock table
     :param replica_id: to whom jobs are handed out, shown to operators
     :param history: which runs the run history keeps
+    :param timings: has how long a job that has ended is kept
     :ivar channel: on which users' changes are told
     """
 
-    def __init__(self, table: Table, replica_id: str, history: HistorySettings = HISTORY) -> None:
+    def __init__(
+        self,
+        table: Table,
+        replica_id: str,
+        history: HistorySettings = HISTORY,
+        timings: Timings | None = None,
+    ) -> None:
+        ended_kept = (timings or Timings()).ended_kept
         jobs, lock = for_template(job_table(table)), for_template(table)
         self.channel = channel_of(table)
         self._own: dict[str, object] = {
@@ -236,7 +243,7 @@ class JobRows:
         """)
         self._sweep = Statement(f"""
             DELETE FROM {jobs} AS job
-            WHERE ended AND changed_at < now() - interval '{KEPT_FOR} seconds' AND NOT EXISTS (
+            WHERE ended AND changed_at < now() - interval '{ended_kept} seconds' AND NOT EXISTS (
                 SELECT FROM {lock} AS lock
                 WHERE task_name = job.task_name AND finished_at IS NULL AND run_until > now())
         """)
@@ -335,6 +342,8 @@ class JobRows:
         try:
             return bool(self._execute(cursor, self._settle_last, parameters).rowcount)
         except psycopg.ProgrammingError as error:  # the history depends on a grant; jobs do not
+            if error.sqlstate in LOST_STATEMENT_STATES:  # sent again without being prepared
+                raise
             logger.info("The run history lacks what was missed, as PostgreSQL says: %s", error)
             self._settle_last = None
             return self.settle(cursor, hand_out)

@@ -522,8 +522,8 @@ class Registration:
     :ivar least_gap: seconds that two of its run times have to be apart, whatever the windows
     :ivar runs: what it runs, as of :class:`ClaimRequest`
     :ivar period: seconds from its next run time to the one after it; ``None`` if nobody knows
-    :ivar repeated: whether the replica has registered this very schedule before, so that another
-        one in the row is of a replica of a newer version, and stays
+    :ivar repeated: whether the replica has told this very schedule before, so that another one in
+        the row is that of a replica of a newer version, and stays
     """
 
     task_name: str

@@ -11,7 +11,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from inspect import iscoroutine
@@ -205,6 +205,14 @@ def interpreter_is_ending() -> bool:
     It has no public sign: ``sys.is_finalizing()`` is true only after the pools' jobs have ended.
     """
     return bool(getattr(threading, "_SHUTTING_DOWN", False))
+
+
+def accepts_nothing_more(inner: Any) -> bool:
+    """Tell whether an executor's pool accepts no more jobs, since the interpreter is ending.
+
+    An event loop may go on, in a thread that the interpreter waits for.
+    """
+    return interpreter_is_ending() and isinstance(getattr(inner, "_pool", None), Executor)
 
 
 def check_importable(redact: Callable[..., Any], inner: Any) -> None:

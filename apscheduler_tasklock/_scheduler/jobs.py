@@ -111,6 +111,17 @@ class ExecutorJobs:
                 self._schedules[key] = written
         return written[1]
 
+    def schedule(self, job: Any, jobstore: str) -> str | None:
+        """Return the trigger of a job that comes again, in canonical form.
+
+        ``None`` of any other, and of one in a job store that all replicas share: of those, no
+        replica has an older version.
+        """
+        trigger = trigger_of(job)
+        if isinstance(trigger, DateTrigger) or self._scheduler.hands_out(jobstore):
+            return None
+        return self._schedule((job.id, jobstore), trigger)
+
     def forget(self, key: JobKey) -> None:
         """Forget what is known of a job that was removed."""
         self._schedules.pop(key, None)

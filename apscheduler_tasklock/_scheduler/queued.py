@@ -21,6 +21,7 @@ from uuid import UUID
 
 from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Outcome
 from apscheduler_tasklock._database.retry import jittered
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.claim import Decision
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ClaimRequest
@@ -41,9 +42,6 @@ LONGEST_PAUSE = 0.5
 MOST_DOUBLINGS = 8
 # Seconds for which claims are made of jobs' triggers, an application's own code, before it asks.
 MAKING_LIMIT = 0.05
-# Seconds after which a worker asks by itself all the same: the window may have been opened again
-# while the application's own jobs kept the workers busy.
-LONGEST_AGE = 5.0
 
 
 @dataclass
@@ -62,10 +60,14 @@ class QueuedRun:
 class QueuedRuns:
     """The run times of one executor that wait for a worker of its pool of threads.
 
+    :param timings: has the age of a refusal
     :param clock: a monotonic clock, in seconds
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, timings: Timings | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._refusal_age = (timings or Timings()).refusal_age
         self._clock = clock
         self._waiting: dict[UUID, QueuedRun] = {}  # by their claims, the oldest first
         self._asking = threading.Lock()
@@ -85,7 +87,7 @@ class QueuedRuns:
         queued = self._waiting.pop(submission.claim_ids[0], None) or QueuedRun(submission)
         if queued.refused is not None:
             age = self._clock() - queued.refused.result().sent
-            if age > LONGEST_AGE:
+            if age > self._refusal_age:
                 return replace(queued, refused=None)
         return queued
 

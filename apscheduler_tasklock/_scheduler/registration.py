@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.jobs import StoredTask
 from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
@@ -18,8 +19,6 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
 logger = logging.getLogger(__name__)
 
-# Seconds from one sign of life to the next; three of them make a replica count as alive.
-REPORT_INTERVAL = 30.0
 # Seconds for which a replica that has just registered a task makes sure that its schedule stays in
 # the row: replicas of an older version may still run beside it, as in a rolling deployment.
 DEPLOYMENT = 3600.0
@@ -44,6 +43,22 @@ class _Fresh:
     until: float
 
 
+@dataclass(frozen=True)
+class _Change:
+    """What is to be registered of a job.
+
+    :ivar moved: whether it is due anew
+    :ivar repeats: whether its schedule is still the one that this replica has told before
+    """
+
+    moved: bool = False
+    repeats: bool = False
+
+    def and_then(self, later: _Change) -> _Change:
+        """Return both as one. One that tells another schedule is not undone by a later one."""
+        return _Change(self.moved or later.moved, self.repeats and later.repeats)
+
+
 class Registrar:
     """Registers the tasks of a scheduler's jobs when it starts, and when they change.
 
@@ -56,6 +71,7 @@ class Registrar:
     :param has_next_run: tells whether a job that comes again is there, and not paused
     :param stored_tasks: returns the tasks of such job stores, by job; ``None`` without one. Asks
         them.
+    :param timings: has the interval between two signs of life
     """
 
     def __init__(
@@ -66,15 +82,18 @@ class Registrar:
         has_next_run: Callable[[JobKey], bool],
         is_registered_when_added: Callable[[str], bool] = lambda _jobstore: False,
         stored_tasks: Callable[[], Mapping[JobKey, StoredTask] | None] = lambda: None,
+        timings: Timings | None = None,
     ) -> None:
         self._locks = locks
+        self._report_interval = (timings or Timings()).report_interval
         self._poll = poll
         self._registration = registration
         self._has_next_run = has_next_run
         self._is_registered_when_added = is_registered_when_added
         self._stored_tasks = stored_tasks
         self._lock = threading.Lock()
-        self._changed: dict[JobKey, bool] = {}  # with whether it is due anew
+        self._changed: dict[JobKey, _Change] = {}
+        self._told: dict[JobKey, str] = {}  # the schedule of each, as it was told last
         self._is_first = True
         self._may_register = True
         self._may_report = True
@@ -84,16 +103,29 @@ class Registrar:
         # The tasks that this replica had, and until when it says so, on the monotonic clock.
         self._dropped: dict[str, float] = {}
         self._fresh: dict[str, _Fresh] = {}  # by task
-        self._schedules: dict[str, str] = {}  # as registered last, by task
         poll.add(self)
 
-    def note(self, key: JobKey, *, moved: bool = False) -> None:
+    def note(self, key: JobKey, *, moved: bool = False, schedule: str | None = None) -> None:
         """Register a job's task at the next look: it was added, or has changed.
 
         :param moved: whether the job has changed while its scheduler ran, so that it is due anew
+        :param schedule: the job's, if it may turn out that only its next run time has changed. Then
+            another schedule in the row is that of a newer version, and stays.
         """
         with self._lock:
-            self._changed[key] = moved or self._changed.get(key, False)
+            repeats = moved and schedule is not None and self._told.get(key) == schedule
+            if schedule is not None:
+                self._told[key] = schedule
+            self._add(key, _Change(moved, repeats))
+
+    def _add(self, key: JobKey, change: _Change) -> None:
+        earlier = self._changed.get(key)
+        self._changed[key] = change if earlier is None else earlier.and_then(change)
+
+    def forget(self, key: JobKey) -> None:
+        """Forget what was told of a job that was removed."""
+        with self._lock:
+            self._told.pop(key, None)
 
     def waiting(self) -> Collection[str]:
         """Return the tasks that were registered a short while ago, and have not run since."""
@@ -111,22 +143,22 @@ class Registrar:
                 self._report()
         except TaskLockDatabaseError:
             with self._lock:
-                for key, moved in changed.items():
-                    self._changed[key] = moved or self._changed.get(key, False)
+                for key, change in changed.items():
+                    self._add(key, change)
             raise
 
-    def _take_changed(self, states: Sequence[RunState]) -> dict[JobKey, bool]:
-        """Return the jobs that are to be registered, with whether each is due anew."""
+    def _take_changed(self, states: Sequence[RunState]) -> dict[JobKey, _Change]:
+        """Return the jobs that are to be registered, with what is to be told of each."""
         with self._lock:
             changed, self._changed = self._changed, {}
         if self._is_first:
             for key in self._poll.job_keys():
                 if not self._is_registered_when_added(key[1]):
-                    changed[key] = False
+                    changed.setdefault(key, _Change())
         for state in states:
             if state.due_in_pause and not state.paused:
                 for key in self._poll.keys_of(state.task_name):
-                    changed.setdefault(key, False)
+                    changed.setdefault(key, _Change())
         return changed
 
     def _look_at_fresh(self, states: Sequence[RunState]) -> None:
@@ -174,13 +206,14 @@ class Registrar:
         """
         return any(self._has_next_run(key) for key in self._poll.keys_of(state.task_name))
 
-    def _register(self, changed: Mapping[JobKey, bool]) -> None:
+    def _register(self, changed: Mapping[JobKey, _Change]) -> None:
         tasks = self._registrations(changed)
         try:
             registered = self._locks.register(tasks)
-            for task_name in [each.task_name for each in registered if each.again]:
-                for key in self._poll.keys_of(task_name):
-                    self.note(key, moved=changed.get(key, False))
+            with self._lock:
+                for task_name in [each.task_name for each in registered if each.again]:
+                    for key in self._poll.keys_of(task_name):
+                        self._add(key, changed.get(key, _Change()))
             self._keep_fresh(tasks, registered)
         except TaskLockDatabaseError:
             raise
@@ -189,10 +222,10 @@ class Registrar:
             self._fresh.clear()
             logger.info("Tasks that have not run are not registered from now on: %s", error)
 
-    def _registrations(self, changed: Mapping[JobKey, bool]) -> list[Registration]:
+    def _registrations(self, changed: Mapping[JobKey, _Change]) -> list[Registration]:
         """Return what is to be told of these jobs' tasks."""
         tasks = {}  # of two jobs that are one task, one tells of it
-        for key, moved in changed.items():
+        for key, change in changed.items():
             try:
                 found = self._registration(key)
             except TaskLockDatabaseError:
@@ -201,18 +234,12 @@ class Registrar:
                 logger.exception("Job %r: its task could not be registered", key[0])
                 continue
             if found is not None:
-                tasks[found.task_name] = replace(
-                    found, moved=moved, repeated=moved and self._is_repeated(key, found)
-                )
+                with self._lock:  # of a job that was there when its scheduler started
+                    self._told.setdefault(key, found.schedule)
+                # Of a job that is paused, a newer version must not be waited for: it may be gone.
+                repeated = change.repeats and found.next_in is not None
+                tasks[found.task_name] = replace(found, moved=change.moved, repeated=repeated)
         return list(tasks.values())
-
-    def _is_repeated(self, key: JobKey, task: Registration) -> bool:
-        """Tell whether a job has changed by more than its schedule, as by its next run time.
-
-        Of a job in a store that all replicas share, none has an older version.
-        """
-        is_shared = self._is_registered_when_added(key[1])
-        return not is_shared and self._schedules.get(task.task_name) == task.schedule
 
     def _keep_fresh(
         self, tasks: Collection[Registration], registered: Collection[Registered]
@@ -224,7 +251,6 @@ class Registrar:
             token = tokens.get(task.task_name)
             if token is None:  # its row has another schedule
                 continue
-            self._schedules[task.task_name] = task.schedule
             fresh = self._fresh.get(task.task_name)
             if fresh is None or fresh.schedule != task.schedule:
                 self._fresh[task.task_name] = _Fresh(task.schedule, token, until)
@@ -253,14 +279,13 @@ class Registrar:
             return
         is_first = self._report_at == 0
         if is_first:
-            self._has_all_at = time.monotonic() + REPORT_INTERVAL
+            self._has_all_at = time.monotonic() + self._report_interval
         if time.monotonic() >= self._report_at:
             self._list_stored()
         names = sorted(set(self._poll.task_names()))
         if time.monotonic() < self._report_at and names == self._reported:
             return
         self._note_dropped(names)
-        self._schedules = {n: s for n, s in self._schedules.items() if n in set(names)}
         try:
             self._report_tasks(names)
         except TaskLockDatabaseError:
@@ -274,7 +299,7 @@ class Registrar:
             )
             return
         # Not before it has succeeded: after an outage nobody waits for the next one.
-        self._report_at = time.monotonic() + REPORT_INTERVAL
+        self._report_at = time.monotonic() + self._report_interval
         self._reported = names
         if is_first:
             self._clean_up()

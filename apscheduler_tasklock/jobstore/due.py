@@ -26,7 +26,7 @@ from uuid import UUID
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.jobs import HAND_OUT, Fetched, HandedOutRow, JobRow
 from apscheduler_tasklock._lock.messages import HandOut
-from apscheduler_tasklock._scheduler.adapter import interpreter_is_ending
+from apscheduler_tasklock._scheduler.adapter import accepts_nothing_more
 from apscheduler_tasklock._scheduler.lateness import is_later_than
 from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -45,9 +45,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds between two looks, at least.
 SHORTEST_INTERVAL = 0.05
-# Seconds after which a hand-out is renewed; and given back, if nobody has begun it.
+# Seconds after which a hand-out is renewed.
 RENEW_AFTER = HAND_OUT / 3
-GIVE_BACK_AFTER = HAND_OUT
 # Seconds between two looks for dead runs, and two deletions of jobs that have ended.
 TEND_INTERVAL = 5.0
 # Seconds after a job is due until it is looked for: a look a moment before would find nothing.
@@ -128,6 +127,7 @@ class DueJobs:
     ) -> None:
         self._locks = locks
         self._rows = locks.jobs
+        self._give_back_after = locks.settings.timings.give_back_after
         self._scheduler = scheduler
         self._alias = alias
         self._codec = codec
@@ -344,7 +344,7 @@ class DueJobs:
             running = set(self._not_taken)  # as another scheduler's job in this process
             back = set(running)
             for handed_id, out in outs.items():
-                is_old = now - out.since > GIVE_BACK_AFTER
+                is_old = now - out.since > self._give_back_after
                 if (
                     (is_old and not (out.keeps and self._is_queued(out)))
                     or (not is_running and self._is_ready(handed_id))
@@ -357,8 +357,8 @@ class DueJobs:
             if known is None:  # to give it back has failed before
                 continue
             self._given_back[known.job_id] = known.run_time
-            if now - known.since > GIVE_BACK_AFTER:  # others are to have it
-                self._left_to_others[known.job_id] = now + GIVE_BACK_AFTER
+            if now - known.since > self._give_back_after:  # others are to have it
+                self._left_to_others[known.job_id] = now + self._give_back_after
         self._give_back(list(running), waits=True)
         with self._changed:
             self._not_taken -= running
@@ -569,8 +569,9 @@ def is_drained(executor: Any) -> bool:
 
     As before its container is stopped, or while the interpreter ends and waits for running jobs.
     """
-    is_closed = isinstance(executor, TaskLockExecutor) and executor.locks.closed
-    return is_closed or interpreter_is_ending()
+    if isinstance(executor, TaskLockExecutor):
+        return executor.locks.closed or accepts_nothing_more(executor.inner)
+    return accepts_nothing_more(executor)
 
 
 def _is_late_by_nature(found: HandedOutRow, grace: float | None) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from math import floor
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -29,6 +29,7 @@ from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.listener import Listener
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.jobs import JobChange, JobRow, StoredTask
@@ -103,6 +104,8 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
     #: Tells a ``TaskLockExecutor`` that the jobs of this store are handed out.
     hands_out = True
 
+    timings: ClassVar[Timings] = Timings()
+
     def __init__(
         self,
         database: str | URL | Engine,
@@ -135,7 +138,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             schema=schema or None,  # a configuration file says '' for none
             table=table,
         )
-        self.locks = LockClient(settings)
+        self.locks = LockClient(replace(settings, timings=self.timings))
         signer = None if secret is None else Signer(secret, job_table(self.locks.table).name)
         pickles = serializer == "pickle"
         self._codec = JobCodec(AllowedFunctions(functions or None), signer, pickles=pickles)

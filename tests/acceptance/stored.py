@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -32,6 +33,7 @@ from apscheduler_tasklock import (
     TaskLockJobStore,
     current_lock,
 )
+from tests.support.internals import when_the_interpreter_ends
 
 MODULE = "tests.acceptance.stored"
 
@@ -111,8 +113,7 @@ def main() -> None:
         threading.Thread(target=scheduler.start, daemon=True).start()
         atexit.register(scheduler.shutdown)
         obey()
-        # Python has no public way to be told, other than `atexit`, which is too late.
-        threading._register_atexit(print, "the interpreter ends", flush=True)  # type: ignore[attr-defined]
+        when_the_interpreter_ends(partial(print, "the interpreter ends", flush=True))
         return
     threading.Thread(target=obey, daemon=True).start()
     scheduler.start()

@@ -14,8 +14,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.jobs import (
-    KEPT_FOR,
     Fetched,
     HandedOutRow,
     JobChange,
@@ -360,7 +360,7 @@ class TestHandOut:
         recorded = 2 if has_run else 1
         assert one.connection.execute(tokens).fetchall() == [(entry[1], recorded)]
         assert one.connection.execute(read).rowcount == recorded
-        travel(KEPT_FOR + 1)
+        travel(Timings().ended_kept + 1)
         assert one.jobs.sweep(one.cursor) == 1
 
     def test_of_a_run_time_that_is_missed_and_not_the_last_is_told_elsewhere(

@@ -151,6 +151,13 @@ def test_a_row_that_somebody_has_locked_is_passed_over_and_told_again(
     assert row(connection)["schedule"] == "old"
     assert not register(one, "new", HOUR).again
     assert row(connection)["schedule"] == "new"
+    with psycopg.connect(direct_url) as session:
+        session.execute("SELECT FROM task_lock FOR UPDATE")
+        assert register(one, "new", 2 * HOUR, moved=True).again
+        assert not register(one, "new", HOUR).again
+        assert not register(one, "old", HOUR, moved=True, repeated=True).again
+    assert not register(one, "new", 2 * HOUR, moved=True).again
+    assert row(connection)["due_at"] == database_now(connection) + timedelta(hours=2)
 
 
 def test_a_registration_tells_the_last_runs_token(one: Replica, connection: Connection) -> None:

@@ -23,6 +23,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
 )
+from apscheduler_tasklock._database.timings import Timings
 from tests.support.hosts import AsyncIO, Host
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, counted, pass_on
@@ -193,15 +194,11 @@ def test_what_others_have_run_is_not_claimed_one_by_one(
 
 
 def test_a_window_that_was_opened_while_the_workers_were_busy_is_run(
-    make_waiting: Callable[..., Replica],
-    database_url: str,
-    connection: psycopg.Connection[Any],
-    monkeypatch: pytest.MonkeyPatch,
+    make_waiting: Callable[..., Replica], database_url: str, connection: psycopg.Connection[Any]
 ) -> None:
     """What was known to be taken when the workers became busy is asked for again after that."""
-    monkeypatch.setattr("apscheduler_tasklock._scheduler.queued.LONGEST_AGE", 0.0)
     one = make_waiting(database_url, 40)
-    two = make_waiting(database_url, 40, max_workers=1)
+    two = make_waiting(database_url, 40, max_workers=1, timings=Timings(refusal_age=0.0))
     let_all_be_due([one])
     eventually(lambda: outcomes([one])[EVENT_TASK_LOCK_RELEASED] == 40)
     busy, done = threading.Event(), threading.Event()

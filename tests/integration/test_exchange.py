@@ -412,17 +412,15 @@ class TestFailures:
         assert order == [2, 3]
 
     def test_what_has_the_turn_is_not_sent_if_the_background_comes_too_late(
-        self, setup: Setup, monkeypatch: pytest.MonkeyPatch
+        self, setup: Setup
     ) -> None:
         """As behind a custom trigger's code that takes long."""
-        monkeypatch.setattr(exchange, "TURN", 0.001)
         outcomes: list[Outcome[int]] = []
         go_on = Event()
         setup.background.run(partial(go_on.wait, 60))
         begun = time.monotonic()
-        setup.exchange.submit([Numbers(1)], Deadline(setup.closing), [outcomes.append])
-        eventually(lambda: time.monotonic() > begun + 0.001 * setup.pool.attempt)
-        monkeypatch.undo()
+        setup.exchange.submit([Numbers(1)], Deadline(setup.closing), [outcomes.append], 0.001)
+        eventually(lambda: time.monotonic() > begun + 0.001)
         go_on.set()
         eventually(lambda: outcomes)
         assert isinstance(outcomes[0].error, NotSentError)

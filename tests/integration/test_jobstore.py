@@ -14,6 +14,7 @@ from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -44,9 +45,8 @@ from apscheduler_tasklock import (
     TaskLockSchemaError,
     upgrade,
 )
-from apscheduler_tasklock._lock import jobs
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.jobs import HAND_OUT, JobRows
-from apscheduler_tasklock._scheduler import registration
 from apscheduler_tasklock.jobstore.due import RENEW_AFTER
 from apscheduler_tasklock.jobstore.inside import running_jobs
 from apscheduler_tasklock.jobstore.triggers import encode_trigger
@@ -150,18 +150,22 @@ def gate(key: str) -> Iterator[Gate]:
 
 
 @pytest.fixture
-def make(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def make(database_url: str) -> Iterator[Make]:
     """Make and start a replica with the job store; it is shut down after the test.
 
     Jobs that have ended are not kept for long, so that tests see soon that they are deleted.
     """
-    monkeypatch.setattr(jobs, "KEPT_FOR", 1.0)
     with ExitStack() as closing:
 
         def make(
-            *, start: bool = True, database: str = database_url, **options: Any
+            *,
+            start: bool = True,
+            database: str = database_url,
+            timings: Timings | None = None,
+            **options: Any,
         ) -> StoreReplica:
-            replica = StoreReplica(database, **options)
+            timings = replace(timings or Timings(), ended_kept=1.0)
+            replica = StoreReplica(database, timings=timings, **options)
             if start:
                 replica.start()
             closing.callback(replica.shutdown)
@@ -1569,11 +1573,9 @@ class TestHandOuts:
         make: Make,
         key: str,
         gate: Gate,
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Whether its worker becomes free or not, and not only since it has waited for too long."""
-        monkeypatch.setattr("apscheduler_tasklock.jobstore.due.GIVE_BACK_AFTER", 600.0)
-        drained = make(max_workers=1)
+        drained = make(max_workers=1, timings=Timings(give_back_after=600.0))
         queue(drained, key, gate)
         eventually(lambda: key in running_jobs(drained.executor))
         drained.executor.drain(0)
@@ -1718,11 +1720,13 @@ class TestOperators:
 
 
 def test_every_replica_has_a_recurring_job_whoever_has_added_it(
-    make: Make, key: str, database_url: str, monkeypatch: pytest.MonkeyPatch
+    make: Make, key: str, database_url: str
 ) -> None:
     """So it is neither gone when that replica stops, nor without anybody to run it by hand."""
-    monkeypatch.setattr(registration, "REPORT_INTERVAL", 0.1)
-    adding, other = (make(replica_id=name, poll_interval=0.3) for name in ("adding", "other"))
+    often = Timings(report_interval=0.1)
+    adding, other = (
+        make(replica_id=name, poll_interval=0.3, timings=often) for name in ("adding", "other")
+    )
     other.scheduler.add_job(note, "cron", year=2099, args=["other"], id=f"{key}-other")
     adding.scheduler.add_job(note, "cron", year=2099, args=[key], id=key)
     later = now() + timedelta(days=1)
@@ -1744,11 +1748,11 @@ def test_every_replica_has_a_recurring_job_whoever_has_added_it(
 
 
 def test_a_change_of_a_replica_that_runs_nothing_is_registered_by_those_that_do(
-    make: Make, key: str, database_url: str, monkeypatch: pytest.MonkeyPatch
+    make: Make, key: str, database_url: str
 ) -> None:
     """As of an application whose web processes add jobs, and whose workers run them."""
-    monkeypatch.setattr(registration, "REPORT_INTERVAL", 0.5)
-    web, worker = make(start=False), make(poll_interval=0.2)
+    web = make(start=False)
+    worker = make(poll_interval=0.2, timings=Timings(report_interval=0.5))
     web.scheduler.start(paused=True)
     web.scheduler.add_job(note, "cron", year=2099, args=[key], id=key)
     with closing(TaskLocks(database_url)) as locks:
@@ -1769,14 +1773,14 @@ def test_a_change_of_a_replica_that_runs_nothing_is_registered_by_those_that_do(
 
 
 def test_a_replica_without_the_function_does_not_say_what_the_task_is(
-    make: Make, key: str, database_url: str, monkeypatch: pytest.MonkeyPatch
+    make: Make, key: str, database_url: str
 ) -> None:
     """The function's decorator may name it."""
-    monkeypatch.setattr(registration, "REPORT_INTERVAL", 0.2)
     web = make(start=False)
     web.scheduler.start(paused=True)
     web.scheduler.add_job(note, "cron", year=2099, args=[key], id=key)
-    make(poll_interval=0.1, store={"functions": ["elsewhere."]})
+    elsewhere = {"functions": ["elsewhere."]}
+    make(poll_interval=0.1, store=elsewhere, timings=Timings(report_interval=0.2))
     with closing(TaskLocks(database_url)) as locks:
         seen: set[datetime] = set()
 

@@ -30,7 +30,7 @@ from apscheduler_tasklock import (
     TaskState,
     TaskStatus,
 )
-from apscheduler_tasklock._scheduler import registration
+from apscheduler_tasklock._database.timings import Timings
 from tests.integration.conftest import Job
 from tests.support.polling import eventually
 from tests.support.roles import role
@@ -457,11 +457,10 @@ class TestOverdue:
         make_replica: MakeReplica,
         operator: TaskLocks,
         how: str,
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         # From then on a replica has all of its jobs: they are added one by one after the start.
-        monkeypatch.setattr(registration, "REPORT_INTERVAL", 0.5)
-        replica = make_replica(**FAST)
+        timings = Timings(report_interval=0.5)
+        replica = make_replica(**FAST, timings=timings)
         replica.scheduler.add_job(print, "cron", hour=3, id="job")
         replica.scheduler.add_job(print, "cron", hour=3, id="another")
         registered(operator, "job", "another")
@@ -470,7 +469,7 @@ class TestOverdue:
         else:
             replica.shutdown()
             assert [seen.alive for seen in operator.replicas()] == [False]
-            new = make_replica(**FAST)
+            new = make_replica(**FAST, timings=timings)
             new.scheduler.add_job(print, "cron", hour=3, id="another")
         found = eventually(lambda: [found for found in operator.tasks("job") if found.gone])[0]
         assert (found.due_at, found.state) == (None, TaskState.NEW)

@@ -106,3 +106,11 @@ def jobs_lock(scheduler: Any) -> threading.RLock:
     """Return the lock under which a scheduler calls its job stores."""
     lock: threading.RLock = scheduler._jobstores_lock
     return lock
+
+
+def when_the_interpreter_ends(function: Callable[[], object]) -> None:
+    """Call a function when the interpreter has begun to end, before it waits for running jobs.
+
+    Functions of ``atexit`` are called after that.
+    """
+    threading._register_atexit(function)  # type: ignore[attr-defined]

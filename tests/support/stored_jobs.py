@@ -11,6 +11,7 @@ from typing import Any
 from apscheduler.triggers.cron import CronTrigger
 
 from apscheduler_tasklock import TaskLockJobStore, current_lock
+from apscheduler_tasklock._database.timings import Timings
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 
@@ -70,15 +71,32 @@ class Gate:
         self.event.set()
 
 
+def store_class(given: Timings) -> type[TaskLockJobStore]:
+    """Return a class of job stores with these timings."""
+
+    class WithTimings(TaskLockJobStore):
+        timings = given
+
+    return WithTimings
+
+
 class StoreReplica(Replica):
-    """A replica whose jobs are in the job store that all share."""
+    """A replica whose jobs are in the job store that all share.
+
+    :param timings: of the executor and of the store; by default those of the library
+    """
 
     def __init__(
-        self, database: Any, *, store: dict[str, Any] | None = None, **options: Any
+        self,
+        database: Any,
+        *,
+        store: dict[str, Any] | None = None,
+        timings: Timings | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(database, **options)
+        super().__init__(database, timings=timings, **options)
         options = {"functions": ["tests."], **(store or {})}
-        self.store = TaskLockJobStore(database, **options)
+        self.store = store_class(timings or Timings())(database, **options)
         self.scheduler.add_jobstore(self.store)
 
     def run_at(

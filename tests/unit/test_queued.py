@@ -94,7 +94,7 @@ class Worker:
     locks: Any = field(default_factory=Recorder)
 
     def __post_init__(self) -> None:
-        self.queued = QueuedRuns(self.clock)
+        self.queued = QueuedRuns(clock=self.clock)
 
     def finds_waiting(self, made: Sequence[Submission]) -> None:
         for submission in made:

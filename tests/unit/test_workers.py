@@ -1,4 +1,4 @@
-"""The signals of worker processes, in real processes."""
+"""Worker processes and their signals, in real processes; pools while the interpreter ends."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from apscheduler.executors.asyncio import AsyncIOExecutor
+from apscheduler.executors.pool import ProcessPoolExecutor, ThreadPoolExecutor
 
 from apscheduler_tasklock._lock.client import LockSettings
 from apscheduler_tasklock._scheduler import workers
+from apscheduler_tasklock._scheduler.adapter import accepts_nothing_more
 from apscheduler_tasklock._scheduler.workers import LostWorkers, deferred_signals
 from tests.support.polling import eventually
 
@@ -201,3 +204,17 @@ def test_after_a_shutdown_and_a_restart_dead_workers_are_freed_again() -> None:
     assert not before.ended
     os.close(reading)
     os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("executor", "refuses"),
+    [(ThreadPoolExecutor, True), (ProcessPoolExecutor, True), (AsyncIOExecutor, False)],
+)
+def test_while_the_interpreter_ends_pools_accept_nothing_and_an_event_loop_may_go_on(
+    executor: type[Any], refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one in a thread that the interpreter waits for."""
+    inner = executor()
+    assert not accepts_nothing_more(inner)
+    monkeypatch.setattr(threading, "_SHUTTING_DOWN", True)
+    assert accepts_nothing_more(inner) == refuses

@@ -59,14 +59,13 @@ def register(table: str) -> str:
                         THEN GREATEST({due} + asked.period * interval '1 second', {window_until})
                         ELSE {due} END"""
     grace = "asked.grace * interval '1 second'"
-    may_rewrite = "(asked.repeated AND lock.schedule <> asked.schedule) IS NOT TRUE"
+    says_more = f"""((lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
+                      OR (lock.due_at IS NULL AND asked.next_in IS NOT NULL) OR {DUE_IN_PAUSE})
+                     AND (asked.repeated AND lock.schedule <> asked.schedule) IS NOT TRUE)"""
     return f"""
         WITH asked AS (SELECT * FROM {json_rows(_REGISTRATION_TYPES)}), changed AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
-            WHERE (lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
-                   OR (lock.due_at IS NULL AND asked.next_in IS NOT NULL)
-                   OR {DUE_IN_PAUSE})
-                  AND {may_rewrite}
+            WHERE {says_more}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), rewritten AS (
             UPDATE {table} AS lock SET
@@ -88,7 +87,7 @@ def register(table: str) -> str:
         UNION ALL SELECT task_name, token, false FROM inserted
         UNION ALL
         SELECT task_name, CASE WHEN lock.schedule = asked.schedule THEN lock.token END,
-               lock.schedule IS DISTINCT FROM asked.schedule AND {may_rewrite}
+               {says_more} IS TRUE
         FROM {table} AS lock JOIN asked USING (task_name)
         WHERE NOT EXISTS (SELECT FROM changed WHERE changed.task_name = lock.task_name)
     """

@@ -1,0 +1,140 @@
+"""Which schedule stands in a task's row while replicas of two versions run, and jobs change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
+from apscheduler_tasklock._scheduler.registration import Registrar
+from tests.contract.conftest import Memory, Replica
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+KEY = ("task", "default")
+
+
+class Tasks:
+    """The one task of a replica, as its poll knows it."""
+
+    closed = True  # so that nothing is reported of the replica
+
+    def add(self, watcher: Any) -> None:
+        """Add what is told of each look, which the test does by itself."""
+
+    def keys_of(self, _task_name: str) -> list[Any]:
+        return [KEY]
+
+    def job_keys(self) -> list[Any]:
+        return [KEY]
+
+    def task_names(self) -> list[str]:
+        return ["task"]
+
+
+class Version(Replica):
+    """A replica with a version of the application, whose only job has this schedule.
+
+    :ivar next_in: seconds to the job's next run time; ``None`` while it is paused
+    """
+
+    def __init__(self, name: str, rows: Memory, schedule: str, next_in: float | None) -> None:
+        super().__init__(name, rows)
+        self.schedule, self.next_in = schedule, next_in
+        self._rows = rows
+        tasks: Any = Tasks()
+        self._registrar = Registrar(self, tasks, self._registration, lambda _key: True)  # type: ignore[arg-type]
+
+    def _registration(self, _key: Any) -> Registration:
+        return Registration("task", self.schedule, self.next_in, 60.0, HOUR, "f", period=DAY)
+
+    def register(self, tasks: Sequence[Registration]) -> list[Registered]:
+        registered: list[Registered] = self.protocol.register(self.cursor, tasks)
+        return registered
+
+    def look(self) -> None:
+        waiting = self._registrar.waiting()
+        self._registrar.look(self._states(waiting), waiting)
+
+    def _states(self, waiting: Collection[str]) -> list[RunState]:
+        states: list[RunState] = self.protocol.read(self.cursor, ["task"], list(waiting))[0]
+        return states
+
+    def change(self, schedule: str, next_in: float | None) -> None:
+        """Change the job, as `modify_job`, `reschedule_job` and `pause_job` do."""
+        self.schedule, self.next_in = schedule, next_in
+        self._registrar.note(KEY, moved=True, schedule=schedule)
+
+    def run(self) -> None:
+        """Run the task now, as a claim and a release do."""
+        row = self._rows.locks.rows["task"]
+        row.schedule, row.token = self.schedule, row.token + 1
+        row.window_start = self._rows.time
+        row.window_until = self._rows.time + timedelta(seconds=0.9 * DAY)
+
+
+@pytest.fixture
+def rows() -> Memory:
+    return Memory()
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_job_that_ran_under_another_schedule_and_has_its_own_again_is_due_by_that(
+    rows: Memory, has_run: bool
+) -> None:
+    """All of it between two looks, as of a job that is set to run now, and sets itself back."""
+    one = Version("one", rows, "at 16", 6 * HOUR)
+    one.look()
+    if has_run:
+        one.run()
+        one.look()
+        rows.time += timedelta(days=1)
+    one.change("now", 0.0)
+    one.run()
+    one.change("at 16", 6 * HOUR)
+    one.look()
+    row = rows.locks.rows["task"]
+    assert (row.schedule, row.due_at) == ("at 16", rows.time + timedelta(hours=6))
+    assert row.window_until <= row.due_at
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_an_older_versions_run_does_not_swallow_the_first_run_of_a_newer_one(
+    rows: Memory, is_moved: bool
+) -> None:
+    """Whether the newer version's job is moved before the next look, or not."""
+    old, new = Version("old", rows, "at 10", 0.0), Version("new", rows, "at 16", 6 * HOUR)
+    for each in (old, new, old, new):
+        each.look()
+    old.run()
+    if is_moved:
+        new.change("at 16", 5 * HOUR)
+    for each in (new, old, new):
+        each.look()
+    row = rows.locks.rows["task"]
+    assert row.schedule == "at 16"
+    assert row.window_until <= rows.time + timedelta(seconds=new.next_in or 0)
+
+
+def test_a_job_of_an_older_version_that_is_moved_leaves_the_newer_schedule(rows: Memory) -> None:
+    old, new = Version("old", rows, "at 10", HOUR), Version("new", rows, "at 16", 6 * HOUR)
+    old.look()
+    new.look()
+    old.change("at 10", 2 * HOUR)
+    old.look()
+    new.look()
+    assert rows.locks.rows["task"].schedule == "at 16"
+
+
+def test_a_job_that_is_paused_is_not_due_by_the_schedule_of_a_version_that_was_rolled_back(
+    rows: Memory,
+) -> None:
+    old, new = Version("old", rows, "at 16", 6 * HOUR), Version("new", rows, "at 12", 2 * HOUR)
+    for each in (old, new, old):
+        each.look()
+    old.change("at 16", None)
+    old.look()
+    assert rows.locks.rows["task"].due_at is None
