@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime, timedelta
@@ -426,9 +427,10 @@ class Hold:
         with self._entering():
             client = self._client
             attempt = client.attempt(self._request())  # raises if they are closed
+            wanted_at = time.monotonic()
 
             def claim(first: Outcome[Any] | None) -> HeldLock:
-                return self._granted(client.claim(attempt, first=first))
+                return self._granted(client.claim(attempt, wanted_at, first))
 
             with client.in_use:
                 held = await client.offload.claim(

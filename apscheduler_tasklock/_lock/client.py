@@ -167,7 +167,7 @@ class LockClient:
         self._pool, self._second_pool = self._make_pools()
         self._exchange = Exchange(self._pool, self.outage, self._explain, background, finishing)
         self.offload = ThreadOffload(
-            self._exchange, background, finishing, self._closing, self.claiming
+            self._exchange, background, finishing, self._closing, self.claiming, self._timeout
         )
         self._second = Exchange(
             self._second_pool, self.outage, self._explain, background, finishing

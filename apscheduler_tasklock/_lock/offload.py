@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -14,16 +15,17 @@ from apscheduler_tasklock._database.background import BackgroundThreads
 from apscheduler_tasklock._database.deadline import ATTEMPT_LIMIT, Closing, Deadline
 from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.exchange import Exchange, Outcome, Request
-from apscheduler_tasklock._database.retry import LOCKED_BACKOFF, jittered
+from apscheduler_tasklock._database.retry import BACKOFF, LOCKED_BACKOFF, jittered
 from apscheduler_tasklock._lock.completion import Completion, result_of
 from apscheduler_tasklock._lock.lifetime import InProgress
+from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
-# How many claims, and how many releases, are tried again at a time while the database does not
-# answer as it should.
+# How many releases are tried again at a time while the database does not answer as it should, and
+# how many claims are given up.
 THREADS = 5
 
 
@@ -70,15 +72,17 @@ class _Call(Operation[Result]):
 class ThreadOffload:
     """Does what coroutines want of the database, without a thread for each of them.
 
-    The thread that sends prepares as well, and one finishes what was plainly answered; a few more
-    try again what was not. What was begun is brought to its end, also when the coroutine that waits
-    for it is cancelled, or left behind on a loop that has ended.
+    The thread that sends prepares as well, and one finishes what was plainly answered. Claims that
+    failed are sent again together, after a pause; a few threads try releases again. What was begun
+    is brought to its end, also when the coroutine that waits for it is cancelled, or left behind on
+    a loop that has ended.
 
     :param exchange: sends the requests
     :param background: the thread that sends
     :param finishing: the one that tells of answers, and finishes what was plainly answered
     :param closing: says when claiming is stopped
     :param claiming: counts the claims that are not decided, or are given back
+    :param claim_timeout: seconds for which a claim is tried
     """
 
     def __init__(
@@ -88,7 +92,9 @@ class ThreadOffload:
         finishing: BackgroundThreads,
         closing: Closing,
         claiming: InProgress,
+        claim_timeout: float,
     ) -> None:
+        self._claim_timeout = claim_timeout
         self._exchange = exchange
         self._background = background
         self._closing = closing
@@ -102,7 +108,7 @@ class ThreadOffload:
         self._lock = threading.RLock()
         self._begun: deque[_Running[Any]] = deque()
         self._decided: list[tuple[_Running[Any], Outcome[Any]]] = []
-        self._locked: list[tuple[_Running[Any], Request[Any], Outcome[Any]]] = []
+        self._failed: list[tuple[_Running[Any], Request[Any], Outcome[Any]]] = []
 
     def close(self) -> None:
         """End the threads."""
@@ -122,6 +128,7 @@ class ThreadOffload:
             any more by then
         """
         running = _Running(claim, self._claims, asyncio.get_running_loop(), give_back)
+        running.tried_until = time.monotonic() + self._claim_timeout
         self._claiming.begin()
         running.when_done(self._claiming.end)
         self._begin(running)
@@ -192,9 +199,11 @@ class ThreadOffload:
         self, running: _Running[Any], request: Request[Any], outcome: Outcome[Any]
     ) -> None:
         """Finish what was answered in one thread; what was not, in one that may wait."""
-        if isinstance(outcome.error, RowLockedError) and running.may_ask_again():
-            self._ask_later(running, request, outcome)
-            return
+        if isinstance(outcome.error, TaskLockDatabaseError) and not self._closing.stopped:
+            pause = running.pause_after(outcome.error)
+            if pause is not None:
+                self._ask_later(running, request, outcome, pause)
+                return
         may_wait = outcome.error is not None or running.operation.waits_after(outcome.answer)
         if may_wait or running.is_abandoned:
             running.threads.run(partial(running.finish, outcome))
@@ -216,23 +225,22 @@ class ThreadOffload:
                 logger.exception("What a coroutine waited for could not be finished")
 
     def _ask_later(
-        self, running: _Running[Any], request: Request[Any], outcome: Outcome[Any]
+        self, running: _Running[Any], request: Request[Any], outcome: Outcome[Any], pause: float
     ) -> None:
-        """Ask again after a short pause, in which another replica has committed its claim."""
+        """Ask for a claim again after a pause, together with others that failed."""
         with self._lock:
-            self._locked.append((running, request, outcome))
-            is_first = len(self._locked) == 1
+            self._failed.append((running, request, outcome))
+            is_first = len(self._failed) == 1
         if is_first:
-            pause = jittered(LOCKED_BACKOFF[running.locked - 1])
             self._pausing.run(partial(self._ask_again_after, pause))
 
     def _ask_again_after(self, pause: float) -> None:
-        """Pause, and ask again together for all that were found locked meanwhile."""
+        """Pause, and ask again together for all claims that have failed meanwhile."""
         self._closing.wait(pause)
         with self._lock:
-            locked, self._locked = self._locked, []
+            failed, self._failed = self._failed, []
         asked = []
-        for running, request, outcome in locked:
+        for running, request, outcome in failed:
             if self._closing.stopped or running.is_abandoned:
                 running.threads.run(partial(running.finish, outcome))
             else:
@@ -246,7 +254,8 @@ class _Running(Completion[Result]):
     """An operation under way, of which nobody may want to know any more when it is done.
 
     :param threads: in which it may wait for the database
-    :ivar locked: how often it found its row locked
+    :ivar tried_until: until when it is sent again with others, on the monotonic clock; ``None`` if
+        it is not a claim
     """
 
     def __init__(
@@ -260,7 +269,8 @@ class _Running(Completion[Result]):
         self.operation = operation
         self.threads = threads
         self.loop = loop
-        self.locked = 0
+        self.tried_until: float | None = None
+        self._failures = 0
         self._give_back = give_back
         self._abandoned = False
 
@@ -283,10 +293,18 @@ class _Running(Completion[Result]):
                 logger.exception("What a coroutine did not wait for could not be given back")
         self.succeed(result)
 
-    def may_ask_again(self) -> bool:
-        """Count that a claim's row was found locked; tell whether it is asked again shortly."""
-        self.locked += 1
-        return self.loop is not None and self.locked <= len(LOCKED_BACKOFF)
+    def pause_after(self, error: TaskLockDatabaseError) -> float | None:
+        """Return the seconds after which it is sent again; ``None`` if it is not."""
+        if self.tried_until is None:
+            return None
+        left = self.tried_until - time.monotonic()
+        if left <= 0:
+            return None
+        # A row is locked as a rule by another replica's claim that is being committed.
+        backoff = LOCKED_BACKOFF if isinstance(error, RowLockedError) else BACKOFF
+        pause = jittered(backoff[min(self._failures, len(backoff) - 1)])
+        self._failures += 1
+        return min(pause, left)
 
     @property
     def is_abandoned(self) -> bool:

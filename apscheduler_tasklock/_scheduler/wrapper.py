@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from apscheduler.executors.base import run_job
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.completion import result_of
 from apscheduler_tasklock._lock.messages import ClaimRequest
+from apscheduler_tasklock._scheduler import LOADING_SINCE
 from apscheduler_tasklock._scheduler.attempt import RunAttempt, is_being_cancelled
 from apscheduler_tasklock._scheduler.lateness import WorkerQueue
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier
@@ -212,6 +214,8 @@ class WorkerProcessRun:
 
     def run(self) -> RunResult:
         """Run the submission in the worker process."""
+        # Since when its worker would be there if it did without the lock.
+        since = time.monotonic() - (_LOADING_TIME if os.getpid() == _LOADED_IN else 0.0)
         locks = process_locks(replace(self._settings, replica_id=worker_id(self._settings)))
         if self._stable:
             locks.believe()
@@ -223,7 +227,7 @@ class WorkerProcessRun:
             context = RunContext(
                 locks, Notifier(result.append, _blocked), _workers, set(), QueuedRuns()
             )
-            own = LockedRun(self._submission, context).run(time.monotonic())
+            own = LockedRun(self._submission, context).run(since)
             result.extend(own)
             result.blocked.extend(own.blocked)
             result.pending.extend(locks.take_pending())
@@ -241,7 +245,9 @@ class CancelledRun:
         return RunResult(self._claim_ids)
 
 
-# What a worker process knows of itself.
+# What a worker process knows of itself. One that was not forked loads the library in the time of
+# its first job, which takes longer than to load APScheduler.
+_LOADED_IN, _LOADING_TIME = os.getpid(), time.monotonic() - LOADING_SINCE
 _workers = WorkerQueue()
 _blocked = BlockedTasks()
 

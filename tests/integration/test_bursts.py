@@ -273,3 +273,40 @@ def test_a_worker_that_is_busy_with_the_applications_own_job_makes_the_next_one_
     replica.run_once(function, misfire_grace_time=1)
     replica.one(EVENT_JOB_MISSED)
     assert replica.codes() == [EVENT_JOB_MISSED]
+
+
+def test_of_coroutines_whose_claims_fail_in_an_outage_none_is_skipped_when_it_is_over(
+    make_waiting: Callable[..., Replica], proxy: Proxy
+) -> None:
+    """They are asked for together again, and not by one thread for each."""
+    jobs = 600
+    one = make_waiting(proxy.url, jobs, AsyncIO(), claim_timeout=8)
+    proxy.accepting = False
+    proxy.cut_all()
+    let_all_be_due([one])
+    eventually(lambda: one.executor.health().degraded)
+    begun = time.monotonic()
+    eventually(lambda: time.monotonic() > begun + 4)
+    proxy.accepting = True
+    eventually(lambda: outcomes([one])[EVENT_JOB_EXECUTED] == jobs)
+    assert ran([one]) == {f"job {number}": 1 for number in range(jobs)}
+
+
+def test_rows_that_stay_locked_hold_up_no_other_coroutines_claim(
+    make_waiting: Callable[..., Replica], database_url: str, connection: psycopg.Connection[Any]
+) -> None:
+    one = make_waiting(database_url, 40, AsyncIO(), claim_timeout=60)
+    eventually(lambda: connection.execute("SELECT FROM task_lock").rowcount == 40)  # registered
+    lock = "SELECT FROM task_lock WHERE task_name = ANY(%s) FOR UPDATE"
+    # As APScheduler submits them: the first ones stay locked.
+    names = sorted(f"job {number}" for number in range(40))[:20]
+    with psycopg.connect(database_url) as longer:
+        longer.execute(lock, [names[:10]])
+        with psycopg.connect(database_url) as shorter:
+            shorter.execute(lock, [names[10:]])
+            let_all_be_due([one])
+            eventually(lambda: outcomes([one])[EVENT_JOB_EXECUTED] == 20)
+            begun = time.monotonic()
+            eventually(lambda: time.monotonic() > begun + 1.5)  # each is asked for several times
+        eventually(lambda: outcomes([one])[EVENT_JOB_EXECUTED] == 30, 30)
+    eventually(lambda: outcomes([one])[EVENT_JOB_EXECUTED] == 40)

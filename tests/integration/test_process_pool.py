@@ -253,3 +253,29 @@ def test_a_coroutine_says_that_a_process_pool_does_not_await_it(
     replica.run_once(pool_jobs.coroutine)
     eventually(lambda: "a process pool does not await" in caplog.text)
     replica.idle()
+
+
+SLOW = """
+import sys, time
+
+class Slowly:
+    def find_spec(self, name, path, target=None):
+        if name == "sqlalchemy":
+            time.sleep(4)
+
+sys.meta_path.insert(0, Slowly())
+"""
+
+
+def test_that_a_new_worker_loads_the_library_makes_no_run_time_late(
+    make_replica: MakeReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain APScheduler's does not, and has begun a job by then."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    spawn = {"mp_context": multiprocessing.get_context("spawn")}
+    one = make_replica(executor="processpool", max_workers=1, pool_kwargs=spawn)
+    one.run_once(pool_jobs.lock_and_process, misfire_grace_time=3)
+    eventually(one.codes)
+    one.idle()
+    assert one.codes() == RUN
