@@ -26,6 +26,7 @@ from apscheduler.executors.base import BaseExecutor, MaxInstancesReachedError
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock._database.deadline import SHUTDOWN_LIMIT
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import (
     LockClient,
@@ -358,13 +359,16 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
         :param wait: whether to let running jobs end first
         """
+        over_at = time.monotonic() + SHUTDOWN_LIMIT
         self.locks.stop_claiming()
         self._poll.close()
         self._registrar.close()
         if self._inner is not None:
+            begun = time.monotonic()
             with shutting_down(self._inner):
                 self._inner.shutdown(wait)
             unwrap(self._inner)
+            over_at += time.monotonic() - begun
         deadline = time.monotonic() + CLOSING_TIMEOUT
         runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
         # Coroutines that the wrapped executor has cancelled, and that have not noticed.
@@ -376,7 +380,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             if run.is_being_released:
                 run.wait_for_release(max(0.0, deadline - time.monotonic()))
         self._remove_listeners()
-        self.locks.close(blocking=True)
+        self.locks.close(blocking=True, until=over_at)
         self._started_in = None
 
     def _add_listeners(self, scheduler: Any) -> None:

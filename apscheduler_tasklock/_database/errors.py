@@ -124,6 +124,10 @@ def _is_rejected_login(message: str) -> bool:
 def one_line(error: BaseException) -> str:
     """Return the message of a database error as one line, without the statement."""
     primary = getattr(getattr(error, "diag", None), "message_primary", None)
-    # libpq indents its hints by a tab.
-    lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
+    # libpq indents its hints by a tab, and has two spaces after "FATAL:".
+    lines = [
+        " ".join(line.split())
+        for line in str(error).splitlines()
+        if line and not line.startswith("\t")
+    ]
     return primary or "; ".join(lines)

@@ -46,6 +46,10 @@ def parse_url(database: str | URL) -> URL:
             f"database is a {url.get_backend_name()} URL; the task lock needs PostgreSQL, "
             "as in postgresql://user:password@host:5432/name"
         )
+    if url.host and "@" in url.host:
+        raise TaskLockOptionError(
+            "database is a URL with more than one @: in a user or a password, write %40 for it"
+        )
     password = url.query.get("password")
     if isinstance(password, str):  # where its text would show it
         url = url.difference_update_query(["password"]).set(password=password)

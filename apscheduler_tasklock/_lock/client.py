@@ -446,8 +446,8 @@ class LockClient:
         :raises TaskLockError: the database rejects the statement. The release is pending as well.
         """
         self._heartbeat.remove(held)
-        self._released_at = time.monotonic()
         request = sent or Release(self._protocol, _release_of(held, end))
+        self._released_at = max(self._released_at, request.made_at)
         try:
             self._check_time_to_release(first)
             answer = self._retrier.run_until(
@@ -681,26 +681,30 @@ class LockClient:
         """Do the same where the interrupted code may hold any lock."""
         self._closing.stop_in_a_signal_handler()
 
-    def close(self, *, blocking: bool = False) -> None:
+    def close(self, *, blocking: bool = False, until: float = inf) -> None:
         """Claim nothing more, send pending releases, and close idle connections.
 
         While the database is unavailable, these are tried for 3 seconds. On an event loop a thread
         does that, which the process waits for when it ends, unless ``blocking``. What is held can
         still be released, on a connection that is closed after it.
+
+        :param until: when they are not tried any more in any case, on the monotonic clock
         """
         self._closing.stop()
+        send_pending = partial(self._send_pending, until)
         if blocking:
-            self._send_pending()
+            send_pending()
         else:
-            off_the_loop(self._send_pending)
+            off_the_loop(send_pending)
         self._heartbeat.close()
         self._pool.close()
         self._second_pool.close()
         self.in_use.close()
 
-    def _send_pending(self) -> None:
+    def _send_pending(self, until: float) -> None:
         # From the stop on, or from when the last job ended that was waited for.
-        self._pending.close(self._closing.over_at(self._released_at, SHUTDOWN_LIMIT))
+        limit = self._closing.over_at(self._released_at, SHUTDOWN_LIMIT)
+        self._pending.close(min(until, limit))
 
     def ask(self, statement: Callable[[Any], Answer]) -> Answer:
         """Run a short statement on this replica's connection, when it is its turn.

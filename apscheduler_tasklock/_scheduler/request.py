@@ -14,7 +14,7 @@ from apscheduler_tasklock._lock.messages import (
     TakeoverRequest,
 )
 from apscheduler_tasklock._scheduler.submission import Submission
-from apscheduler_tasklock._scheduler.triggers import nominal_time
+from apscheduler_tasklock._scheduler.triggers import has_shared_times, nominal_time
 
 
 def request_of(submission: Submission, run_time: datetime, claim_id: UUID) -> AnyRequest:
@@ -35,7 +35,8 @@ def _takeover(
     submission: Submission, dead_run: RunState, run_time: datetime, claim_id: UUID
 ) -> TakeoverRequest:
     assert submission.options is not None
-    _, max_lock = submission.lock_times(submission.period(run_time))
+    period = (submission.period_of_moment if dead_run.manual else submission.period)(run_time)
+    _, max_lock = submission.lock_times(period)
     return TakeoverRequest(
         submission.task_name,
         dead_run.claim_id,
@@ -50,7 +51,7 @@ def _run_by_hand(
     submission: Submission, request_id: UUID, run_time: datetime, claim_id: UUID
 ) -> ManualRequest:
     assert submission.options is not None
-    _, max_lock = submission.lock_times(submission.period(run_time))
+    _, max_lock = submission.lock_times(submission.period_of_moment(run_time))
     return ManualRequest(
         submission.task_name,
         request_id,
@@ -68,12 +69,15 @@ def _run_of_schedule(submission: Submission, run_time: datetime, claim_id: UUID)
     nominal = nominal_time(submission.trigger, run_time)
     period = submission.period(nominal)
     min_lock, max_lock = submission.lock_times(period)
+    exact = submission.run_time_is_shared(nominal)
+    if not exact and has_shared_times(submission.trigger):  # somebody has set the run time
+        _, max_lock = submission.lock_times(submission.period_of_moment(nominal))
     return ClaimRequest(
         submission.task_name,
         min_lock,
         max_lock,
         run_time=nominal,
-        exact=submission.run_time_is_shared(nominal),
+        exact=exact,
         lease=submission.options.lease_within(max_lock),
         failover=submission.failover,
         runs=submission.runs,

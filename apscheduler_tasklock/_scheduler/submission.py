@@ -167,6 +167,18 @@ class Submission:
             )
             return None
 
+    def period_of_moment(self, moment: datetime) -> float | None:
+        """Return the period of a run at a moment that is not one of the trigger's run times.
+
+        As of one that was asked for by hand. The next run time may be a second away, and its
+        maximum lock is to be that of other runs: so it is the period of that one, if it is longer.
+        """
+        period = self.period(moment)
+        if period is None:
+            return None
+        following = datetime.fromtimestamp(moment.timestamp() + period, moment.tzinfo)
+        return max(period, self.period(following) or 0.0)
+
     def lock_times(self, period: float | None) -> tuple[float, float]:
         """Return the minimum and maximum lock of a run time with this period, in seconds."""
         assert self.options is not None

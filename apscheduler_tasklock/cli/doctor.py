@@ -58,6 +58,8 @@ _CANCELLING_LIBPQ = 170000
 # Seconds: schedules of minutes suffer from the second.
 _CLOCK_NOTE, _CLOCK_WRONG = 2.0, 60.0
 
+# SELECT, INSERT, UPDATE and DELETE.
+_ALL_RIGHTS = 4
 # Autovacuum comes by after 1,000 dead rows; with ten times as many it does not get through.
 _MOST_DEAD_ROWS = 10_000
 
@@ -241,7 +243,16 @@ class _Examination:
         if missing:
             yield _wrong(what, old_table(self._task_lock, missing[0]))
         needed = set(state.not_granted) - {"DELETE"}
-        if needed:
+        if table is job_table(self._task_lock) and len(state.not_granted) == _ALL_RIGHTS:
+            yield Finding(
+                what,
+                "note",
+                f"role {quoted(role)} has no rights on it, so that a TaskLockJobStore does not "
+                "start here; nothing else needs them",
+                "if there is to be one, let its owner run: GRANT SELECT, INSERT, UPDATE, DELETE ON "
+                f"{quoted_name(table)} TO {quoted(role)}",
+            )
+        elif needed:
             yield _wrong(what, missing_grant(table, role))
         elif "DELETE" in state.not_granted:
             yield Finding(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -35,6 +35,8 @@ _INTERVAL = 1.0
 
 # After so many of them in a row a run counts as dead whose lease has ended.
 _LOOKS_DEAD = 3
+# How runs ended that may have been taken over.
+_CUT = ("died", "cancelled")
 
 
 def pause(options: argparse.Namespace) -> int:
@@ -155,7 +157,8 @@ class _AwaitedRun:
         except TaskLockNotFoundError:  # forgotten meanwhile
             return _End("forgotten", None)
         runs = runs_of(self._locks, self._request.task, 20)
-        self._follow([*((run.token, run.kind) for run in runs), (task.token, task.kind)])
+        cut = {run.token for run in runs if run.outcome in _CUT}
+        self._follow([*((run.token, run.kind) for run in runs), (task.token, task.kind)], cut)
         is_open = task.token == self._token and task.finished_at is None
         if is_open and task.state is TaskState.DEAD and not task.failover:
             self._looks_dead += 1
@@ -170,13 +173,18 @@ class _AwaitedRun:
             return _End("error" if task.failures else "ok", None)
         return None
 
-    def _follow(self, claims: Iterable[tuple[int, str | None]]) -> None:
-        """Find the run, and its takeovers, among claims: their tokens and kinds."""
+    def _follow(self, claims: Iterable[tuple[int, str | None]], cut: Collection[int]) -> None:
+        """Find the run, and its takeovers, among claims: their tokens and kinds.
+
+        :param cut: the tokens of runs that died or were cut. What follows such a run by hand as one
+            by hand takes it over.
+        """
         for token, kind in sorted(claims, key=lambda claim: claim[0]):
             if self._token is None:
                 is_ours = kind == "manual" and token > self._request.token
             else:
-                is_ours = kind == "takeover" and token == self._token + 1
+                takes_over = kind == "takeover" or (kind == "manual" and self._token in cut)
+                is_ours = takes_over and token == self._token + 1
             if is_ours:
                 self._token = token
 

@@ -14,6 +14,7 @@ from tests.support.claims import held
 from tests.support.polling import eventually
 
 
+@pytest.mark.direct("nothing is prepared on a connection that leads through a pooler")
 def test_the_run_history_goes_on_after_prepared_statements_are_lost(
     make_locks: Callable[..., LockClient],
     connection: psycopg.Connection,

@@ -102,6 +102,26 @@ def soon() -> datetime:
     return datetime.now(timezone.utc) + timedelta(hours=1)
 
 
+@pytest.mark.parametrize("how", ["by hand", "modified", "added"])
+def test_a_run_right_before_a_run_time_has_the_maximum_lock_of_others(
+    make_replica: MakeReplica, operator: TaskLocks, connection: Connection, how: str
+) -> None:
+    """Else a run by hand that takes a minute could overlap with that of the schedule."""
+    replica = make_replica(**FAST)
+    at = datetime.now(timezone.utc) + timedelta(minutes=2)
+    daily = {"hour": at.hour, "minute": at.minute, "timezone": "UTC", "misfire_grace_time": None}
+    now = {"next_run_time": datetime.now(timezone.utc)}
+    replica.scheduler.add_job(print, "cron", id="job", **daily, **(now if how == "added" else {}))
+    if how == "by hand":
+        eventually(lambda: operator.replicas() and operator.tasks("job"))
+        operator.request_run("job")
+    elif how == "modified":
+        replica.scheduler.modify_job("job", **now)
+    replica.one(EVENT_JOB_EXECUTED)
+    found = connection.execute("SELECT run_until - started_at FROM task_lock").fetchone()
+    assert found == (timedelta(days=5),)
+
+
 class TestRunTimesSetToNow:
     """By ``modify_job``, in the window of a run that has ended."""
 

@@ -446,9 +446,11 @@ class TestRun:
         answer = command("run", "sync", "--wait", "0.1", "--json")
         assert (answer.status, answer.json["outcome"]) == (5, None)
 
+    @pytest.mark.parametrize("kind", ["takeover", "manual"])
     def test_a_takeover_is_waited_for_in_the_place_of_a_run_that_died(
-        self, command: Command, connection: Connection
+        self, command: Command, connection: Connection, kind: str
     ) -> None:
+        """Of a run by hand it is one by hand, too."""
         add_task(connection, "sync", failover="true")
         add_replica(connection, "one", ["sync"])
         environ = environment(command.database_url)
@@ -459,17 +461,19 @@ class TestRun:
             # What the claim of a takeover writes.
             with connection.transaction():
                 connection.execute(
-                    "UPDATE task_lock SET token = 9, kind = 'takeover', locked_by = 'two',"
-                    " locked_until = now() + interval '1 min'"
+                    "UPDATE task_lock SET token = 9, kind = %s, locked_by = 'two',"
+                    " locked_until = now() + interval '1 min'",
+                    [kind],
                 )
                 add_run(connection, "sync", 8, kind="'manual'", outcome="'died'")
             looks_again(connection)
             with connection.transaction():
                 connection.execute("UPDATE task_lock SET finished_at = now()")
-                add_run(connection, "sync", 9, kind="'takeover'", replica="'two'")
+                add_run(connection, "sync", 9, kind=f"'{kind}'", replica="'two'")
             answer = waiting.result()
         assert answer.status == 0
-        assert answer.out == "sync: ended: ok, took 2s on two, as a takeover\n"
+        as_one = ", as a takeover" if kind == "takeover" else ""
+        assert answer.out == f"sync: ended: ok, took 2s on two{as_one}\n"
 
     def test_a_run_that_died_without_failover_is_6(
         self, command: Command, connection: Connection

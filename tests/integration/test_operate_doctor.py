@@ -190,6 +190,23 @@ class TestRole:
             connection.execute(found["remedy"].partition("let its owner run: ")[2])
             assert wrong(command("doctor", "--json", database=url)) == []
 
+    def test_without_any_on_the_jobs_only_a_job_store_lacks_something(
+        self, command: Command, database_url: str, connection: Connection
+    ) -> None:
+        """As README grants them."""
+        with role(database_url) as (name, url):
+            grant(connection, name)
+            connection.execute(
+                sql.SQL("REVOKE ALL ON task_lock_job FROM {}").format(sql.Identifier(name))
+            )
+            answer = command("doctor", "--json", database=url)
+            assert wrong(answer) == []
+            told = finding(answer, "table task_lock_job")
+            assert (told["level"], "TaskLockJobStore" in told["says"]) == ("note", True)
+            connection.execute(told["remedy"].partition("let its owner run: ")[2])
+            level = finding(command("doctor", "--json", database=url), "table task_lock_job")
+            assert level["level"] == "ok"
+
     def test_without_delete_nothing_is_wrong_but_it_is_told(
         self, command: Command, database_url: str, connection: Connection
     ) -> None:

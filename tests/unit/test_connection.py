@@ -6,6 +6,7 @@ import pytest
 
 from apscheduler_tasklock._database.connection import connect_parameters
 from apscheduler_tasklock._database.url import parse_url
+from apscheduler_tasklock.errors import TaskLockOptionError
 
 SEVERAL = "postgresql://app@/app?host=one:5432&host=two:5433"
 
@@ -40,3 +41,10 @@ def test_the_text_is_utf8_unless_the_url_says_otherwise() -> None:
     assert connect_parameters(parse_url("postgresql:///app"))["client_encoding"] == "UTF8"
     latin = parse_url("postgresql:///app?client_encoding=latin1")
     assert connect_parameters(latin)["client_encoding"] == "latin1"
+
+
+def test_a_password_with_an_at_sign_is_refused_and_not_shown() -> None:
+    with pytest.raises(TaskLockOptionError, match="write %40 for it") as refused:
+        parse_url("postgresql://app:secret@rest#x@127.0.0.1:5432/app")
+    assert "rest" not in str(refused.value)
+    assert parse_url("postgresql://app:secret%40rest@127.0.0.1/app").password == "secret@rest"
