@@ -90,10 +90,18 @@ def shut_down(scheduler: Any) -> None:
     say("shut down", time.monotonic() - begun)
 
 
+async def shut_down_on_the_loop(scheduler: Any) -> None:
+    ending.set()
+    begun = time.monotonic()
+    scheduler.shutdown(wait=True)
+    await asyncio.sleep(0)  # on a loop it is a callback that shuts it down
+    say("shut down", time.monotonic() - begun)
+
+
 async def run_async(wanted: dict[str, Any]) -> None:
     scheduler = configured(AsyncIOScheduler(), work_async, wanted)
     if await asyncio.get_running_loop().run_in_executor(None, obey, scheduler):
-        shut_down(scheduler)
+        await shut_down_on_the_loop(scheduler)
 
 
 def main() -> None:
