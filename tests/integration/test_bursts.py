@@ -280,13 +280,13 @@ def test_of_coroutines_whose_claims_fail_in_an_outage_none_is_skipped_when_it_is
 ) -> None:
     """They are asked for together again, and not by one thread for each."""
     jobs = 600
-    one = make_waiting(proxy.url, jobs, AsyncIO(), claim_timeout=8)
+    one = make_waiting(proxy.url, jobs, AsyncIO(), claim_timeout=12)
     proxy.accepting = False
     proxy.cut_all()
     let_all_be_due([one])
     eventually(lambda: one.executor.health().degraded)
     begun = time.monotonic()
-    eventually(lambda: time.monotonic() > begun + 4)
+    eventually(lambda: time.monotonic() > begun + 7)
     proxy.accepting = True
     eventually(lambda: outcomes([one])[EVENT_JOB_EXECUTED] == jobs)
     assert ran([one]) == {f"job {number}": 1 for number in range(jobs)}

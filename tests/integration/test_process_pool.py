@@ -261,7 +261,7 @@ import sys, time
 class Slowly:
     def find_spec(self, name, path, target=None):
         if name == "sqlalchemy":
-            time.sleep(4)
+            time.sleep(8)
 
 sys.meta_path.insert(0, Slowly())
 """
@@ -275,7 +275,7 @@ def test_that_a_new_worker_loads_the_library_makes_no_run_time_late(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     spawn = {"mp_context": multiprocessing.get_context("spawn")}
     one = make_replica(executor="processpool", max_workers=1, pool_kwargs=spawn)
-    one.run_once(pool_jobs.lock_and_process, misfire_grace_time=3)
+    one.run_once(pool_jobs.lock_and_process, misfire_grace_time=7)
     eventually(one.codes)
     one.idle()
     assert one.codes() == RUN
