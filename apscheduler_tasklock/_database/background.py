@@ -44,11 +44,11 @@ class BackgroundThreads:
 
         As when they are closed, or the interpreter ends, or threads are limited.
         """
-        if self._is_ending or not self._has_thread():
+        if self.is_ending or not self._has_thread():
             _call(function)
             return
         self._work.put(function)
-        if self._is_ending:  # since just now, so that the threads may have ended before
+        if self.is_ending:  # since just now, so that the threads may have ended before
             self._do_what_is_queued()
 
     def close(self) -> None:
@@ -63,7 +63,8 @@ class BackgroundThreads:
             self.close()
 
     @property
-    def _is_ending(self) -> bool:
+    def is_ending(self) -> bool:
+        """Whether functions run where they are handed over: closed, or the interpreter ends."""
         return self._closed or _interpreter_ends.is_set()
 
     def _has_thread(self) -> bool:
@@ -73,7 +74,7 @@ class BackgroundThreads:
             return True
         if len(self._threads) < self._count:
             with self._starting:
-                if len(self._threads) < self._count and not self._is_ending:
+                if len(self._threads) < self._count and not self.is_ending:
                     with suppress(RuntimeError):  # threads are limited, or the interpreter ends
                         self._start()
         return bool(self._threads)

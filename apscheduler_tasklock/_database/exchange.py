@@ -49,10 +49,12 @@ class Request(Generic[Answer]):
     :cvar kind: requests of one kind can travel together; ``None`` if it always goes alone
     :ivar task_name: no two requests for one task travel together: the second is decided after the
         first
+    :ivar in_doubt: whether the database may have carried it out without an answer having come
     """
 
     kind: type[Request[Any]] | None = None
     task_name: str = ""
+    in_doubt: bool = False
 
     def send(self, cursor: Any) -> Answer:
         """Ask alone, on a cursor in autocommit mode, and return the answer."""

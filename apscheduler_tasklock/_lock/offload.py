@@ -199,7 +199,7 @@ class ThreadOffload:
         self, running: _Running[Any], request: Request[Any], outcome: Outcome[Any]
     ) -> None:
         """Finish what was answered in one thread; what was not, in one that may wait."""
-        if isinstance(outcome.error, TaskLockDatabaseError) and not self._closing.stopped:
+        if isinstance(outcome.error, TaskLockDatabaseError) and self._may_ask_again:
             pause = running.pause_after(outcome.error)
             if pause is not None:
                 self._ask_later(running, request, outcome, pause)
@@ -213,6 +213,11 @@ class ThreadOffload:
             is_first = len(self._decided) == 1
         if is_first:
             self._finishing.run(self._finish)
+
+    @property
+    def _may_ask_again(self) -> bool:
+        """Whether claims are sent again in the background, which has no threads at the end."""
+        return not (self._closing.stopped or self._pausing.is_ending)
 
     def _finish(self) -> None:
         """Finish what was plainly answered."""
@@ -241,9 +246,11 @@ class ThreadOffload:
             failed, self._failed = self._failed, []
         asked = []
         for running, request, outcome in failed:
-            if self._closing.stopped or running.is_abandoned:
+            if self._closing.stopped:
                 running.threads.run(partial(running.finish, outcome))
-            else:
+            elif running.is_abandoned and not request.in_doubt:
+                running.fail(asyncio.CancelledError())
+            else:  # what is granted and nobody wants any more is given back
                 asked.append((running, request))
         if asked:
             limit = asked[0][0].operation.limit  # they are claims and takeovers

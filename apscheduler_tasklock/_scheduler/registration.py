@@ -233,7 +233,9 @@ class Registrar:
             except Exception:  # of one job, as of its job store; the others are seen to
                 logger.exception("Job %r: its task could not be registered", key[0])
                 continue
-            if found is not None:
+            if found is None:
+                self.forget(key)
+            else:
                 with self._lock:  # of a job that was there when its scheduler started
                     self._told.setdefault(key, found.schedule)
                 # Of a job that is paused, a newer version must not be waited for: it may be gone.

@@ -35,8 +35,8 @@ def _takeover(
     submission: Submission, dead_run: RunState, run_time: datetime, claim_id: UUID
 ) -> TakeoverRequest:
     assert submission.options is not None
-    period = (submission.period_of_moment if dead_run.manual else submission.period)(run_time)
-    _, max_lock = submission.lock_times(period)
+    # Only the lease depends on it: the maximum lock stays that of the dead run.
+    _, max_lock = submission.lock_times(submission.period_of_moment(run_time))
     return TakeoverRequest(
         submission.task_name,
         dead_run.claim_id,
@@ -68,10 +68,9 @@ def _run_of_schedule(submission: Submission, run_time: datetime, claim_id: UUID)
     assert submission.options is not None
     nominal = nominal_time(submission.trigger, run_time)
     period = submission.period(nominal)
-    min_lock, max_lock = submission.lock_times(period)
+    min_lock, _ = submission.lock_times(period)
     exact = submission.run_time_is_shared(nominal)
-    if not exact and has_shared_times(submission.trigger):  # somebody has set the run time
-        _, max_lock = submission.lock_times(submission.period_of_moment(nominal))
+    max_lock = _max_lock(submission, nominal, period, exact=exact)
     return ClaimRequest(
         submission.task_name,
         min_lock,
@@ -103,8 +102,10 @@ def _handed_out(
     """
     assert submission.options is not None
     following = hand_out.following
-    period = submission.period(nominal_time(submission.trigger, run_time))
-    _, max_lock = submission.lock_times(period)
+    nominal = nominal_time(submission.trigger, run_time)
+    period = submission.period(nominal)
+    exact = submission.run_time_is_shared(nominal)
+    max_lock = _max_lock(submission, nominal, period, exact=exact)
     next_in = None
     if following is not None:
         # Exactly: as numbers, times of today are a microsecond off now and then.
@@ -128,3 +129,15 @@ def _handed_out(
         claim_id=claim_id,
         hand_out=hand_out,
     )
+
+
+def _max_lock(
+    submission: Submission, nominal: datetime, period: float | None, *, exact: bool
+) -> float:
+    """Return the maximum lock of a run of the schedule, in seconds.
+
+    :param exact: whether the trigger gives this run time; else somebody may have set it
+    """
+    if not exact and has_shared_times(submission.trigger):
+        period = submission.period_of_moment(nominal)
+    return submission.lock_times(period)[1]

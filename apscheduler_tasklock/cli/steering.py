@@ -157,7 +157,7 @@ class _AwaitedRun:
         except TaskLockNotFoundError:  # forgotten meanwhile
             return _End("forgotten", None)
         runs = runs_of(self._locks, self._request.task, 20)
-        cut = {run.token for run in runs if run.outcome in _CUT}
+        cut = {run.token for run in runs if run.outcome in _CUT and task.failover}
         self._follow([*((run.token, run.kind) for run in runs), (task.token, task.kind)], cut)
         is_open = task.token == self._token and task.finished_at is None
         if is_open and task.state is TaskState.DEAD and not task.failover:

@@ -1845,3 +1845,15 @@ def test_an_event_loop_is_not_held_up_while_the_database_does_not_answer(
 
     # A second: any wait for an answer takes as long. What it is to be is measured elsewhere.
     assert asyncio.run(longest_step()) < 1.0
+
+
+def test_a_run_time_that_was_set_right_before_another_has_the_maximum_lock_of_others(
+    make: Make, key: str, connection: Connection
+) -> None:
+    replica, at = make(), now() + timedelta(minutes=2)
+    daily = {"hour": at.hour, "minute": at.minute, "timezone": "UTC"}
+    replica.scheduler.add_job(note, "cron", args=[key], id=key, **daily)
+    replica.scheduler.modify_job(key, next_run_time=now())
+    replica.runs(key)
+    lock = "SELECT run_until - started_at FROM task_lock WHERE task_name = %s"
+    assert connection.execute(lock, [key]).fetchone() == (timedelta(days=5),)
