@@ -203,26 +203,15 @@ def test_a_shutdown_ends_while_a_release_waits_for_its_answer(
     ends_in_time(process)
 
 
-@pytest.mark.parametrize("wanted", [setup for setup in SETUPS if "threads" in str(setup.id)])
-def test_a_shutdown_that_waits_for_a_job_ends_soon_after_it(
+@pytest.mark.parametrize("wanted", SETUPS)
+def test_a_shutdown_that_waits_for_a_job_or_cuts_it_ends_soon_after_it(
     start: Start, wanted: dict[str, Any]
 ) -> None:
     process, black_hole = start(**wanted)
     process.tell("run jobs")
     eventually(lambda: process.lines("runs"))
     black_hole.open()
-    ends_in_time(process)  # the job ends as the shutdown begins, and is released in it
-    assert black_hole.swallowed
-
-
-@pytest.mark.parametrize("wanted", [setup for setup in SETUPS if "asyncio" in str(setup.id)])
-def test_a_shutdown_that_cuts_a_coroutine_ends_in_time(
-    start: Start, wanted: dict[str, Any]
-) -> None:
-    process, black_hole = start(**wanted)
-    process.tell("run jobs")
-    eventually(lambda: process.lines("runs"))
-    black_hole.open()
+    # A function ends as the shutdown begins, and is released in it. A coroutine is cut.
     ends_in_time(process)
     assert black_hole.swallowed
 

@@ -113,4 +113,4 @@ def when_the_interpreter_ends(function: Callable[[], object]) -> None:
 
     Functions of ``atexit`` are called after that.
     """
-    threading._register_atexit(function)  # type: ignore[attr-defined]
+    threading._register_atexit(function)  # type: ignore[attr-defined]  # no public one

@@ -45,8 +45,10 @@ class Version(Replica):
         super().__init__(name, rows)
         self.schedule, self.next_in = schedule, next_in
         self._rows = rows
+        # As much as it asks of them.
+        locks: Any = self
         tasks: Any = Tasks()
-        self._registrar = Registrar(self, tasks, self._registration, lambda _key: True)  # type: ignore[arg-type]
+        self._registrar = Registrar(locks, tasks, self._registration, lambda _key: True)
 
     def _registration(self, _key: Any) -> Registration:
         return Registration("task", self.schedule, self.next_in, 60.0, HOUR, "f", period=DAY)
