@@ -166,7 +166,6 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("handed_over", Boolean, nullable=False),
         Column("runs", Text, nullable=False),
         Column("one_off", Boolean, nullable=False),
-        # Revision 0002. What a replica of an older version does not write is null or has a default.
         Column("kind", Text, nullable=True),
         Column("schedule", Text, nullable=True),
         Column("due_at", moment(), nullable=True),
