@@ -34,7 +34,7 @@ def downgrade(op: Operations, table: str, schema: str | None) -> None:
     """Drop the tables, and with them what they hold."""
     suffixes = (JOB_SUFFIX, REPLICA_SUFFIX, RUN_SUFFIX, "")
     dropped = ", ".join(qualified(table + suffix, schema) for suffix in suffixes)
-    execute_when_unlocked(op, f"DROP TABLE {dropped}")
+    execute_when_unlocked(op, f"DROP TABLE IF EXISTS {dropped}")
 
 
 def _moment(name: str, *, nullable: bool, **options: Any) -> sa.Column[datetime]:

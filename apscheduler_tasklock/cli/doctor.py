@@ -24,6 +24,8 @@ from apscheduler_tasklock.cli.output import Table as Shown
 from apscheduler_tasklock.cli.target import database_of
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.schema.check import (
+    UPGRADE_COMMAND,
+    command,
     explain_rejection,
     missing_grant,
     missing_policy,
@@ -241,7 +243,7 @@ class _Examination:
         )
         missing = [column.name for column in table.columns if column.name not in state.columns]
         if missing:
-            yield _wrong(what, old_table(self._task_lock, missing[0]))
+            yield _wrong(what, old_table(self._task_lock, missing[0], table))
         needed = set(state.not_granted) - {"DELETE"}
         if table is job_table(self._task_lock) and len(state.not_granted) == _ALL_RIGHTS:
             yield Finding(
@@ -279,15 +281,25 @@ class _Examination:
             yield Finding(
                 "revision",
                 "note",
-                "none is noted, so `apscheduler-tasklock upgrade` would create the tables again",
-                f"if the tables are up to date, note it: alembic stamp {revision.head}",
+                "none is noted, although the tables are there",
+                f"note it with: {command(UPGRADE_COMMAND, self._task_lock)}",
             )
         elif revision.is_known:
-            yield _wrong("revision", old_table(self._task_lock), says)
-        else:
+            remedy = f"bring them up to date with: {command(UPGRADE_COMMAND, self._task_lock)}"
+            yield Finding("revision", "wrong", says, remedy)
+        elif not self._is_unreleased:  # which is told already
             yield Finding(
                 "revision", "note", f"{says}: the tables are newer", "upgrade the library"
             )
+
+    @property
+    def _is_unreleased(self) -> bool:
+        """Whether a table lacks a column, as none does of a version that was released."""
+        return any(
+            state.exists and {column.name for column in table.columns} - set(state.columns)
+            for table in self._tables
+            if (state := self._states.get(table.name, _NO_TABLE))
+        )
 
     def _writing(self, table: Table) -> Iterator[Finding]:
         """Try what a claim does, and roll it back: policies and triggers have the last word."""

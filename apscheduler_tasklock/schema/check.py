@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -99,8 +100,9 @@ def check_job_table(cursor: Any, table: Table, user: str | None) -> None:
     found = cursor.execute(_CHECK, [quoted_name(jobs)]).fetchone()
     if not found["table_exists"]:
         raise missing_table(table, jobs)
-    if any(column.name not in found["columns"] for column in jobs.columns):
-        raise old_table(table)
+    missing = [column.name for column in jobs.columns if column.name not in found["columns"]]
+    if missing:
+        raise old_table(table, missing[0], jobs)
     if not (found["permitted"] and found["may_delete"]):
         raise missing_grant(jobs, user, rights=(*_NEEDED_RIGHTS, "DELETE"))
     if found["without_policy"]:
@@ -108,6 +110,7 @@ def check_job_table(cursor: Any, table: Table, user: str | None) -> None:
 
 
 UPGRADE_COMMAND = "apscheduler-tasklock upgrade"
+DOWNGRADE_COMMAND = "apscheduler-tasklock downgrade"
 
 
 def explain_rejection(
@@ -171,16 +174,22 @@ def missing_table(table: Table, beside: Table | None = None) -> TaskLockSchemaEr
     missing = table if beside is None else beside
     return TaskLockSchemaError(
         f"the table {missing.fullname} does not exist in this database; "
-        f"create it with: {_upgrade_command(table)}"
+        f"create it with: {command(UPGRADE_COMMAND, table)}"
     )
 
 
-def old_table(table: Table, missing: str = "") -> TaskLockSchemaError:
-    """Return the error for a table that an older version of this library made."""
+def old_table(table: Table, missing: str = "", beside: Table | None = None) -> TaskLockSchemaError:
+    """Return the error for a table that an unreleased version of this library made.
+
+    No other lacks a column, as long as there is one revision.
+
+    :param beside: the table that is old, if it is one of those beside the task lock table
+    """
     what = f" (it has no column {missing})" if missing else ""
+    old = table if beside is None else beside
     return TaskLockSchemaError(
-        f"the table {table.fullname} is older than this library{what}; "
-        f"bring it up to date with: {_upgrade_command(table)}"
+        f"the table {old.fullname} was made by an unreleased version of this library{what}; drop "
+        f"and create with: {command(DOWNGRADE_COMMAND, table)} && {command(UPGRADE_COMMAND, table)}"
     )
 
 
@@ -218,7 +227,8 @@ def missing_policy(table: Table, user: str | None, commands: Sequence[str]) -> T
     )
 
 
-def _upgrade_command(table: Table) -> str:
-    schema = f" --schema {table.schema}" if table.schema else ""
-    name = f" --table {table.name}" if table.name != DEFAULT_TABLE else ""
-    return f"{UPGRADE_COMMAND}{schema}{name}"
+def command(what: str, table: Table) -> str:
+    """Return a command with the options that name a task lock table."""
+    schema = f" --schema {shlex.quote(table.schema)}" if table.schema else ""
+    name = f" --table {shlex.quote(table.name)}" if table.name != DEFAULT_TABLE else ""
+    return f"{what}{schema}{name}"
