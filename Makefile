@@ -15,8 +15,8 @@ VERSION ?= 18
 ROUNDS ?= 2000
 # For `make fidelity`: --help shows them.
 FIDELITY_ARGS ?=
-# For `make test-lowest`: the oldest Python there is.
-LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
+# For `make test-lowest`: the interpreter, if not the one that tests/support/lowest-python finds.
+LOWEST_PYTHON ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-faults test-slow test-postgres test-pgbouncer test-lowest chaos \
@@ -54,10 +54,14 @@ test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an 
 		&& $(BIN)/pytest -n $(WORKERS) --pgbouncer on tests/contract tests/integration \
 		tests/acceptance/test_pgbouncer.py $(PYTEST_ARGS)
 
+# An environment that another Python has made is made anew.
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows (LOWEST_PYTHON)
-	$(MAKE) test VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt
-	$(MAKE) test-slow PYTEST_ARGS=tests/frameworks \
-		VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt
+	@python=$(or $(LOWEST_PYTHON),$$(tests/support/lowest-python)) && version=$$($$python -V) \
+		&& echo "$$version ($$python), with the versions of tests/lowest.txt" \
+		&& { [ "$$(.venv-lowest/bin/python -V 2>/dev/null)" = "$$version" ] || rm -rf .venv-lowest; } \
+		&& $(MAKE) test VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt \
+		&& $(MAKE) test-slow PYTEST_ARGS=tests/frameworks \
+			VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt
 
 ##@ Replicas under faults, and long times
 chaos: $(VENV)/.dev ## Put real replicas under random faults for three minutes, and check what they did (CHAOS_ARGS)
