@@ -88,7 +88,7 @@ def create_add_job(timezone: Any, create_job: Callable[..., Job]) -> Callable[..
     def create(
         jobstore: DjangoJobStore | None,
         func: Callable[..., Any] = dummy_job,
-        run_date: datetime = datetime(2999, 1, 1),  # noqa: B008  # a constant
+        run_date: datetime = datetime(2999, 1, 1),  # a constant
         id: str | None = None,  # noqa: A002  # the tests' name
         paused: bool = False,
         **options: Any,

@@ -1,7 +1,8 @@
 """A plugin of pytest that puts this library's executor in place of APScheduler's.
 
 It lies outside of the package `tests`, since the suites have packages of that name themselves. What
-it needs to know comes from `tests/foreign/__main__.py`, which runs it.
+it needs to know comes from `tests/foreign/__main__.py`. Where it says ADAPTED, `suites.py` has the
+reason.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import fnmatch
 import importlib
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,140 +27,142 @@ from apscheduler.executors.base import BaseExecutor
 from apscheduler.schedulers.base import BaseScheduler
 
 from apscheduler_tasklock import TaskLockEvent, TaskLockExecutor
+from apscheduler_tasklock.django import DjangoTaskLockExecutor
 
 SETTINGS = json.loads(os.environ["TASKLOCK_FOREIGN"])
 
 # Where APScheduler has its executors, and its schedulers.
 EXECUTORS = {
-    "apscheduler.executors.asyncio": ["AsyncIOExecutor"],
-    "apscheduler.executors.debug": ["DebugExecutor"],
-    "apscheduler.executors.gevent": ["GeventExecutor"],
-    "apscheduler.executors.pool": ["ThreadPoolExecutor", "ProcessPoolExecutor"],
-    "apscheduler.executors.tornado": ["TornadoExecutor"],
-    "apscheduler.executors.twisted": ["TwistedExecutor"],
+    "asyncio": ["AsyncIOExecutor"],
+    "debug": ["DebugExecutor"],
+    "gevent": ["GeventExecutor"],
+    "pool": ["ThreadPoolExecutor", "ProcessPoolExecutor"],
+    "tornado": ["TornadoExecutor"],
+    "twisted": ["TwistedExecutor"],
 }
 SCHEDULERS = ["asyncio", "background", "blocking", "gevent", "qt", "tornado", "twisted"]
 
+REPORTS = ("_run_job_success", "_run_job_error")
 
-def _base() -> type[TaskLockExecutor]:
-    if not SETTINGS["django"]:
-        return TaskLockExecutor
-    from apscheduler_tasklock.django import DjangoTaskLockExecutor
+# Seconds that jobs of the suites may take until a shutdown goes on.
+SHUTDOWN_LIMIT = 10.0
 
-    return DjangoTaskLockExecutor
+# What a test that is listed as a difference has to report.
+FAILURE = pytest.StashKey[str]()
 
+# The executors that run, and how many jobs each kind of them was given.
+running: list[TaskLockExecutor] = []
+submitted: Counter[str] = Counter()
 
-class Replaced:
-    """What the suite did with the executors."""
-
-    running: ClassVar[list[TaskLockExecutor]] = []
-    submitted: ClassVar[Counter[str]] = Counter()
+Base: Any = DjangoTaskLockExecutor if SETTINGS["django"] else TaskLockExecutor
 
 
-def in_place_of(original: type[BaseExecutor]) -> type[TaskLockExecutor]:
-    """Return a class that wraps an executor of APScheduler, and takes its arguments."""
-    base: Any = _base()
+class InPlace(Base):
+    """Wraps an executor of APScheduler, and takes its arguments."""
 
-    class InPlace(base):  # type: ignore[misc]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            self.__init_around__(original(*args, **options))
+    original: ClassVar[type[BaseExecutor]]
 
-        def __init_around__(self, inner: BaseExecutor) -> None:
-            # Tests use the same ids of jobs; each has tasks of its own.
-            namespace = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-            where = [] if SETTINGS["django"] else [SETTINGS["database"]]
-            base.__init__(self, *where, executor=inner, namespace=f"{namespace} ")
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.wrap(self.original(*args, **options))
 
-        def start(self, scheduler: Any, alias: str) -> None:
-            if isinstance(scheduler, NonCallableMock):
-                scheduler = MockScheduler(scheduler)
-            super().start(scheduler, alias)
-            Replaced.running.append(self)
+    def wrap(self, inner: BaseExecutor) -> None:
+        # Tests use the same ids of jobs; each has tasks of its own.
+        namespace = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+        where = [] if SETTINGS["django"] else [SETTINGS["database"]]
+        super().__init__(*where, executor=inner, namespace=f"{namespace} ")
 
-        def submit_job(self, job: Any, run_times: list[datetime]) -> None:
-            Replaced.submitted[original.__name__] += 1
-            if apscheduler.executors.base.datetime is not datetime and run_times:
-                # ADAPTED "clock": to the clock of the test, these run times are due now.
-                now = datetime.now(run_times[-1].tzinfo)
-                run_times = [now + (run_time - run_times[-1]) for run_time in run_times]
-            super().submit_job(job, run_times)
+    def start(self, scheduler: Any, alias: str) -> None:
+        if isinstance(scheduler, NonCallableMock):
+            scheduler = MockScheduler(scheduler)
+        super().start(scheduler, alias)
+        running.append(self)
 
-        def shutdown(self, wait: bool = True) -> None:
-            if wait and hasattr(self.inner, "_pool"):
-                # ADAPTED "shutdown": what was submitted is run first.
-                until = time.monotonic() + 10
-                while any(self._instances.values()) and time.monotonic() < until:
-                    time.sleep(0.01)
-            super().shutdown(wait)
+    def submit_job(self, job: Any, run_times: list[datetime]) -> None:
+        submitted[self.original.__name__] += 1
+        if apscheduler.executors.base.datetime is not datetime and run_times:
+            # ADAPTED "clock": to the clock of the test, these run times are due now.
+            now = datetime.now(run_times[-1].tzinfo)
+            run_times = [now + (run_time - run_times[-1]) for run_time in run_times]
+        super().submit_job(job, run_times)
 
-        # ADAPTED "internals": the wrapped executor has what the tests look at.
+    def shutdown(self, wait: bool = True) -> None:
+        # ADAPTED "shutdown": what was submitted to a pool is run first.
+        until = time.monotonic() + (SHUTDOWN_LIMIT if wait and hasattr(self.inner, "_pool") else 0)
+        while any(self._instances.values()) and time.monotonic() < until:
+            time.sleep(0.01)
+        super().shutdown(wait)
 
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__") or vars(self).get("_inner") is None:
-                raise AttributeError(name)
-            return getattr(self.inner, name)
+    # ADAPTED "internals": the wrapped executor has what the tests look at and replace.
 
-        def __setattr__(self, name: str, value: Any) -> None:
-            if name in ("_run_job_success", "_run_job_error"):
-                getattr(self.inner, name).report = value
-            else:
-                super().__setattr__(name, value)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or vars(self).get("_inner") is None:
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
-        def __delattr__(self, name: str) -> None:
-            if name not in ("_run_job_success", "_run_job_error"):
-                super().__delattr__(name)
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in REPORTS:
+            getattr(self.inner, name).report = value
+        else:
+            super().__setattr__(name, value)
 
-    InPlace.__name__ = InPlace.__qualname__ = original.__name__
-    return InPlace
+    def __delattr__(self, name: str) -> None:
+        if name not in REPORTS:
+            super().__delattr__(name)
+
+
+def in_place_of(original: type[BaseExecutor]) -> Any:
+    """Return a class that tests can use, and subclass, in place of one of APScheduler's."""
+    return type(original.__name__, (InPlace,), {"original": original})
 
 
 class MockScheduler:
     """ADAPTED "mock": a mock of a scheduler, with the attributes that a scheduler has."""
 
     def __init__(self, mock: Any) -> None:
-        self._mock = mock
-        self._plain = _Plain()
+        self.mock = mock
+        self.plain = PlainScheduler()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._mock if hasattr(self._mock, name) else self._plain, name)
+        return getattr(self.mock if hasattr(self.mock, name) else self.plain, name)
 
     def _dispatch_event(self, event: Any) -> None:
         if not isinstance(event, TaskLockEvent):  # which only listeners that ask for it would get
-            self._mock._dispatch_event(event)
+            self.mock._dispatch_event(event)
 
 
-class _Plain(BaseScheduler):
-    def shutdown(self, wait: bool = True) -> None:
-        super().shutdown(wait)
+class PlainScheduler(BaseScheduler):
+    """A scheduler that is not started."""
 
-    def wakeup(self) -> None:
-        pass
+    def shutdown(self, wait: bool = True) -> None: ...
+
+    def wakeup(self) -> None: ...
 
 
-def _wrap_default(scheduler: type[BaseScheduler]) -> None:
+def wrap_default_of(scheduler: type[BaseScheduler]) -> None:
+    """Let a scheduler's own default executor be this library's, around the one that it makes."""
     make_own = scheduler._create_default_executor
 
-    def make(self: Any) -> TaskLockExecutor:
+    def make(self: Any) -> Any:
         own = make_own(self)
-        if isinstance(own, TaskLockExecutor):
+        if isinstance(own, InPlace):  # of a module whose executor was replaced
             return own
         executor = object.__new__(in_place_of(type(own)))
-        executor.__init_around__(own)
+        executor.wrap(own)
         return executor
 
     scheduler._create_default_executor = make
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     schedulers = {BaseScheduler}
     for name in SCHEDULERS:
         module = importlib.import_module(f"apscheduler.schedulers.{name}")
-        schedulers |= {c for c in vars(module).values() if isinstance(c, type)}
+        schedulers |= {found for found in vars(module).values() if isinstance(found, type)}
     for scheduler in schedulers:
         if "_create_default_executor" in vars(scheduler):
-            _wrap_default(scheduler)
+            wrap_default_of(scheduler)
     for module_name, names in EXECUTORS.items():
-        module = importlib.import_module(module_name)
+        module = importlib.import_module(f"apscheduler.executors.{module_name}")
         for name in names:
             setattr(module, name, in_place_of(getattr(module, name)))
 
@@ -167,56 +171,48 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_teardown() -> Iterator[None]:
     """End the executors that a test leaves running, as many do."""
     yield
-    while Replaced.running:
+    while running:
         with suppress(Exception):  # its event loop may be over
-            Replaced.running.pop().shutdown(wait=False)
+            running.pop().shutdown(wait=False)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    used = set()
-    kept, deselected = [], []
-    for item in items:
-        name = item.nodeid.removeprefix("tests/")
-        for row in SETTINGS["deselected"]:
-            if fnmatch.fnmatchcase(name, row["test"].replace("[", "[[]")):
-                used.add(row["test"])
-                deselected.append(item)
-                break
-        else:
-            kept.append(item)
-        for row in SETTINGS["differences"]:
-            if fnmatch.fnmatchcase(name, row["test"].replace("[", "[[]")):
-                used.add(row["test"])
-                item.add_marker(pytest.mark.xfail(strict=True, reason=row["why"]))
-                item.stash[FAILURE] = row["failure"]
-    items[:] = kept
-    config.hook.pytest_deselected(items=deselected)
-    rows = SETTINGS["deselected"] + SETTINGS["differences"]
-    if unused := [row["test"] for row in rows if row["test"] not in used]:
-        raise pytest.UsageError(f"tests/foreign/suites.py lists tests that are not there: {unused}")
+    left_out = [item for item in items if row_of(item, "left_out")]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+    different = [(item, row) for item in items if (row := row_of(item, "differences"))]
+    for item, row in different:
+        item.add_marker(pytest.mark.xfail(strict=True, reason=row["why"]))
+        item.stash[FAILURE] = row["failure"]
+    if config.getoption("keyword") or any("::" in argument for argument in config.args):
+        return
+    listed = {row["test"] for row in SETTINGS["left_out"] + SETTINGS["differences"]}
+    listed -= {row_of(item, "left_out")["test"] for item in left_out}
+    listed -= {row["test"] for _, row in different}
+    if listed:
+        raise pytest.UsageError(f"suites.py lists tests that are not there: {sorted(listed)}")
 
 
-FAILURE = pytest.StashKey[str]()
+def row_of(item: pytest.Item, table: str) -> Any:
+    """Return the first row of a table that lists a test, or ``None``."""
+    name = item.nodeid.removeprefix("tests/")
+    rows = [r for r in SETTINGS[table] if fnmatch.fnmatchcase(name, r["test"].replace("[", "[[]"))]
+    return rows[0] if rows else None
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Let a listed test fail for another reason than the one that is listed."""
+    """Let a test fail that is listed as a difference, but fails in another way."""
     outcome: Any = yield
     report = outcome.get_result()
-    expected = item.stash.get(FAILURE, None)
-    if expected is None or call.excinfo is None or not hasattr(report, "wasxfail"):
+    if FAILURE not in item.stash or call.excinfo is None or not hasattr(report, "wasxfail"):
         return
-    happened = str(call.excinfo.getrepr(style="short"))
-    if call.when != "call" or expected not in happened:
-        report.outcome = "failed"
-        report.longrepr = (
-            f"It is listed as a difference that fails with {expected!r}, but here, in its "
-            f"{call.when}:\n{happened}"
-        )
+    expected, happened = item.stash[FAILURE], report.longreprtext
+    if call.when != "call" or not re.search(expected, happened):
         del report.wasxfail
+        report.outcome = "failed"
+        report.longrepr = f"in its {call.when}, and not with {expected!r}:\n{happened}"
 
 
 def pytest_sessionfinish() -> None:
-    Path(SETTINGS["used"]).write_text(json.dumps(Replaced.submitted))
+    Path(SETTINGS["used"]).write_text(json.dumps(submitted))
