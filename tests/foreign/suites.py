@@ -85,13 +85,13 @@ ADAPTATIONS = (
         "clock",
         "Where a test sets the clock of APScheduler's modules to 2011, its run times are due now.",
         "The lock goes by the clocks of the machine and of the database.",
-        "explanation/windows.md",
+        "explanation/windows.md#the-decision",
     ),
     Adaptation(
         "shutdown",
         "Before a pool's executor is shut down, what was submitted to it is run.",
         "A run time that has not begun at the shutdown is left to other replicas.",
-        "how-to/deployments.md#what-a-shutdown-does",
+        "how-to/deployments.md#what-becomes-of-what-runs",
     ),
     Adaptation(
         "mock",
@@ -99,7 +99,7 @@ ADAPTATIONS = (
         "events of the lock.",
         "Those events are for listeners that ask for them, and for who overrides "
         "`_dispatch_event`, as instrumentation does.",
-        "reference/events.md",
+        "reference/events.md#together-with-apschedulers-events",
     ),
     Adaptation(
         "internals",
@@ -129,7 +129,7 @@ SUITES = (
                 r"assert 1 == 2|assert None == 'test'",
                 "Two instances of one job do not run at the same time: while the first one holds "
                 "the lock, the second is refused.",
-                "explanation/guarantees.md",
+                "explanation/guarantees.md#runs-that-do-not-come-or-come-late",
             ),
             Difference(
                 ("test_executors.py::test_run_job_error[*",),
@@ -149,7 +149,7 @@ SUITES = (
                 "test_schedulers.py::TestGeventScheduler::*",
                 "They are run apart, in a process that gevent has patched: a GeventScheduler is an "
                 "error in any other.",
-                "reference/messages.md",
+                "reference/messages.md#tasklockoptionerror",
             ),
         ),
     ),
