@@ -289,37 +289,44 @@ class TaskLocks:
 
     def pause(
         self,
-        *names: str,
+        *patterns: str,
         duration: float | timedelta | None = None,
         by: str | None = None,
         reason: str | None = None,
-    ) -> None:
+    ) -> list[str]:
         """Pause tasks on all replicas: once this has returned, not one more claim is granted.
 
         A run that goes on ends by itself. Run times that fall into the pause are not made up for.
+        Tasks that appear later are not paused, whether or not they match.
 
+        :param patterns: names, in which ``*`` and ``?`` stand for characters where no task has
+            exactly that name
         :param duration: seconds or ``timedelta``; ``None``: until :meth:`resume`
         :param by: who, shown to others; by default this process's user and host
         :param reason: why, shown to others
-        :raises TaskLockNotFoundError: one of the tasks has no row; then none is paused
+        :return: the names of the tasks, in order
+        :raises TaskLockNotFoundError: no task matches one of the patterns; then none is paused
         :raises TaskLockError: the database is unavailable, or rejects that
         """
         seconds = None
         if duration is not None:
             seconds = parse_positive_seconds(duration, "duration", "pause()")
-        self._operate(
+        return self._operate(
             lambda operations, cursor: operations.pause(
-                cursor, names, seconds, by or _operator(), reason
+                cursor, patterns, seconds, by or _operator(), reason
             )
         )
 
-    def resume(self, *names: str) -> None:
+    def resume(self, *patterns: str) -> list[str]:
         """End the pause of tasks. Those that are not paused stay as they are.
 
-        :raises TaskLockNotFoundError: one of the tasks has no row; then none is resumed
+        :param patterns: names, in which ``*`` and ``?`` stand for characters where no task has
+            exactly that name
+        :return: the names of those that were paused, in order
+        :raises TaskLockNotFoundError: no task matches one of the patterns; then none is resumed
         :raises TaskLockError: the database is unavailable, or rejects that
         """
-        self._operate(lambda operations, cursor: operations.resume(cursor, names))
+        return self._operate(lambda operations, cursor: operations.resume(cursor, patterns))
 
     def request_run(
         self,

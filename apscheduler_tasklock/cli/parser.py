@@ -174,7 +174,11 @@ def _add_changes(commands: Any) -> None:
         "pause",
         steering.pause,
         "let no replica begin tasks any more; a run that goes on ends by itself",
-        ["pause sync-prices --for 2h --reason 'the shop is closed'"],
+        [
+            "pause sync-prices --for 2h --reason 'the shop is closed'",
+            "pause 'report-*' sync-prices",
+        ],
+        "Tasks that appear later are not paused, whether or not they match.",
     )
     _add_names(command)
     command.add_argument(
@@ -187,7 +191,11 @@ def _add_changes(commands: Any) -> None:
     command.add_argument("--reason", metavar="R", help="why, shown to others")
 
     command = _add(
-        commands, "resume", steering.resume, "end the pause of tasks", ["resume sync-prices"]
+        commands,
+        "resume",
+        steering.resume,
+        "end the pause of tasks",
+        ["resume sync-prices", "resume 'report-*'"],
     )
     _add_names(command)
 
@@ -408,8 +416,14 @@ def _add_patterns(parser: argparse.ArgumentParser, metavar: str = "GLOB") -> Non
 
 
 def _add_names(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tasks", nargs="+", metavar="TASK", help="their names")
+    parser.add_argument(
+        "tasks",
+        nargs="+",
+        metavar="TASK",
+        help="their names, in which * and ? stand for characters where no task has exactly that "
+        "name; if one matches no task, nothing is changed",
+    )
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tasks", nargs=1, metavar="TASK", help="its name")
+    parser.add_argument("tasks", nargs=1, metavar="TASK", help="its exact name; no pattern")

@@ -393,6 +393,103 @@ class TestPauseAndResume:
         assert command("status", "--state", "paused").cells == []
         assert command("pause", "a").out == "a: paused until it is resumed\n"
 
+    @pytest.mark.parametrize("form", [(), ("--json",)], ids=["plain", "JSON"])
+    def test_patterns_choose_as_in_status_and_it_is_said_what_they_do_not_cover(
+        self, command: Command, connection: Connection, form: tuple[str, ...]
+    ) -> None:
+        for task in ("report-2", "report-1", "rapport", "other"):
+            add_task(connection, task)
+        answer = command("pause", "rep*", "r?pport", *form)
+        assert answer.status == 0
+        names = ["rapport", "report-1", "report-2"]
+        if form:
+            assert answer.json["paused"] == names
+        else:
+            assert answer.out.splitlines() == [f"{n}: paused until it is resumed" for n in names]
+        assert answer.err == (
+            "apscheduler-tasklock: 3 tasks are paused; those that appear later and match 'rep*', "
+            "'r?pport' are not\n"
+        )
+        add_task(connection, "report-3")
+        assert [row[0] for row in command("status", "--state", "paused").cells] == names
+        answer = command("resume", "rep*", "other", *form)
+        assert answer.status == 0
+        if form:
+            assert answer.json == {"resumed": ["report-1", "report-2"]}
+        else:
+            assert answer.out == ("other: was not paused\nreport-1: resumed\nreport-2: resumed\n")
+        assert answer.err == "apscheduler-tasklock: 2 tasks are resumed\n"
+        assert [row[0] for row in command("status", "--state", "paused").cells] == ["rapport"]
+
+    @pytest.mark.parametrize("operation", ["pause", "resume"])
+    def test_one_pattern_without_a_task_leaves_all_as_they_are(
+        self, command: Command, connection: Connection, operation: str
+    ) -> None:
+        add_task(connection, "report")
+        add_task(connection, "closed", **PAUSED)
+        answer = command(operation, "report", "closed", "tusk*")
+        assert (answer.status, answer.out) == (3, "")
+        assert "no such task: 'tusk*'" in answer.err
+        assert [row[0] for row in command("status", "--state", "paused").cells] == ["closed"]
+
+    def test_patterns_whose_tasks_are_not_paused_resume_none(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "report")
+        answer = command("resume", "rep*")
+        assert (answer.status, answer.out) == (0, "")
+        assert answer.err == "apscheduler-tasklock: no task is resumed\n"
+
+    @pytest.mark.parametrize("name", ["a*", "a?", "*", "a[1]*", "a\\*"])
+    def test_a_task_of_exactly_that_name_is_meant_alone(
+        self, command: Command, connection: Connection, name: str
+    ) -> None:
+        for task in (name, "a1", "ab", "a[1]", "a\\b"):
+            add_task(connection, task)
+        assert command("pause", name, "--json").json["paused"] == [name]
+        assert command("resume", name, "--json").json["resumed"] == [name]
+        assert len(command("pause", "**", "--json").json["paused"]) == 5
+
+    def test_a_namespace_limits_what_a_pattern_chooses(
+        self, command: Command, connection: Connection
+    ) -> None:
+        for task in ("shop:a", "shop:b", "a"):
+            add_task(connection, task)
+        answer = command("pause", "*", "--namespace", "shop:", "--json")
+        assert answer.json["paused"] == ["shop:a", "shop:b"]
+
+    def test_rows_are_locked_in_the_order_of_names(
+        self, command: Command, connection: Connection, database_url: str
+    ) -> None:
+        """So that two who change the same tasks never wait for each other in a circle."""
+        for task in ("c", "b", "a"):
+            add_task(connection, task)
+        with (
+            psycopg.connect(database_url) as other,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            other.execute("SELECT FROM task_lock WHERE task_name = 'b' FOR UPDATE")
+            pausing = pool.submit(command, "pause", "c", "*")
+            waits = "SELECT FROM pg_locks WHERE NOT granted"
+            eventually(lambda: connection.execute(waits).rowcount)
+            free = "SELECT task_name FROM task_lock ORDER BY 1 FOR UPDATE SKIP LOCKED"
+            assert connection.execute(free).fetchall() == [("c",)]
+            other.rollback()
+            assert pausing.result().status == 0
+        assert len(command("status", "--state", "paused").cells) == 3
+
+    @pytest.mark.parametrize(
+        "arguments", [["run", "rep*"], ["forget", "rep*"], ["free", "rep*", "--token", "7"]]
+    )
+    def test_what_is_for_one_task_takes_no_pattern(
+        self, command: Command, connection: Connection, arguments: list[str]
+    ) -> None:
+        add_task(connection, "report", **DEAD)
+        answer = command(*arguments)
+        assert (answer.status, answer.out) == (3, "")
+        assert "no such task: 'rep*'" in answer.err
+        assert f"`{arguments[0]}` takes one task's exact name" in answer.err
+
     @pytest.mark.parametrize("operation", ["pause", "resume", "forget", "run", "show"])
     def test_a_task_that_is_not_there_is_3(self, command: Command, operation: str) -> None:
         answer = command(operation, "tusk")

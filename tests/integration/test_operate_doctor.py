@@ -339,7 +339,11 @@ class TestLocks:
     @pytest.mark.parametrize(
         ("table", "mode"),
         [
-            *((table, "ACCESS EXCLUSIVE") for table in [*GRANTS, "task_lock_alembic_version"]),
+            ("task_lock", "ACCESS EXCLUSIVE"),
+            ("task_lock_replica", "ACCESS EXCLUSIVE"),
+            ("task_lock_alembic_version", "ACCESS EXCLUSIVE"),
+            pytest.param("task_lock_run", "ACCESS EXCLUSIVE", marks=pytest.mark.faults),
+            pytest.param("task_lock_job", "EXCLUSIVE", marks=pytest.mark.faults),
             ("task_lock", "SHARE"),
         ],
     )
