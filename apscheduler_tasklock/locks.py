@@ -240,6 +240,7 @@ class TaskLocks:
         *patterns: str,
         outcome: str | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
         limit: int = 100,
     ) -> list[Run]:
         """Return runs that are over, the newest first.
@@ -247,19 +248,31 @@ class TaskLocks:
         :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters
         :param outcome: only those with this outcome: one of :class:`Run`'s
         :param since: only those that began then or later; aware
+        :param until: only those that began before then; aware
         :param limit: how many, at most
-        :raises TaskLockOptionError: there is no such outcome
+        :raises TaskLockOptionError: there is no such outcome, or a time has no zone
         :raises TaskLockError: the database is unavailable, or rejects that
         """
         if outcome not in (None, *OUTCOMES):
             raise TaskLockOptionError(
                 f"runs: there is no outcome {outcome!r}; give one of {', '.join(OUTCOMES)}"
             )
+        for name, moment in (("since", since), ("until", until)):
+            if moment is not None and moment.utcoffset() is None:
+                raise TaskLockOptionError(
+                    f"runs: {name} must be a time with a zone, not {moment!r}; "
+                    f"{name}.astimezone() gives it this machine's"
+                )
         is_name = len(patterns) == 1 and not set("*?") & set(patterns[0])
         like = [like_of(pattern) for pattern in patterns] or None
 
         def read(operations: Operations, cursor: Any) -> list[Run]:
-            wanted: dict[str, Any] = {"outcome": outcome, "since": since, "limit": limit}
+            wanted: dict[str, Any] = {
+                "outcome": outcome,
+                "since": since,
+                "until": until,
+                "limit": limit,
+            }
             if is_name:
                 return operations.runs(cursor, patterns[0], **wanted)
             return operations.runs(cursor, like=like, **wanted)

@@ -135,7 +135,8 @@ class Operations:
         # wanted that is older than those.
         matches = """(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
                      AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
-                     AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)"""
+                     AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
+                     AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)"""
         self._matching_runs = Statement(f"""
             SELECT {columns} FROM {self._runs} AS run
             WHERE {matches} AND run.started_at >= COALESCE((
@@ -150,6 +151,7 @@ class Operations:
             WHERE run.task_name = %(task)s
               AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
               AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
+              AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
             ORDER BY run.token DESC LIMIT %(limit)s
         """)
         self._list_replicas = Statement(f"""
@@ -252,11 +254,12 @@ class Operations:
         like: Sequence[str] | None = None,
         outcome: str | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
         limit: int = 100,
     ) -> list[Run]:
         """Return runs that are over, the newest first."""
         cursor.row_factory = class_row(Run)
-        wanted = {"outcome": outcome, "since": since, "limit": limit}
+        wanted = {"outcome": outcome, "since": since, "until": until, "limit": limit}
         if task is not None:
             return self._all(cursor, self._runs_of_task, task=task, **wanted)
         return self._all(cursor, self._matching_runs, like=_list(like), **wanted)

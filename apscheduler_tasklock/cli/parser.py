@@ -31,6 +31,14 @@ exit status: 0; 1 failed; 2 wrong usage; 3 no such task; 4 its state forbids it;
 5 the wait ran out; 6 the awaited run failed
 """
 
+_TIMES = """
+A time T is written as 02:00, yesterday, 'yesterday 22:00', today, 2026-01-31,
+'2026-01-31 03:00' or 2026-01-31T03:00:00Z; or as a duration ago: 90s, 15m, 2h,
+1d. A time of day is the last one that there was, and a day its beginning. Without
+a zone (Z, UTC or +02:00) it is in the zone of this machine, as the environment's
+TZ and /etc/localtime have it.
+"""
+
 _CHECK_STATUSES = """
 exit status: 0 all is well; 1 a task is late by more than half its grace time, or
 its last run failed; 2 one is overdue, dead, or takes too long; 3 unknown, on every
@@ -134,18 +142,32 @@ def _add_reads(commands: Any) -> None:
         "runs",
         runs.runs,
         "the run history, the newest first",
-        ["runs", "runs sync-prices --outcome error --since 2h", "runs --follow"],
+        [
+            "runs",
+            "runs sync-prices --outcome error --since 2h",
+            "runs --since yesterday --until today",
+            "runs --since 22:00 --until 02:00",
+            "runs --follow",
+        ],
+        _TIMES,
     )
     _add_patterns(command, "TASK")
     command.add_argument("--outcome", choices=OUTCOMES, help="only runs that ended so")
     command.add_argument(
         "--since",
-        type=values.since,
+        type=values.moment,
         metavar="T",
-        help="only those begun then or later: 2026-01-31T03:00:00Z, or 2h for two hours ago",
+        help="only those begun then or later",
     )
     command.add_argument(
-        "--limit", type=values.at_least_one, default=100, metavar="N", help="(default: 100)"
+        "--until", type=values.moment, metavar="T", help="only those begun before then"
+    )
+    command.add_argument(
+        "--limit",
+        type=values.at_least_one,
+        default=100,
+        metavar="N",
+        help="how many, the newest of them (default: 100); it is said if there are more",
     )
     command.add_argument(
         "--follow", action="store_true", help="print further ones when they end, until Ctrl-C"
@@ -362,7 +384,9 @@ def _add(
 ) -> argparse.ArgumentParser:
     """Add a command, with the options that all of them have."""
     shown = "\n".join(f"  {PROGRAM} {example}" for example in examples)
-    description = f"{help_[0].upper()}{help_[1:]}." + (f" {more}" if more else "")
+    description = f"{help_[0].upper()}{help_[1:]}."
+    if more:
+        description += f"\n{more}" if more.startswith("\n") else f" {more}"
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help_,

@@ -45,39 +45,41 @@ def duration(text: str) -> float:
     return seconds
 
 
-def moment(text: str) -> datetime:
+def moment(text: str, now: datetime | None = None) -> datetime:
     """Return the time that somebody has written: a time, or a duration before now.
 
     Without a zone it is in this machine's zone; a time of day is the last one that there was, and
-    a day its beginning. What is now, this machine's clock tells.
+    a day its beginning.
 
+    :param now: by default what this machine's clock tells
     :raises argparse.ArgumentTypeError: it is none
     """
     found = _AGO.fullmatch(text.strip())
     try:
-        told = _ago(found[1]) if found else _point(text.strip())
+        now = now or datetime.now(timezone.utc)
+        told = now - _length(found[1]) if found else _point(text.strip(), now)
     except (ValueError, OverflowError):  # argparse would name this function in its message
         told = None
     if told is None:
         raise argparse.ArgumentTypeError(f"must be {_MOMENT}, not {text!r}")
-    return told
+    return told.astimezone()
 
 
-def _ago(text: str) -> datetime:
-    seconds = duration(text.replace(" ", ""))
-    return datetime.now(timezone.utc) - timedelta(seconds=seconds)
+def _length(text: str) -> timedelta:
+    return timedelta(seconds=duration(text.replace(" ", "").lower()))
 
 
-def _point(text: str) -> datetime | None:
+def _point(text: str, now: datetime) -> datetime | None:
     """Return a point in time; ``None`` if it is written as none.
 
+    :param now: aware
     :raises ValueError: there is no such day, time or offset
     """
     found = _POINT.fullmatch(text.lower())
     if not text or found is None:
         return None
     zone = _zone(found["zone"])
-    now = datetime.now(timezone.utc).astimezone(zone)
+    now = now.astimezone(zone)
     if found["now"]:
         return now
     day = now.date()

@@ -6,7 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -17,7 +17,6 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._scheduler.names import canonical_schedule
 from apscheduler_tasklock.cli.schedules import schedule_in_words, trigger_in_words
-from apscheduler_tasklock.cli import values
 from apscheduler_tasklock.cli.text import (
     exact_seconds,
     local_time,
@@ -52,23 +51,12 @@ def test_what_is_no_duration_is_an_error_that_repeats_it(text: str) -> None:
 
 
 @pytest.fixture
-def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """A reader in Berlin, who reads at a time that is set, as ``2026-01-31 09:30``."""
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], datetime]]:
+    """A reader in Berlin, who writes a time at a time of his, as ``2026-01-31 09:30``."""
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     zone = ZoneInfo("Europe/Berlin")
-
-    def set_time(text: str) -> None:
-        now = datetime.fromisoformat(text).replace(tzinfo=zone)
-
-        class Clock(datetime):
-            @classmethod
-            def now(cls, tz: tzinfo | None = None) -> datetime:
-                return now.astimezone(tz) if tz else now.replace(tzinfo=None)
-
-        monkeypatch.setattr(values, "datetime", Clock)
-
-    yield set_time
+    yield lambda now, text: moment(text, datetime.fromisoformat(now).replace(tzinfo=zone))
     monkeypatch.undo()
     time.tzset()
 
@@ -110,28 +98,33 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
         (" 2h ", "2026-01-31T06:30:00"),
     ],
 )
-def test_a_time_is_what_people_write(berlin: Callable[[str], None], text: str, utc: str) -> None:
-    berlin("2026-01-31 09:30")
-    assert moment(text).astimezone(UTC).isoformat() == f"{utc}+00:00"
+def test_a_time_is_what_people_write(
+    berlin: Callable[[str, str], datetime], text: str, utc: str
+) -> None:
+    assert berlin("2026-01-31 09:30", text).astimezone(UTC).isoformat() == f"{utc}+00:00"
 
 
-def test_what_the_command_line_prints_can_be_given_to_it(berlin: Callable[[str], None]) -> None:
-    berlin("2026-01-31 09:30")
+def test_what_the_command_line_prints_can_be_given_to_it(
+    berlin: Callable[[str, str], datetime],
+) -> None:
     when = datetime(2026, 1, 29, 3, 0, 30, tzinfo=UTC)
-    assert moment(rfc3339(when)) == when
-    assert moment(local_time(when)) == when
+    for text in (rfc3339(when), local_time(when)):
+        assert berlin("2026-01-31 09:30", text) == when
 
 
-def test_a_time_of_a_day_that_the_clocks_change(berlin: Callable[[str], None]) -> None:
-    berlin("2026-03-29 12:00")
-    assert moment("today").astimezone(UTC).isoformat() == "2026-03-28T23:00:00+00:00"
-    assert moment("11:00").astimezone(UTC).isoformat() == "2026-03-29T09:00:00+00:00"
+def test_a_time_of_a_day_that_the_clocks_change(berlin: Callable[[str, str], datetime]) -> None:
+    now = "2026-03-29 12:00"
+    assert berlin(now, "today").astimezone(UTC).isoformat() == "2026-03-28T23:00:00+00:00"
+    assert berlin(now, "11:00").astimezone(UTC).isoformat() == "2026-03-29T09:00:00+00:00"
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "soon", "90", "0s", "25:00", "2026-13-01", "2026-01-31T3", "20260131", "-2h", "99999d"]
-    + ["2h later", "yesterday yesterday", "today Z", "\u0660\u0662:00", "2026-01-31T03:00+99:00"],
+    [
+        *("", "soon", "90", "0s", "-2h", "99999d", "2h later", "25:00", "\u0660\u0662:00"),
+        *("2026-13-01", "2026-01-31T3", "20260131", "2026-01-31T03:00+99:00"),
+        *("yesterday yesterday", "today Z"),
+    ],
 )
 def test_what_is_no_time_is_an_error_that_repeats_it_and_says_what_is_one(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as error:
