@@ -76,6 +76,7 @@ def upgrade(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("tasks", ARRAY(sa.Text), nullable=False),
         sa.Column("stopped_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("rejected", ARRAY(sa.Text), nullable=False, server_default=sa.text("'{}'")),
         schema=schema,
     )
     for suffix in (RUN_SUFFIX, REPLICA_SUFFIX):
