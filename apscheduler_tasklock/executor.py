@@ -252,6 +252,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._jobs.has_next_run,
             self._adapter.hands_out,
             self._adapter.stored_tasks,
+            self._rejected,
             self.timings,
         )
         self._failover = Failover(locks, self._jobs, self._poll, self._given_up)
@@ -266,7 +267,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def start(self, scheduler: Any, alias: str) -> None:
         """Start the wrapped executor. Called by the scheduler.
 
-        :raises TaskLockSchemaError: the task lock table is missing, old or not permitted
+        :raises TaskLockSchemaError: tables are missing, old or not permitted; the message names all
+            that is missing
         :raises TaskLockOptionError: options of a job that was added already are impossible, or
             another scheduler runs with this executor, or its ``redact`` cannot go to the worker
             processes that it has
@@ -406,6 +408,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         degraded = []
         if self.locks.outage.reason is not None:
             degraded.append(f"the database is unavailable: {self.locks.outage.reason}")
+        degraded += [f"rejected by the database: {each}" for each in self._rejected()]
         if self._overdue.names:
             degraded.append(f"overdue tasks: {', '.join(sorted(self._overdue.names))}")
         started = self._started_in == os.getpid()
@@ -414,6 +417,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             ready=started and (self._poll.has_looked or not self._enabled),
             degraded=tuple(degraded),
         )
+
+    def _rejected(self) -> tuple[str, ...]:
+        """Return what the database rejects of this replica's work, its job store's too."""
+        return tuple(sorted({*self.locks.rejections.told(), *self._adapter.rejected_by_stores()}))
 
     def drain(self, timeout: float | timedelta | None = None, *, coroutines: bool = True) -> bool:
         """Claim nothing more, and wait until what runs here has ended; then shut down as usual.
@@ -666,11 +673,11 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         )
 
     def _check_database(self) -> None:
-        """Check the task lock table."""
+        """Check the tables."""
         # Logged as an outage. An application should start while its database restarts; the first
-        # claim finds out what this check could not.
+        # look finds out what this check could not.
         with suppress(TaskLockDatabaseError):
-            self.locks.check()
+            self.locks.check(jobs=self._adapter.has_store_beside(self.locks))
 
     def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
         raise NotImplementedError("the wrapped executor does this")

@@ -167,7 +167,7 @@ class TaskLocks:
             redact=redact,
         )
         self._client = LockClient(settings)
-        self._operations = Operations(self._client.table)
+        self._operations = Operations(self._client.table, self._client.rejections)
         replace_in_each_child(self)
 
     def replace_in_child(self) -> None:
@@ -180,9 +180,9 @@ class TaskLocks:
         return self._client.replica_id
 
     def check(self) -> None:
-        """Make sure that the table is there, new enough, and permitted.
+        """Make sure that the tables are there, new enough, and permitted: but that of stored jobs.
 
-        :raises TaskLockSchemaError: it is not; the message names the remedy
+        :raises TaskLockSchemaError: they are not; the message names all that is missing
         :raises TaskLockDatabaseError: the database is unavailable
         """
         client_now(self._client).check()

@@ -198,6 +198,8 @@ class ReplicaStatus:
     :ivar alive: whether that was less than 90 seconds ago
     :ivar tasks: the tasks that it has, by name
     :ivar running: those of them that it runs
+    :ivar rejected: what the database rejects of its work, each as ``"history: <why, and what to
+        do>"``; empty if nothing
     """
 
     replica_id: str
@@ -208,6 +210,7 @@ class ReplicaStatus:
     alive: bool
     tasks: tuple[str, ...]
     running: tuple[str, ...]
+    rejected: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -218,8 +221,8 @@ class Health:
         due for more than a minute. If not, only a restart helps.
     :ivar ready: whether it has started and seen its table once. A database that goes away later
         does not change that.
-    :ivar degraded: why not all is well, as a database that is unavailable or tasks that are
-        overdue; empty if all is. A restart does not help.
+    :ivar degraded: why not all is well, as a database that is unavailable, a right that is missing,
+        or tasks that are overdue; empty if all is. A restart does not help.
     """
 
     live: bool

@@ -114,6 +114,7 @@ def _create_replicas(op: Operations, table: str, schema: str | None) -> None:
         _moment("seen_at", nullable=False),
         sa.Column("tasks", ARRAY(sa.Text), nullable=False),
         _moment("stopped_at", nullable=True),
+        sa.Column("rejected", ARRAY(sa.Text), nullable=False, server_default=sa.text("'{}'")),
         schema=schema,
     )
 

@@ -22,6 +22,7 @@ from apscheduler_tasklock._database.connection import (
 from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, Closing, Deadline
 from apscheduler_tasklock._database.errors import as_unavailable, one_line
 from apscheduler_tasklock._database.pool import open_apart
+from apscheduler_tasklock._database.rejections import NOTIFICATIONS, Rejections
 from apscheduler_tasklock._database.retry import jittered
 from apscheduler_tasklock._database.url import as_url
 
@@ -46,6 +47,7 @@ class Listener:
     :param heard: called in the thread when something was notified, or may have been missed
     :param application_name: of the connection, unless an engine is given
     :param attempt: seconds within which each wait for the server ends
+    :param rejections: is told if the database rejects it
     :param reconnect_after: seconds after which a connection that broke is replaced; one that is
         rejected again and again, ever later
     """
@@ -58,6 +60,7 @@ class Listener:
         *,
         application_name: str,
         attempt: float,
+        rejections: Rejections | None = None,
         reconnect_after: float = _RECONNECT_AFTER,
     ) -> None:
         self._closing = Closing()
@@ -67,6 +70,7 @@ class Listener:
             else connector(as_url(database), attempt, application_name, self._closing)
         )
         self._attempt = attempt
+        self._rejections = rejections or Rejections()
         self._reconnect_after = reconnect_after
         self._channel = channel
         self._heard = heard
@@ -95,14 +99,11 @@ class Listener:
         if unavailable is not None:  # who polls logs the outage
             logger.debug("Changes of jobs are not told for now: %s", unavailable)
             return self._reconnect_after
-        is_first = not self._backoff
         self._backoff = min(_LONGEST_BACKOFF, self._backoff * 2 or self._reconnect_after)
-        logger.log(
-            logging.WARNING if is_first else logging.DEBUG,
-            "Changes of jobs on other replicas are not told at once, but found by polling; "
-            "listening for them failed, and is tried again in some %.1f sec: %s",
-            self._backoff,
-            one_line(error) or type(error).__name__,
+        self._rejections.begin(
+            NOTIFICATIONS,
+            "listening for changes of jobs on other replicas failed, so that they are found by "
+            f"polling: {one_line(error) or type(error).__name__}",
         )
         return self._backoff
 
@@ -123,6 +124,7 @@ class Listener:
                 listen = sql.SQL("LISTEN {}").format(sql.Identifier(self._channel))
                 raw_cursor(connection).execute(listen)
             self._backoff = 0.0
+            self._rejections.end(NOTIFICATIONS)
             self._heard()  # what was told before
             while not self._closing.stopped:
                 for _ in connection.notifies(timeout=_LOOK_INTERVAL, stop_after=1):

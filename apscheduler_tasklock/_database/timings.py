@@ -21,8 +21,8 @@ class Timings:
         to the background
     :ivar release_interval: after which a release that could not be sent is sent again; sooner if
         somebody waits for it
-    :ivar rejected_interval: the same if the database rejects it, as until somebody gives a right
-        back
+    :ivar rejected_interval: after which what the database rejects is tried again, as until somebody
+        gives a right back: a release, and the run history. All else is tried again with each look.
     :ivar closing_timeout: for which pending releases are sent at a shutdown while the database is
         unavailable, as when a server restarts under a deployment. All attempts are over by then.
     :ivar report_interval: from one sign of life of a replica to the next; three of them make it
@@ -40,7 +40,7 @@ class Timings:
     renewals_per_lease: int = 3
     release_timeout: float = 0.2
     release_interval: float = 1.0
-    rejected_interval: float = 10.0
+    rejected_interval: float = 5.0
     closing_timeout: float = 3.0
     report_interval: float = 30.0
     refusal_age: float = 5.0

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -31,6 +31,12 @@ from apscheduler_tasklock._database.errors import NotSentError, RowLockedError, 
 from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Exchange, Outcome
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.pool import NoDatabase, Pool, make_pool, make_second_pool
+from apscheduler_tasklock._database.rejections import (
+    CLAIMS,
+    REGISTRATIONS,
+    RUN_HISTORY,
+    Rejections,
+)
 from apscheduler_tasklock._database.retry import BACKOFF, LOCKED_BACKOFF, Retrier, jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
@@ -73,12 +79,18 @@ from apscheduler_tasklock._lock.stand_in import LockProtocol, StandIn, current_s
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.check import (
-    check_job_table,
-    check_table,
+    check_tables,
     explain_refusal,
     explain_rejection,
+    find_problem,
 )
-from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
+from apscheduler_tasklock.schema.table import (
+    DEFAULT_TABLE,
+    job_table,
+    replica_table,
+    run_table,
+    task_lock_table,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +153,7 @@ class LockClient:
     :ivar offload: does what coroutines want of the database
     :ivar clock: what is known of the database's clock
     :ivar outage: what is known of its outages
+    :ivar rejections: what it rejects of this replica's work now
     :ivar jobs: the statements of the job store, for :meth:`ask`
     :ivar claiming: counts the claims that are being made, and given back if nobody wants them
     :ivar in_use: counts who still needs the threads after :meth:`close`
@@ -164,6 +177,8 @@ class LockClient:
         background = BackgroundThreads(1, "tasklock-background")
         finishing = BackgroundThreads(1, "tasklock-finishing")
         self.outage = Outage(self.where, attempt_limit(settings.claim_timeout), settings.timings)
+        self.rejections = Rejections(settings.timings.rejected_interval)
+        self._rights_at = 0.0  # when they are looked at, on the monotonic clock
         self._pool, self._second_pool = self._make_pools()
         self._exchange = Exchange(self._pool, self.outage, self._explain, background, finishing)
         self.offload = ThreadOffload(
@@ -174,13 +189,21 @@ class LockClient:
         )
         self._retrier = Retrier(self._exchange, self.outage, self._closing, self.where)
         self._protocol = self._make_protocol()
-        self.jobs = JobRows(self.table, settings.replica_id, settings.history, settings.timings)
+        self.jobs = JobRows(
+            self.table,
+            settings.replica_id,
+            settings.history,
+            settings.timings,
+            self.rejections,
+        )
         self.clock = DatabaseClock(self.outage.clock_stepped)
         self._pending = PendingReleases(
             self._exchange, self._protocol, self._closing, settings.timings
         )
         self._context = ClaimContext(self._protocol, self.clock, self.outage, self._pending)
-        self._heartbeat = Heartbeat(self._renew, self._second_pool.close_idle, settings.timings)
+        self._heartbeat = Heartbeat(
+            self._renew, self._second_pool.close_idle, settings.timings, self.rejections
+        )
         self.in_use = Lifetime(self.offload.close)
 
     def _make_pools(self) -> tuple[Pool, Pool]:
@@ -208,7 +231,12 @@ class LockClient:
         settings = self.settings
         if settings.stand_in is not None:
             return settings.stand_in.protocol(settings.replica_id)
-        return TaskLockProtocol(self.table, settings.replica_id, history=settings.history)
+        return TaskLockProtocol(
+            self.table,
+            settings.replica_id,
+            history=settings.history,
+            rejections=self.rejections,
+        )
 
     def for_child(self) -> LockClient:
         """Return the same task locks in a forked child, with nothing of its parent's.
@@ -244,28 +272,61 @@ class LockClient:
         """Whether the database has been there for long enough to believe that a holder died."""
         return self.outage.stable
 
-    def check(self) -> None:
-        """Make sure that the table is there, new enough, and permitted.
+    def check(self, *, jobs: bool = False) -> None:
+        """Make sure that the tables are there, new enough, and permitted.
 
-        :raises TaskLockSchemaError: it is not; the message names the remedy
+        :param jobs: whether that of the job store is needed, too
+        :raises TaskLockSchemaError: they are not; the message names all that is missing
         :raises TaskLockDatabaseError: the database is unavailable
         """
         if self.settings.stand_in is not None:
             return
+        tables = [self.table]
+        if self.settings.history.runs:
+            tables.append(run_table(self.table))
+        tables.append(replica_table(self.table))
+        if jobs:
+            tables.append(job_table(self.table))
 
         def check(cursor: Any) -> None:
             sent = time.monotonic()
-            self._learn(sent, check_table(cursor, self.table, self._url.username))
+            self._learn(sent, check_tables(cursor, self.table, tables, self._url.username))
 
         self.ask(check)
+        self._rights_at = time.monotonic() + self._timings.report_interval
 
-    def check_jobs(self) -> None:
-        """Make sure that the jobs' table is there, new enough, and permitted.
+    def look_at_rights(self) -> None:
+        """Find out whether claims and the run history are still permitted.
 
-        :raises TaskLockSchemaError: it is not; the message names the remedy
+        Others find that out by what they do every few seconds. A task may run once a night.
+
+        It asks as often as a replica gives a sign of life; each time while something is rejected.
+
         :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that
         """
-        self.ask(lambda cursor: check_job_table(cursor, self.table, self._url.username))
+        rejections, now = self.rejections, time.monotonic()
+        is_urgent = rejections.suspected or rejections.told()
+        if self.settings.stand_in is not None or not (is_urgent or now > self._rights_at):
+            return
+        rejections.suspected = False
+        needed = {CLAIMS: self.table}
+        if self.settings.history.runs:
+            needed[RUN_HISTORY] = run_table(self.table)
+
+        def find(cursor: Any) -> dict[str, TaskLockSchemaError | None]:
+            user = self._url.username
+            return {
+                what: find_problem(cursor, self.table, table, user)
+                for what, table in needed.items()
+            }
+
+        for what, problem in self.ask(find).items():
+            if problem is None:
+                rejections.permitted(what)
+            else:
+                rejections.begin(what, problem)
+        self._rights_at = now + self._timings.report_interval
 
     def ask_for(self, seconds: float, statement: Callable[[Any], Answer]) -> Answer:
         """Run a short statement, again if the database is unavailable, for so many seconds.
@@ -335,7 +396,9 @@ class LockClient:
                 decision = self._retrier.run_until(
                     self._timeout, wanted, since=since, wait=self._closing.wait, first=first
                 )
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, TaskLockSchemaError):
+                    self.rejections.suspect()
                 self._end_in_doubt(wanted)
                 raise
             claimed = self._claimed(wanted.request, decision)
@@ -462,7 +525,9 @@ class LockClient:
                 # It stood when it was released; somebody has claimed the task since then.
                 return Released()
             return None if answer is None else Released(answer.locked_until)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, TaskLockSchemaError):
+                self.rejections.suspect()
             # Also when it is rejected, as while a role lacks a right, or interrupted, and beyond
             # the end of a lease: until somebody takes the run over, the row can be told its end.
             self._pending.add(_release_of(held, end), seconds=held.seconds_left)
@@ -518,25 +583,41 @@ class LockClient:
     def register(self, tasks: Sequence[Registration]) -> list[Registered]:
         """Tell of the tasks that this replica has, and how they are scheduled.
 
-        :return: what became of each; nothing of one that the database rejects
+        :return: what became of each. One that the database rejects is to be told again; one whose
+            name it cannot store is missing.
         :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that
         """
-        registered = []
+        registered, rejected = self._register(tasks)
+        if rejected is None:
+            self.rejections.end(REGISTRATIONS)
+        else:
+            self.rejections.begin(REGISTRATIONS, rejected)
+        return registered
+
+    def _register(
+        self, tasks: Sequence[Registration]
+    ) -> tuple[list[Registered], TaskLockError | None]:
+        """Do so; return what became of each, and why the last was rejected that was."""
+        registered: list[Registered] = []
+        rejected: TaskLockError | None = None
         for begin in range(0, len(tasks), MOST_TOGETHER):
             some = tasks[begin : begin + MOST_TOGETHER]
             try:
                 registered += self.ask(partial(self._protocol.register, tasks=some))
-            except (TaskLockDatabaseError, TaskLockSchemaError):
+            except TaskLockDatabaseError:
                 raise
             except TaskLockError as error:
-                # One task's mistake is its own, as a name that the database's encoding lacks.
-                if len(some) == 1:
-                    logger.info("Task %r is not registered: %s", some[0].task_name, error)
-                else:
+                if isinstance(error, TaskLockSchemaError):
+                    rejected = error
+                    registered += [Registered(task.task_name, None, again=True) for task in some]
+                elif len(some) > 1:  # one task's mistake is its own
                     for task in some:
-                        registered += self.register([task])
-        return registered
+                        one, why = self._register([task])
+                        registered, rejected = registered + one, why or rejected
+                else:
+                    rejected = error
+                    registered.append(Registered(some[0].task_name, None, again=True))
+        return registered, rejected
 
     def tell_overdue(self, task_name: str) -> Overdue | None:
         """Take it on to tell that a task is overdue; ``None`` if it is not, or another has.
@@ -547,17 +628,10 @@ class LockClient:
         return self.ask(partial(self._protocol.tell_overdue, task_name=task_name))
 
     def report_replica(
-        self,
-        version: str,
-        tasks: Sequence[str],
-        dropped: Collection[str] = (),
-        *,
-        has_all: bool = True,
+        self, version: str, tasks: Sequence[str], rejected: Sequence[str] = ()
     ) -> None:
-        """Say that this replica is alive, and which tasks it has.
+        """Say that this replica is alive, which tasks it has, and what is rejected of its work.
 
-        :param dropped: the tasks that it had, and that were removed here
-        :param has_all: whether it has had the time to get all of its jobs
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects that, as for a role without the right
         """
@@ -567,8 +641,7 @@ class LockClient:
                 host=socket.gethostname(),
                 version=version,
                 tasks=tasks,
-                dropped=dropped,
-                has_all=has_all,
+                rejected=rejected,
                 started_at=self._started_at,
             )
         )
@@ -581,6 +654,17 @@ class LockClient:
                 "of one of them only. Give each its own",
                 self.replica_id,
             )
+
+    def retire(self, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
+        """Let nobody wait any more for tasks that no replica has, if they were removed.
+
+        :param successor_of: the tasks that it has, once it has had the time to get all of its jobs:
+            what a replica before it had, and it has not, was removed then
+        :param dropped: the tasks that it had, and that were removed here
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that, as for a role without the right
+        """
+        self.ask(partial(self._protocol.retire, successor_of=successor_of, dropped=dropped))
 
     def stop_replica(self) -> None:
         """Say that this replica stops, so that it does not count as alive.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from apscheduler_tasklock._database.rejections import RENEWALS, Rejections
 from apscheduler_tasklock._database.retry import jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -41,9 +42,17 @@ class Heartbeat:
         and ``TaskLockError`` if it rejects that
     :param on_idle: called when there is nothing to renew any more, after a renewal
     :param timings: has the number of renewals in a lease
+    :param rejections: is told if the database rejects a renewal
     """
 
-    def __init__(self, renew: Renew, on_idle: Callable[[], None], timings: Timings) -> None:
+    def __init__(
+        self,
+        renew: Renew,
+        on_idle: Callable[[], None],
+        timings: Timings,
+        rejections: Rejections | None = None,
+    ) -> None:
+        self._rejections = rejections or Rejections()
         self._renew = renew
         self._on_idle = on_idle
         self._per_lease = timings.renewals_per_lease
@@ -52,7 +61,6 @@ class Heartbeat:
         self._looks_at = 0.0  # when the thread looks at them again, on the monotonic clock
         self._idle_since: float | None = None
         self._has_renewed = False
-        self._is_rejected = False
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -121,6 +129,7 @@ class Heartbeat:
             self._idle_since = now
         if self._has_renewed:
             self._has_renewed = False
+            self._rejections.end(RENEWALS)  # there is none to be rejected
             self._on_idle()
         return self._idle_since
 
@@ -148,10 +157,10 @@ class Heartbeat:
         try:
             renewed = self._renew([lease.held for lease in standing])
         except TaskLockError as error:
-            self._warn_once(error)
+            self._note_rejected(error)
             _put_off(standing)
             return
-        self._is_rejected = False
+        self._rejections.end(RENEWALS)
         for lease in standing:
             lease.due = self._due(lease.held, now)
             if lease.held.claim_id not in renewed:
@@ -159,11 +168,9 @@ class Heartbeat:
         # Somebody has their rows locked, maybe for a moment only.
         _put_off([lease for lease in standing if renewed.get(lease.held.claim_id) is False])
 
-    def _warn_once(self, error: TaskLockError) -> None:
-        """Warn, once until a renewal succeeds. An unavailable database is logged as an outage."""
-        if not isinstance(error, TaskLockDatabaseError) and not self._is_rejected:
-            self._is_rejected = True
-            logger.warning("Locks could not be renewed; trying again: %s", error)
+    def _note_rejected(self, error: TaskLockError) -> None:
+        if not isinstance(error, TaskLockDatabaseError):  # which is logged as an outage
+            self._rejections.begin(RENEWALS, error)
 
     def _lose(self, lost: _Lease) -> None:
         with self._changed:

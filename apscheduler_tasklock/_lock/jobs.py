@@ -12,7 +12,6 @@ moved on. *Runs* move ``next_run_time``. *Users* change what the job is, which m
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,10 +22,16 @@ import psycopg
 from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
-from apscheduler_tasklock._database.errors import LOST_STATEMENT_STATES
+from apscheduler_tasklock._database.errors import as_unavailable
+from apscheduler_tasklock._database.rejections import RUN_HISTORY, Rejections
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.messages import HandOut
-from apscheduler_tasklock._lock.protocol import HISTORY, LOCK_TIMEOUT, HistorySettings
+from apscheduler_tasklock._lock.protocol import (
+    HISTORY,
+    LOCK_TIMEOUT,
+    HistorySettings,
+    note_rejected_history,
+)
 from apscheduler_tasklock._lock.statements import (
     HANDED_OUT_TO_NOBODY,
     NOT_RUNNING,
@@ -36,8 +41,6 @@ from apscheduler_tasklock._lock.statements import (
     settle_last,
 )
 from apscheduler_tasklock.schema.table import job_table
-
-logger = logging.getLogger(__name__)
 
 # Seconds for which a job is handed out, if that is not renewed.
 HAND_OUT = 5.0
@@ -198,6 +201,7 @@ class JobRows:
     :param replica_id: to whom jobs are handed out, shown to operators
     :param history: which runs the run history keeps
     :param timings: has how long a job that has ended is kept
+    :param rejections: is told if PostgreSQL rejects the history
     :ivar channel: on which users' changes are told
     """
 
@@ -207,7 +211,10 @@ class JobRows:
         replica_id: str,
         history: HistorySettings = HISTORY,
         timings: Timings | None = None,
+        rejections: Rejections | None = None,
     ) -> None:
+        self._rejections = rejections or Rejections()
+        self._table = table
         ended_kept = (timings or Timings()).ended_kept
         jobs, lock = for_template(job_table(table)), for_template(table)
         self.channel = channel_of(table)
@@ -332,7 +339,11 @@ class JobRows:
 
         If that was its last one, it has an entry in the run history.
         """
-        if hand_out.following is not None or self._settle_last is None:
+        if (
+            hand_out.following is not None
+            or self._settle_last is None
+            or self._rejections.is_left_out(RUN_HISTORY)
+        ):
             return self.settle(cursor, hand_out)
         parameters = {
             **hand_out.parameters,
@@ -340,13 +351,15 @@ class JobRows:
             "task_name": task_name,
         }
         try:
-            return bool(self._execute(cursor, self._settle_last, parameters).rowcount)
-        except psycopg.ProgrammingError as error:  # the history depends on a grant; jobs do not
-            if error.sqlstate in LOST_STATEMENT_STATES:  # sent again without being prepared
+            settled = bool(self._execute(cursor, self._settle_last, parameters).rowcount)
+        except psycopg.DatabaseError as error:  # the history depends on a grant; jobs do not
+            if as_unavailable(error) is not None:
                 raise
-            logger.info("The run history lacks what was missed, as PostgreSQL says: %s", error)
-            self._settle_last = None
-            return self.settle(cursor, hand_out)
+            settled = self.settle(cursor, hand_out)
+            note_rejected_history(cursor, self._table, self._rejections, RUN_HISTORY, error)
+            return settled
+        self._rejections.end(RUN_HISTORY)
+        return settled
 
     def give_back(self, cursor: Any, handed_ids: Sequence[UUID], *, waits: bool = False) -> None:
         """End hand-outs, so that the run times are handed out again.

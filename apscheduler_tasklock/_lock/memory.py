@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -648,22 +648,20 @@ class MemoryProtocol:
         version: str,
         tasks: Sequence[str],
         started_at: datetime | None = None,
-        dropped: Collection[str] = (),
-        *,
-        has_all: bool = True,
+        rejected: Sequence[str] = (),
     ) -> datetime:
-        """Note the replica's tasks; return since when it is known.
-
-        Nobody waits any more for a task that it has dropped, unless another replica has it.
-        """
+        """Note the replica's tasks; return since when it is known."""
         with self._locks.lock:
-            tasks_of = self._locks.tasks_of
-            tasks_of[self._replica_id] = frozenset(tasks)
-            for name in frozenset(dropped).difference(*tasks_of.values()):
+            self._locks.tasks_of[self._replica_id] = frozenset(tasks)
+            return started_at or self._locks.now()
+
+    def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
+        """Let nobody wait for a task that it has dropped, unless another replica has it."""
+        with self._locks.lock:
+            for name in frozenset(dropped).difference(*self._locks.tasks_of.values()):
                 row = self._locks.rows.get(name)
                 if row is not None and row.finished and not row.one_off:
                     row.due_at = row.overdue_at = None
-            return started_at or self._locks.now()
 
     def stop_replica(self, cursor: Any) -> None:
         """Forget the replica's tasks."""

@@ -6,7 +6,6 @@ These are for people and for what watches, and not on the way of a run time.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -17,6 +16,7 @@ from psycopg.rows import class_row, dict_row
 from sqlalchemy import Table
 
 from apscheduler_tasklock._database.errors import one_line
+from apscheduler_tasklock._database.rejections import REPLICAS, Rejections
 from apscheduler_tasklock._lock.jobs import channel_of
 from apscheduler_tasklock._lock.statements import (
     DUE_IN_PAUSE,
@@ -37,8 +37,6 @@ from apscheduler_tasklock.status import (
     TaskState,
     TaskStatus,
 )
-
-logger = logging.getLogger(__name__)
 
 # As psycopg loads `infinity`; see ``raw_cursor``.
 _FOREVER = datetime.max.replace(tzinfo=timezone.utc)
@@ -87,9 +85,11 @@ class Operations:
     """The statements of operators for one task lock table, run on a cursor as of ``raw_cursor``.
 
     :param table: the task lock table
+    :param rejections: is told if the database rejects what can be left out
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, rejections: Rejections | None = None) -> None:
+        self._rejections = rejections or Rejections()
         name = for_template(table)
         self._name = name
         self._jobs_name = for_template(job_table(table))
@@ -125,7 +125,6 @@ class Operations:
         self._tasks_without_replicas = Statement(
             tasks.replace(live, "SELECT NULL::text[] AS tasks WHERE false")
         )
-        self._reads_replicas = True
         columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
                      run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error"""
         # It reads the whole history, which is limited for each task. An index by time would make
@@ -156,7 +155,7 @@ class Operations:
         """)
         self._list_replicas = Statement(f"""
             SELECT replica_id, host, version, replica.started_at, seen_at, {IS_ALIVE} AS alive,
-                   tasks,
+                   tasks, rejected,
                    ARRAY(SELECT task_name FROM {name}
                          WHERE locked_by = replica_id AND finished_at IS NULL
                                AND locked_until > now() ORDER BY 1) AS running
@@ -232,18 +231,20 @@ class Operations:
 
     def _task_rows(self, cursor: Any, wanted: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the rows of tasks, also where the replicas, a convenience, cannot be read."""
-        if self._reads_replicas:
+        if not self._rejections.is_left_out(REPLICAS):
             try:
-                return self._all(cursor, self._tasks, **wanted)
+                rows = self._all(cursor, self._tasks, **wanted)
             except (UndefinedTable, InsufficientPrivilege) as error:
                 rows = self._all(cursor, self._tasks_without_replicas, **wanted)
-                self._reads_replicas = False
-                logger.info(
-                    "Which tasks no live replica has cannot be told, since the replicas cannot be "
-                    "read: %s",
-                    one_line(error),
+                self._rejections.begin(
+                    REPLICAS,
+                    "the replicas cannot be read, so that it is not known which tasks none of them "
+                    f"has: {one_line(error)}",
+                    quiet=True,
                 )
-                return rows
+            else:
+                self._rejections.end(REPLICAS)
+            return rows
         return self._all(cursor, self._tasks_without_replicas, **wanted)
 
     def runs(
@@ -269,7 +270,9 @@ class Operations:
         cursor.row_factory = dict_row
         rows = self._run(cursor, self._list_replicas).fetchall()
         return [
-            ReplicaStatus(**{**row, "tasks": tuple(row["tasks"]), "running": tuple(row["running"])})
+            ReplicaStatus(
+                **{**row, **{each: tuple(row[each]) for each in ("tasks", "running", "rejected")}}
+            )
             for row in rows
         ]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -14,7 +15,9 @@ import psycopg
 from psycopg.rows import class_row, dict_row, tuple_row
 from sqlalchemy import Table
 
-from apscheduler_tasklock._database.errors import LOST_STATEMENT_STATES, one_line
+from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.errors import as_unavailable, one_line
+from apscheduler_tasklock._database.rejections import OLD_HISTORY, RUN_HISTORY, Rejections
 from apscheduler_tasklock._lock import statements
 from apscheduler_tasklock._lock.messages import (
     IN_TIME,
@@ -39,8 +42,9 @@ from apscheduler_tasklock._lock.statements import (
     Statement,
     for_template,
 )
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock.schema.table import job_table, quoted_name, replica_table, run_table
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
+from apscheduler_tasklock.schema.check import explain_refusal, find_problem
+from apscheduler_tasklock.schema.table import job_table, replica_table, run_table
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +91,7 @@ class TaskLockProtocol:
     :param lock_timeout: seconds that a statement waits in the server for a row that somebody has
         locked
     :param history: which runs the run history keeps
+    :param rejections: is told if PostgreSQL rejects the history
     """
 
     def __init__(
@@ -95,12 +100,13 @@ class TaskLockProtocol:
         replica_id: str = "",
         lock_timeout: float = LOCK_TIMEOUT,
         history: HistorySettings = HISTORY,
+        rejections: Rejections | None = None,
     ) -> None:
         # Quoted for PostgreSQL by SQLAlchemy. Its Core is not used to send the statements: that
         # adds about as much time again as a whole refused claim takes.
         name, runs = for_template(table), history.of(table)
-        self._run_table = run_table(table)
-        self._records = runs is not None
+        self._table = table
+        self._rejections = rejections or Rejections()
         self._own: dict[str, object] = {
             "replica_id": replica_id,
             "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
@@ -322,10 +328,13 @@ class TaskLockProtocol:
         hands_over = request.end.ending is Ending.HAND_OVER
         statement = self._hand_over if hands_over else self._release
         cursor.row_factory = tuple_row
+        query = self._query(statement, request.parameters)
         try:  # as in `_execute`, with a frame less
-            cursor.execute(*self._query(statement, request.parameters))
+            cursor.execute(*query)
         except (psycopg.DatabaseError, UnicodeError) as error:
             self._execute_without_history(cursor, statement, request.parameters, error)
+        else:
+            self._note_taken(statement, query[0])
         answer: ReleaseAnswer | None = statement.one(cursor)
         return answer
 
@@ -431,7 +440,15 @@ class TaskLockProtocol:
     def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
         """Tell of the tasks that a replica has; each once. Return what became of each."""
         asked = statements.many({**vars(task), "is_last": False} for task in tasks)
-        rows = self._rows(cursor, self._register, asked)
+        try:
+            rows = self._rows(cursor, self._register, asked)
+        except _ENCODING_ERRORS as error:
+            # What has such a name has no row, and never will. The claims of its job say so, too.
+            if len(tasks) == 1:
+                logger.info("Task %r is not registered: %s", tasks[0].task_name, one_line(error))
+                return []
+            half = len(tasks) // 2
+            return self.register(cursor, tasks[:half]) + self.register(cursor, tasks[half:])
         found = {row["task_name"]: Registered(**row) for row in rows}
         # Another replica may have registered one in the same moment: its row is not seen yet.
         return [
@@ -454,31 +471,34 @@ class TaskLockProtocol:
         version: str,
         tasks: Sequence[str],
         started_at: datetime | None = None,
-        dropped: Collection[str] = (),
-        *,
-        has_all: bool = True,
+        rejected: Sequence[str] = (),
     ) -> datetime:
         """Say that this replica is alive, and which tasks it has; return when its id started.
 
-        Nobody waits any more for tasks that no replica has, if they were removed.
-
         :param started_at: what this returned the first time; ``None`` then
-        :param dropped: the tasks that it had, and that were removed here
-        :param has_all: whether it has had the time to get all of its jobs: what a replica before it
-            had, and it has not, was removed then
+        :param rejected: what the database rejects of its work
         """
         parameters = {
             "host": host,
             "version": version,
             "tasks": list(tasks),
+            "rejected": list(rejected),
             "started_at": started_at,
         }
         cursor.row_factory = dict_row
         row = self._execute(cursor, self._report_replica, parameters).fetchone()
         started: datetime = row["started_at"]
-        successor_of = list(tasks) if has_all else []
-        self._execute(cursor, self._retire, {"tasks": successor_of, "dropped": list(dropped)})
         return started
+
+    def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
+        """Let nobody wait any more for tasks that no replica has, if they were removed.
+
+        :param successor_of: the tasks that it has, if what a replica before it had, and it has not,
+            was removed
+        :param dropped: the tasks that it had, and that were removed here
+        """
+        tasks = {"tasks": list(successor_of), "dropped": list(dropped)}
+        self._execute(cursor, self._retire, tasks)
 
     def stop_replica(self, cursor: Any) -> None:
         """Say that this replica stops."""
@@ -498,18 +518,34 @@ class TaskLockProtocol:
         return int(self._execute(cursor, self._prune, {"age": age}).rowcount)
 
     def _execute(self, cursor: Any, statement: Statement, parameters: Mapping[str, object]) -> Any:
+        query = self._query(statement, parameters)
         try:
-            return cursor.execute(*self._query(statement, parameters))
+            done = cursor.execute(*query)
         except (psycopg.DatabaseError, UnicodeError) as error:
             return self._execute_without_history(cursor, statement, parameters, error)
+        self._note_taken(statement, query[0])
+        return done
 
     def _query(
         self, statement: Statement, parameters: Mapping[str, object]
     ) -> tuple[str | bytes, list[object]]:
         """Return what is sent, and the values of its parameters."""
-        if self._records and isinstance(statement, RecordingStatement) and statement.recording:
+        if (
+            isinstance(statement, RecordingStatement)
+            and statement.recording
+            and not self._rejections.is_left_out(self._history_of(statement))
+        ):
             statement = statement.recording
         return statement.query, statement.arguments({**self._own, **parameters})
+
+    def _history_of(self, statement: Statement) -> str:
+        """Return what is rejected with a statement's history."""
+        return OLD_HISTORY if statement is self._prune else RUN_HISTORY
+
+    def _note_taken(self, statement: Statement, query: str | bytes) -> None:
+        """Note that PostgreSQL has taken a statement, maybe with its history."""
+        if self._rejections.any and query is not statement.query:
+            self._rejections.end(self._history_of(statement))
 
     def _execute_without_history(
         self,
@@ -525,30 +561,25 @@ class TaskLockProtocol:
         """
         is_set_up_wrong = isinstance(error, psycopg.ProgrammingError)
         if (
-            not (self._records and isinstance(statement, RecordingStatement))
-            or isinstance(error, (psycopg.OperationalError, psycopg.InternalError))
-            or getattr(error, "sqlstate", None) in LOST_STATEMENT_STATES
+            not (isinstance(statement, RecordingStatement) and statement.recording)
+            or self._rejections.is_left_out(self._history_of(statement))
+            or as_unavailable(error) is not None
             # A batch is sent again one by one, on account of one entry.
             or (statement.is_batch and not is_set_up_wrong)
         ):
             raise error
-        # What an exception says may have characters that the database's encoding lacks.
-        unsaid = {name: None for name in ("error", "error_type") if name in parameters}
-        values = statement.arguments({**self._own, **parameters, **unsaid})
-        done = cursor.execute(statement.query, values)
-        if isinstance(error, psycopg.ProgrammingError):
-            self._stop_recording(error)
+        if isinstance(error, (UnicodeError, psycopg.DataError)) and "error" in parameters:
+            # What an exception says has characters that the database's encoding lacks.
+            parameters = {
+                name: _ascii(value) if name in ("error", "error_type") else value
+                for name, value in parameters.items()
+            }
+            with suppress(psycopg.DatabaseError, UnicodeError):
+                return cursor.execute(*self._query(statement, parameters))
+        done = cursor.execute(statement.query, statement.arguments({**self._own, **parameters}))
+        what = self._history_of(statement)
+        note_rejected_history(cursor, self._table, self._rejections, what, error)
         return done
-
-    def _stop_recording(self, error: psycopg.Error) -> None:
-        if self._records:
-            self._records = False
-            logger.info(
-                "No run history is written from now on, as PostgreSQL says: %s. If it is missing, "
-                "GRANT SELECT, INSERT, UPDATE ON %s to the application's role, and restart",
-                one_line(error),
-                quoted_name(self._run_table),
-            )
 
     def _answers(
         self, cursor: Any, statement: Statement, parameters: Mapping[str, object]
@@ -564,3 +595,40 @@ class TaskLockProtocol:
         cursor.row_factory = dict_row
         rows: list[dict[str, Any]] = self._execute(cursor, statement, parameters).fetchall()
         return rows
+
+
+def _ascii(text: object) -> object:
+    """Return a text as every database can store it."""
+    if not isinstance(text, str):
+        return text
+    return text.encode("ascii", "replace").decode().replace("\0", "?")
+
+
+def note_rejected_history(
+    cursor: Any,
+    task_lock: Table,
+    rejections: Rejections,
+    what: str,
+    error: psycopg.DatabaseError | UnicodeError,
+) -> None:
+    """Note that what was written or deleted of the run history was rejected, and why.
+
+    :param cursor: that it was sent on
+    :param what: as of :meth:`Rejections.begin`
+    """
+    problem: TaskLockSchemaError | None = None
+    told: Exception | str = f"PostgreSQL does not take its entries: {one_line(error)}"
+    with suppress(psycopg.Error):  # on a cursor of its own: the other has answers to be read
+        beside = raw_cursor(cursor.connection)
+        problem = find_problem(beside, task_lock, run_table(task_lock), None)
+        if problem is not None:
+            told = problem
+        elif isinstance(error, psycopg.errors.InsufficientPrivilege):
+            told = explain_refusal(beside, error, task_lock, None)
+    rejections.begin(
+        what,
+        told,
+        quiet=what == OLD_HISTORY,
+        until_taken=problem is None,
+        leave_out=isinstance(error, psycopg.ProgrammingError),  # else the entry alone is wrong
+    )

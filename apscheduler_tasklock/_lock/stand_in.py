@@ -7,7 +7,7 @@ sends it what it would send to the database; nothing is connected to, and nothin
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
@@ -137,11 +137,12 @@ class LockProtocol(Protocol):
         version: str,
         tasks: Sequence[str],
         started_at: datetime | None = None,
-        dropped: Collection[str] = (),
-        *,
-        has_all: bool = True,
+        rejected: Sequence[str] = (),
     ) -> datetime:
         """Say that this replica is alive, and which tasks it has."""
+
+    def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
+        """Let nobody wait any more for tasks that no replica has, if they were removed."""
 
     def stop_replica(self, cursor: Any) -> None:
         """Say that this replica stops."""

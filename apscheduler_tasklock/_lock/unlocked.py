@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cache
@@ -264,12 +264,13 @@ class UnlockedProtocol:
         version: str,
         tasks: Sequence[str],
         started_at: datetime | None = None,
-        dropped: Collection[str] = (),
-        *,
-        has_all: bool = True,
+        rejected: Sequence[str] = (),
     ) -> datetime:
         """Return since when the replica is known."""
         return started_at or monotonic_now()
+
+    def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
+        """Do nothing."""
 
     def stop_replica(self, cursor: Any) -> None:
         """Do nothing."""

@@ -121,6 +121,20 @@ class SchedulerAdapter:
         """Tell whether a job store is the one that all replicas share, and hands its jobs out."""
         return getattr(self.jobstores.get(jobstore), "hands_out", False) is True
 
+    def _shared_stores(self) -> dict[str, Any]:
+        """Return the stores that all replicas share, by alias."""
+        return {alias: s for alias, s in list(self.jobstores.items()) if self.hands_out(alias)}
+
+    def has_store_beside(self, locks: Any) -> bool:
+        """Tell whether the scheduler has a shared job store beside these task locks."""
+        return any(store.is_beside(locks) for store in self._shared_stores().values())
+
+    def rejected_by_stores(self) -> list[str]:
+        """Return what the database rejects of what the shared job stores ask. Asks nobody."""
+        if self._scheduler is None:  # not started
+            return []
+        return [each for store in self._shared_stores().values() for each in store.rejected()]
+
     def jobs(self) -> list[Any]:
         """Return the jobs on this executor. Asks the job stores."""
         found: list[Any] = []
@@ -135,7 +149,7 @@ class SchedulerAdapter:
 
         ``None`` if there is no such store. Asks it.
         """
-        stores = {alias: s for alias, s in list(self.jobstores.items()) if self.hands_out(alias)}
+        stores = self._shared_stores()
         return (
             {
                 (task.job_id, alias): task

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from apscheduler_tasklock._database.errors import ConflictError
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import Overdue, RunState
-from apscheduler_tasklock._scheduler.poll import Poll
+from apscheduler_tasklock._scheduler.poll import Poll, one_task
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.submission import JobKey, Submission
-from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +53,7 @@ class OverdueTasks:
         self.names = tuple(state.task_name for state in states if state.overdue)
         for state in states:
             if state.overdue and not state.told_overdue and not self._poll.closed:
-                with _one_task(state):
+                with one_task(state, self._locks, "it"):
                     self._look_at(state)
 
     def _look_at(self, state: RunState) -> None:
@@ -66,19 +63,6 @@ class OverdueTasks:
         overdue = self._locks.tell_overdue(state.task_name)
         if overdue is not None:
             self._tell(state.task_name, keys[0], overdue)
-
-
-@contextmanager
-def _one_task(state: RunState) -> Iterator[None]:
-    """Let what goes wrong with one task, as in its job store, concern no other."""
-    try:
-        yield
-    except ConflictError as error:  # somebody has locked its row
-        logger.debug("Task %r: it could not be seen to: %s", state.task_name, error)
-    except TaskLockDatabaseError:
-        raise
-    except Exception:
-        logger.exception("Task %r: it could not be seen to", state.task_name)
 
 
 class StandbyJobs(Protocol):
@@ -125,7 +109,7 @@ class Standby:
             late_by = (state.database_time - state.due_at).total_seconds()
             if late_by < STANDBY_AFTER or self._begun.get(state.task_name) == state.due_at:
                 continue
-            with _one_task(state):
+            with one_task(state, self._locks, "it"):
                 self._run(state, state.due_at, late_by)
 
     def _run(self, state: RunState, due_at: datetime, late_by: float) -> None:

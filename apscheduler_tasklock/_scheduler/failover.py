@@ -11,12 +11,10 @@ from functools import partial
 from typing import Protocol
 from uuid import UUID
 
-from apscheduler_tasklock._database.errors import ConflictError
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import RunState
-from apscheduler_tasklock._scheduler.poll import Poll
+from apscheduler_tasklock._scheduler.poll import Poll, one_task
 from apscheduler_tasklock._scheduler.submission import Blocked, JobKey, Submission
-from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 logger = logging.getLogger(__name__)
 
@@ -111,20 +109,10 @@ class Failover:
         for state in states:
             if self._poll.closed:
                 return
-            self._act_safely_on(state)
+            with one_task(state, self._locks, "its dead run"):
+                self._act_on(state)
         for name in set(waiting) - {state.task_name for state in states}:  # its row is gone
             self._last.pop(name, None)
-
-    def _act_safely_on(self, state: RunState) -> None:
-        try:
-            self._act_on(state)
-        except ConflictError as error:
-            # Somebody has locked this task's row. The others are seen to.
-            logger.debug("Task %r: its dead run could not be seen to: %s", state.task_name, error)
-        except TaskLockDatabaseError:
-            raise
-        except Exception:  # of one task, as of its job store; the others are seen to
-            logger.exception("Task %r: its dead run could not be seen to", state.task_name)
 
     def _act_on(self, state: RunState) -> None:
         """Do what the last run of a task calls for."""

@@ -6,15 +6,18 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
 
+from apscheduler_tasklock._database.errors import ConflictError
+from apscheduler_tasklock._database.rejections import LOOKS, OLD_ROWS
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.submission import JobKey
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 
 logger = logging.getLogger(__name__)
 
@@ -69,12 +72,11 @@ class Poll:
         self._state = state
         self._interval = interval
         self._prune_interval = prune_interval
-        self._may_prune = True
         self._watchers: list[Watcher] = []
+        self._tellers: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._closed = False
         self._woken = False
-        self._rejected = False
         self._listed = False
         self._is_first = True  # the look when it starts, which waits for nothing
         self._tasks: dict[JobKey, str] = {}
@@ -90,6 +92,10 @@ class Poll:
     def add(self, watcher: Watcher) -> None:
         """Let this act on what is found, after those that were added before."""
         self._watchers.append(watcher)
+
+    def add_teller(self, tell: Callable[[], None]) -> None:
+        """Call this after each look, also after one that the database has rejected."""
+        self._tellers.append(tell)
 
     def start(self) -> None:
         """Begin to look."""
@@ -164,8 +170,6 @@ class Poll:
                     self._prune()
             except TaskLockDatabaseError:
                 pass  # logged as an outage
-            except TaskLockError as error:
-                self._warn_once(error)
             except Exception:  # nothing may end this thread unseen
                 logger.exception("The tasks could not be looked at; trying again")
 
@@ -187,11 +191,6 @@ class Poll:
         # With jitter: all replicas of a deployment have started at the same moment.
         return max(SHORTEST_INTERVAL, self.interval * random.uniform(0.9, 1.0))  # noqa: S311  # no secret
 
-    def _warn_once(self, error: TaskLockError) -> None:
-        if not self._rejected:
-            self._rejected = True
-            logger.warning("The tasks could not be looked at; trying again: %s", error)
-
     @property
     def is_watched(self) -> bool:
         """Whether somebody wants to see a row whatever its state."""
@@ -200,24 +199,35 @@ class Poll:
     def look(self) -> None:
         """Look once. The thread does, at its interval.
 
+        What the database rejects keeps nothing else from being done, and is tried again at the next
+        look.
+
         :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects what somebody asks of it
         """
-        self._list_once()
+        rejected: list[TaskLockError] = []
+        with _noting(rejected):
+            self._locks.look_at_rights()
+        with _noting(rejected):
+            self._list_once()
+        with _noting(rejected):
+            self._look_at_rows(rejected)
+        for tell in self._tellers:
+            with _noting(rejected):
+                tell()
+        if rejected:
+            self._locks.rejections.begin(LOOKS, rejected[0])
+        else:
+            self._locks.rejections.end(LOOKS)
+
+    def _look_at_rows(self, rejected: list[TaskLockError]) -> None:
         waiting = set().union(*(watcher.waiting() for watcher in self._watchers))
         with self._changed:
             names = sorted({*self._tasks.values(), *waiting})
         states = self._locks.read_runs(names, sorted(waiting)) if names else []
         self.has_looked = True
-        self._rejected = False
-        failed: list[TaskLockError] = []
-        for watcher in self._watchers:  # what one of them may not do keeps no other
-            try:
+        for watcher in self._watchers:
+            with _noting(rejected):
                 watcher.look(states, waiting)
-            except TaskLockError as error:
-                failed.append(error)
-        if failed:
-            raise failed[0]
 
     def _list_once(self) -> None:
         if not self._listed:
@@ -227,16 +237,42 @@ class Poll:
 
     def _prune(self) -> None:
         """Delete rows of one-off jobs that are over, if this role may."""
-        if not self._may_prune:
-            return
         try:
             while self._locks.prune(RETENTION) and not self._closed:
                 pass  # it deletes so many at a time
         except TaskLockDatabaseError:
             raise
-        except TaskLockError:
-            self._may_prune = False
-            logger.info(
-                "Rows of one-off jobs are not deleted, since this role may not: "
-                "GRANT DELETE ON the task lock table, if they are to be"
-            )
+        except TaskLockError as error:
+            self._locks.rejections.begin(OLD_ROWS, error, quiet=True)
+        else:
+            self._locks.rejections.end(OLD_ROWS)
+
+
+@contextmanager
+def _noting(rejected: list[TaskLockError]) -> Iterator[None]:
+    """Add to these what the database rejects."""
+    try:
+        yield
+    except TaskLockDatabaseError:
+        raise
+    except TaskLockError as error:
+        rejected.append(error)
+
+
+@contextmanager
+def one_task(state: RunState, locks: LockClient, what: str) -> Iterator[None]:
+    """Let what goes wrong with one task, as in its job store, concern no other.
+
+    :param what: that could not be seen to, for the log line
+    """
+    try:
+        yield
+    except ConflictError as error:  # somebody has locked its row
+        logger.debug("Task %r: %s could not be seen to: %s", state.task_name, what, error)
+    except TaskLockDatabaseError:
+        raise
+    except TaskLockSchemaError as error:  # the next look tells which right is missing
+        locks.rejections.suspect()
+        logger.debug("Task %r: %s could not be seen to: %s", state.task_name, what, error)
+    except Exception:
+        logger.exception("Task %r: %s could not be seen to", state.task_name, what)

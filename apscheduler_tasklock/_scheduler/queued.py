@@ -40,6 +40,8 @@ FIRST_PAUSE = 3.0
 LONGEST_PAUSE = 0.5
 # The most that the pause is doubled, so that some grants make it short again.
 MOST_DOUBLINGS = 8
+# Seconds for which it does not ask after the database has rejected that.
+REJECTED_FOR = 5.0
 # Seconds for which claims are made of jobs' triggers, an application's own code, before it asks.
 MAKING_LIMIT = 0.05
 
@@ -73,7 +75,7 @@ class QueuedRuns:
         self._asking = threading.Lock()
         self._asked_at = 0.0  # on the monotonic clock
         self._doublings = 0  # one each time that it asks, less the claims that were granted since
-        self._is_rejected = False
+        self._rejected_until = 0.0  # on the monotonic clock
 
     def add(self, submission: Submission) -> None:
         """Note a submission that is about to wait for a worker."""
@@ -103,7 +105,8 @@ class QueuedRuns:
         took = self._clock() - since
         with self._asking:  # the other workers have nothing better to do than to wait for this
             is_known = self._asked_at > since
-            if is_known or self._is_rejected or len(self._undecided()) < FEWEST:
+            is_left_out = self._clock() < self._rejected_until
+            if is_known or is_left_out or len(self._undecided()) < FEWEST:
                 return
             pause = min(LONGEST_PAUSE, took * FIRST_PAUSE * 2.0**self._doublings)
             self._doublings = min(MOST_DOUBLINGS, self._doublings + 1)
@@ -115,8 +118,8 @@ class QueuedRuns:
             except TaskLockDatabaseError as error:  # their claims find out
                 logger.debug("Which windows are taken is not known: %s", error)
             except TaskLockError as error:
-                self._is_rejected = True
-                logger.debug("Which windows are taken is not asked any more: %s", error)
+                self._rejected_until = self._clock() + REJECTED_FOR  # their claims tell of it
+                logger.debug("Which windows are taken is not asked for now: %s", error)
 
     def _undecided(self) -> list[QueuedRun]:
         """Return those that nothing is known of, the oldest first."""

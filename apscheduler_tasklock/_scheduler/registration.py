@@ -7,15 +7,24 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
+from apscheduler_tasklock._database.rejections import (
+    JOB_STORE,
+    OLD_HISTORY,
+    OLD_REPLICAS,
+    REGISTRATIONS,
+    REMOVED_TASKS,
+    SIGN_OF_LIFE,
+)
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.jobs import StoredTask
 from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +80,8 @@ class Registrar:
     :param has_next_run: tells whether a job that comes again is there, and not paused
     :param stored_tasks: returns the tasks of such job stores, by job; ``None`` without one. Asks
         them.
+    :param rejected: returns what the database rejects of this replica's work, for operators; by
+        default what these locks know
     :param timings: has the interval between two signs of life
     """
 
@@ -82,9 +93,11 @@ class Registrar:
         has_next_run: Callable[[JobKey], bool],
         is_registered_when_added: Callable[[str], bool] = lambda _jobstore: False,
         stored_tasks: Callable[[], Mapping[JobKey, StoredTask] | None] = lambda: None,
+        rejected: Callable[[], Sequence[str]] | None = None,
         timings: Timings | None = None,
     ) -> None:
         self._locks = locks
+        self._rejected = rejected or locks.rejections.told
         self._report_interval = (timings or Timings()).report_interval
         self._poll = poll
         self._registration = registration
@@ -95,15 +108,20 @@ class Registrar:
         self._changed: dict[JobKey, _Change] = {}
         self._told: dict[JobKey, str] = {}  # the schedule of each, as it was told last
         self._is_first = True
-        self._may_register = True
-        self._may_report = True
+        self._closed = False
         self._report_at = 0.0  # on the monotonic clock
         self._has_all_at = 0.0  # likewise: jobs are added after the start, one by one
-        self._reported: list[str] = []
+        self._reported: tuple[Sequence[str], Sequence[str]] = (
+            [],
+            (),
+        )  # tasks, and what is rejected
+        self._retires = False  # whether tasks may have been removed that somebody waits for
+        self._is_clean = False  # whether what is left of old replicas and histories was deleted
         # The tasks that this replica had, and until when it says so, on the monotonic clock.
         self._dropped: dict[str, float] = {}
         self._fresh: dict[str, _Fresh] = {}  # by task
         poll.add(self)
+        poll.add_teller(self._report)
 
     def note(self, key: JobKey, *, moved: bool = False, schedule: str | None = None) -> None:
         """Register a job's task at the next look: it was added, or has changed.
@@ -136,11 +154,8 @@ class Registrar:
         self._look_at_fresh(states)
         changed = self._take_changed(states)
         try:
-            if changed and self._may_register:
-                self._register(changed)
+            self._register(changed)
             self._is_first = False
-            if self._may_report:
-                self._report()
         except TaskLockDatabaseError:
             with self._lock:
                 for key, change in changed.items():
@@ -192,7 +207,7 @@ class Registrar:
         keys = self._poll.keys_of(state.task_name)
         ours = [found for key in keys if (found := self._registration(key)) is not None]
         differs = bool(ours) and all(each.schedule != state.schedule for each in ours)
-        if not self._may_register:
+        if self._locks.rejections.has(REGISTRATIONS):
             return False
         if differs:
             for key in keys:
@@ -208,19 +223,14 @@ class Registrar:
 
     def _register(self, changed: Mapping[JobKey, _Change]) -> None:
         tasks = self._registrations(changed)
-        try:
-            registered = self._locks.register(tasks)
-            with self._lock:
-                for task_name in [each.task_name for each in registered if each.again]:
-                    for key in self._poll.keys_of(task_name):
-                        self._add(key, changed.get(key, _Change()))
-            self._keep_fresh(tasks, registered)
-        except TaskLockDatabaseError:
-            raise
-        except TaskLockError as error:
-            self._may_register = False
-            self._fresh.clear()
-            logger.info("Tasks that have not run are not registered from now on: %s", error)
+        if not tasks and not self._locks.rejections.has(REGISTRATIONS):
+            return
+        registered = self._locks.register(tasks)
+        with self._lock:
+            for task_name in [each.task_name for each in registered if each.again]:
+                for key in self._poll.keys_of(task_name):
+                    self._add(key, changed.get(key, _Change()))
+        self._keep_fresh(tasks, registered)
 
     def _registrations(self, changed: Mapping[JobKey, _Change]) -> list[Registration]:
         """Return what is to be told of these jobs' tasks."""
@@ -276,62 +286,79 @@ class Registrar:
                 self.note(key, moved=True)
 
     def _report(self) -> None:
-        """Tell that this replica is alive, and at once if it has other tasks than before."""
-        if self._poll.closed:
+        """Tell that this replica is alive, and at once if what is told of it has changed."""
+        if self._poll.closed or self._closed:
             return
-        is_first = self._report_at == 0
-        if is_first:
-            self._has_all_at = time.monotonic() + self._report_interval
-        if time.monotonic() >= self._report_at:
-            self._list_stored()
-        names = sorted(set(self._poll.task_names()))
-        if time.monotonic() < self._report_at and names == self._reported:
+        now = time.monotonic()
+        is_due = now >= self._report_at
+        if not self._has_all_at:
+            self._has_all_at = now + self._report_interval
+        if is_due:
+            self._try(JOB_STORE, self._list_stored)
+        names, rejected = sorted(set(self._poll.task_names())), self._told_as_rejected()
+        if not is_due and (names, rejected) == self._reported:
+            if self._retires:
+                self._retire(names)
             return
         self._note_dropped(names)
-        try:
-            self._report_tasks(names)
-        except TaskLockDatabaseError:
-            raise
-        except TaskLockError as error:
-            self._may_report = False
-            logger.info(
-                "This replica is not among the replicas that operators see, and runs that they "
-                "ask for are not begun here: %s",
-                error,
-            )
+        if not self._try(SIGN_OF_LIFE, lambda: self._report_tasks(names, rejected)):
             return
         # Not before it has succeeded: after an outage nobody waits for the next one.
         self._report_at = time.monotonic() + self._report_interval
-        self._reported = names
-        if is_first:
+        self._reported = names, rejected
+        self._retire(names)
+        if not self._is_clean:
             self._clean_up()
+
+    def _told_as_rejected(self) -> Sequence[str]:
+        # What tells it is the sign of life itself.
+        return tuple(each for each in self._rejected() if not each.startswith(f"{SIGN_OF_LIFE}: "))
+
+    def _try(self, what: str, statement: Callable[[], None], *, quiet: bool = False) -> bool:
+        """Do something; note whether the database takes it, and tell.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        """
+        try:
+            statement()
+        except TaskLockDatabaseError:
+            raise
+        except TaskLockError as error:
+            self._locks.rejections.begin(what, error, quiet=quiet)
+            return False
+        self._locks.rejections.end(what)
+        return True
 
     def _note_dropped(self, names: Sequence[str]) -> None:
         now = time.monotonic()
-        dropped = {**self._dropped, **dict.fromkeys(self._reported, now + DROPPED_FOR)}
+        dropped = {**self._dropped, **dict.fromkeys(self._reported[0], now + DROPPED_FOR)}
         for name in names:
             dropped.pop(name, None)
         self._dropped = {name: until for name, until in dropped.items() if now < until}
 
-    def _report_tasks(self, names: Sequence[str]) -> None:
+    def _report_tasks(self, names: Sequence[str], rejected: Sequence[str]) -> None:
         try:
-            self._locks.report_replica(
-                _version(),
-                names,
-                list(self._dropped),
-                has_all=time.monotonic() >= self._has_all_at,
-            )
-        except TaskLockDatabaseError:
+            self._locks.report_replica(_version(), names, rejected)
+        except (TaskLockDatabaseError, TaskLockSchemaError):
             raise
         except TaskLockError:
             # The database's encoding may lack characters of one of them.
-            self._locks.report_replica(_version(), [name for name in names if name.isascii()])
+            storable = [name for name in names if name.isascii()]
+            self._locks.report_replica(_version(), storable, [ascii(each) for each in rejected])
+
+    def _retire(self, names: Sequence[str]) -> None:
+        """Let nobody wait for tasks that were removed. Rejected, it is done at the next look."""
+        self._retires = True
+        # Only what has all of its jobs by now knows what a replica before it had, and it has not.
+        successor_of = names if time.monotonic() >= self._has_all_at else []
+        dropped = list(self._dropped)
+        if self._try(REMOVED_TASKS, lambda: self._locks.retire(successor_of, dropped)):
+            self._retires = False
 
     def close(self) -> None:
         """Tell that this replica stops, unless it cannot be told."""
-        has_reported = self._report_at and self._may_report
-        self._may_report = False
-        if has_reported and self._locks.outage.reason is None:
+        self._closed = True
+        if self._report_at and self._locks.outage.reason is None:
             try:
                 self._locks.stop_replica()
             except TaskLockError as error:
@@ -339,17 +366,14 @@ class Registrar:
 
     def _clean_up(self) -> None:
         """Remove replicas that nobody has seen for long, and old history, if this role may."""
-        try:
-            self._locks.remove_replicas(REPLICA_RETENTION)
-            self._locks.shorten_history(self._poll.task_names())
-        except TaskLockDatabaseError:
-            raise
-        except TaskLockError as error:
-            logger.info(
-                "Replicas that are gone, and runs from when the history was longer, stay in their "
-                "tables: %s",
-                error,
-            )
+        shorten = partial(self._locks.shorten_history, self._poll.task_names())
+        are_clean = [
+            self._try(
+                OLD_REPLICAS, partial(self._locks.remove_replicas, REPLICA_RETENTION), quiet=True
+            ),
+            self._try(OLD_HISTORY, shorten, quiet=True),
+        ]
+        self._is_clean = all(are_clean)
 
 
 def _version() -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from apscheduler_tasklock._lock import operations
+from apscheduler_tasklock._database import rejections
 from apscheduler_tasklock.cli.exits import say
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
@@ -44,7 +44,7 @@ def task_locks(options: argparse.Namespace) -> Iterator[TaskLocks]:
     locks = TaskLocks(
         database_of(options), claim_timeout=_TIMEOUT, schema=options.schema, table=options.table
     )
-    notes, notes_level = operations.logger, operations.logger.level
+    notes, notes_level = rejections.logger, rejections.logger.level
     handler = _Notes(logging.INFO)
     notes.addHandler(handler)
     notes.setLevel(logging.INFO)

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from apscheduler_tasklock._database.rejections import ENDED_JOBS, JOB_STORE
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.jobs import HAND_OUT, Fetched, HandedOutRow, JobRow
 from apscheduler_tasklock._lock.messages import HandOut
@@ -147,7 +148,6 @@ class DueJobs:
         self._following: dict[str, float] = {}  # of what runs here, on the monotonic clock
         self._missing = Backoff()  # references of functions
         self._bad = Backoff()  # ids of jobs
-        self._rejected = False
         self._thread = threading.Thread(target=self._work, name="tasklock-jobs", daemon=True)
 
     def start(self) -> None:
@@ -227,14 +227,12 @@ class DueJobs:
         while self._wait():
             try:
                 self._look()
-                self._rejected = False
+                self._locks.rejections.end(JOB_STORE)
             except TaskLockDatabaseError:  # logged as an outage
                 self._look_in(self._interval * random.uniform(0.8, 1.2))  # noqa: S311  # no secret
             except TaskLockError as error:
                 self._look_in(self._interval)
-                if not self._rejected:
-                    self._rejected = True
-                    logger.warning("The job store cannot be asked; trying again: %s", error)
+                self._locks.rejections.begin(JOB_STORE, error)
             except (Exception, SystemExit):  # nothing may end this thread unseen
                 self._look_in(self._interval)
                 logger.exception("The job store could not be looked at; trying again")
@@ -402,13 +400,21 @@ class DueJobs:
     def _tend_runs(self) -> None:
         """Have dead runs seen to, and delete jobs that have ended."""
         self._tend_at = time.monotonic() + TEND_INTERVAL * random.uniform(0.8, 1.0)  # noqa: S311  # no secret
+        self._locks.look_at_rights()
         executors = self._scheduler.executors
         for dead in self._locks.ask(self._rows.dead_runs):
             executor = executors.get(dead.executor)
             if isinstance(executor, TaskLockExecutor) and executor.takes_hand_outs:
                 executor.look_after(dead.task_name, dead.job_id, self._alias)
-        self._locks.ask(self._rows.sweep)
         self._forget_old()
+        try:
+            self._locks.ask(self._rows.sweep)
+        except TaskLockDatabaseError:
+            raise
+        except TaskLockError as error:  # no reason to run no jobs
+            self._locks.rejections.begin(ENDED_JOBS, error)
+        else:
+            self._locks.rejections.end(ENDED_JOBS)
 
     def _forget_old(self) -> None:
         """Forget what concerns jobs that other replicas run by now."""

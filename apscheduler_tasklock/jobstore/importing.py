@@ -64,8 +64,7 @@ def import_jobs(
     :raises TaskLockDatabaseError: the database is unavailable
     :raises TaskLockError: the old table cannot be read
     """
-    store.locks.check()
-    store.locks.check_jobs()
+    store.locks.check(jobs=True)
     old = _read(as_url(store.locks.settings.database), source)
     for job_id, pickled in old.rows:
         try:

@@ -186,8 +186,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         try:
             self._check_scheduler(inside)
             with suppress(TaskLockDatabaseError):  # logged as an outage
-                self.locks.check()
-                self.locks.check_jobs()
+                self.locks.check(jobs=True)
         except BaseException:
             inside.leave()
             self.locks.close()
@@ -200,6 +199,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             self._due.wake,
             application_name=f"tasklock {self.locks.replica_id}"[:63],
             attempt=attempt_limit(_TIMEOUT),
+            rejections=self.locks.rejections,
         )
         inside.add_listener(self._note_event, _BEGUN | _OVER)
         self._due.start()
@@ -224,12 +224,20 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
                 raise TaskLockOptionError(self._say_misplaced(alias, executor))
         inside.accepts = self._accepts  # others may be added later
 
+    def is_beside(self, locks: LockClient) -> bool:
+        """Tell whether the jobs are in the database, schema and table of these task locks."""
+        return _place(locks) == _place(self.locks)
+
+    def rejected(self) -> tuple[str, ...]:
+        """Return what the database rejects of what this job store asks. Asks nobody."""
+        return self.locks.rejections.told()
+
     def _is_misplaced(self, executor: Any) -> bool:
         """Tell whether an executor has task locks, and not beside the jobs."""
         return (
             isinstance(executor, TaskLockExecutor)
             and executor.takes_hand_outs
-            and _place(executor.locks) != _place(self.locks)
+            and not self.is_beside(executor.locks)
         )
 
     def _say_misplaced(self, alias: str, executor: TaskLockExecutor) -> str:

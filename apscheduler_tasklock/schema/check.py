@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -33,80 +34,137 @@ WITHOUT_POLICY = """CASE WHEN row_security_active(found.oid) THEN ARRAY(
                           WHERE role = 0 OR pg_has_role(role, 'USAGE'))))
 ELSE '{}' END"""
 
-# From the catalogue, which every role may read: the run-time role has rights on the task lock
-# table only, and so cannot read the version that Alembic notes in a table of its own.
+# From the catalogue, which every role may read: the run-time role has rights on our tables only,
+# and so cannot read the version that Alembic notes in a table of its own. Nor may it always look
+# into the schema, so that a table whose schema is known is looked up there.
 _CHECK = f"""
-    SELECT now() AS database_time, found.oid IS NOT NULL AS table_exists,
+    SELECT now() AS database_time, current_user::text AS role,
+           current_setting('transaction_read_only') = 'on' AS read_only,
+           found.oid IS NOT NULL AS table_exists,
+           $3::text IS NULL OR has_schema_privilege(space.oid, 'USAGE') AS may_enter,
            ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
                  WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped) AS columns,
-           has_table_privilege(found.oid, 'SELECT') AND has_table_privilege(found.oid, 'INSERT')
-           AND has_table_privilege(found.oid, 'UPDATE') AS permitted,
-           has_table_privilege(found.oid, 'DELETE') AS may_delete,
-           current_setting('transaction_read_only') = 'on' AS read_only,
+           ARRAY(SELECT command FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'])
+                 WITH ORDINALITY AS _ (command, nth)
+                 WHERE NOT has_table_privilege(found.oid, command) ORDER BY nth) AS not_granted,
            {WITHOUT_POLICY} AS without_policy
-    FROM (SELECT to_regclass($1) AS oid) AS found
+    FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (quoted, name, place)
+         LEFT JOIN pg_catalog.pg_namespace AS space ON space.nspname = $3::text,
+         LATERAL (SELECT CASE WHEN $3::text IS NULL THEN to_regclass(asked.quoted)::oid ELSE
+                      (SELECT oid FROM pg_catalog.pg_class
+                       WHERE relname = asked.name AND relnamespace = space.oid) END AS oid) AS found
+    ORDER BY asked.place
 """
 
 _NEEDED_RIGHTS = ("SELECT", "INSERT", "UPDATE")
 
-_MISSING_RIGHTS = """
-    SELECT ARRAY(SELECT command
-                 FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS command
-                 WHERE NOT has_table_privilege(to_regclass($1), command)) AS missing
-"""
+
+@dataclass(frozen=True)
+class _Found:
+    """A table as it was found.
+
+    :ivar table: the table as this library declares it
+    :ivar row: the columns of the check
+    """
+
+    table: Table
+    row: dict[str, Any]
+
+    @property
+    def lacks_columns(self) -> list[str]:
+        """The columns that this library needs, and that are missing."""
+        columns = set(self.row["columns"])
+        return [column.name for column in self.table.columns if column.name not in columns]
+
+    def lacks_rights(self, needed: Sequence[str]) -> list[str]:
+        """Return the rights of these that the role lacks."""
+        return [right for right in self.row["not_granted"] if right in needed]
 
 
-def check_table(cursor: Any, table: Table, user: str | None) -> datetime:
-    """Make sure that the table can be used as it is.
+def check_tables(
+    cursor: Any, task_lock: Table, tables: Sequence[Table], user: str | None
+) -> datetime:
+    """Make sure that tables can be used as they are.
 
-    Columns that this library does not know are left alone: during a rolling deployment the table
+    Columns that this library does not know are left alone: during a rolling deployment the tables
     may be newer than some of the replicas.
 
     :param cursor: a psycopg cursor
-    :param table: the task lock table as this library declares it
+    :param task_lock: the task lock table as this library declares it
+    :param tables: those that are needed: this one, and some of those beside it
     :param user: the role that asks, for the message
     :return: the database's time
-    :raises TaskLockSchemaError: the table is missing, old, or not permitted
+    :raises TaskLockSchemaError: some are missing, old, or not permitted. The one message names all
+        that is missing.
     :raises TaskLockDatabaseError: the database can only be read, as during a failover
     """
-    cursor.row_factory = dict_row
-    found = cursor.execute(_CHECK, [quoted_name(table)]).fetchone()
-    if not found["table_exists"]:
-        raise missing_table(table)
-    missing = [column.name for column in table.columns if column.name not in found["columns"]]
-    if missing:
-        raise old_table(table, missing[0])
-    if not found["permitted"]:
-        raise missing_grant(table, user)
-    if found["without_policy"]:  # else the rows would not be there, and each claim be refused
-        raise missing_policy(table, user, found["without_policy"])
-    if found["read_only"]:
+    found = _look_up(cursor, tables)
+    problems = _problems(found, task_lock, user)
+    if problems:
+        raise TaskLockSchemaError("; also: ".join(map(str, problems)))
+    if found[0].row["read_only"]:
         raise TaskLockDatabaseError(
             "it is read-only: a standby, or default_transaction_read_only is on"
         )
-    return found["database_time"]  # type: ignore[no-any-return]  # the cursor's rows are untyped
+    return found[0].row["database_time"]  # type: ignore[no-any-return]  # rows are untyped
 
 
-def check_job_table(cursor: Any, table: Table, user: str | None) -> None:
-    """Make sure that the jobs' table can be used as it is.
+def find_problem(
+    cursor: Any, task_lock: Table, table: Table, user: str | None
+) -> TaskLockSchemaError | None:
+    """Return what is missing of a table and the rights on it; ``None`` if nothing is.
 
     :param cursor: a psycopg cursor
-    :param table: the task lock table as this library declares it
-    :param user: the role that asks, for the message
-    :raises TaskLockSchemaError: the table is missing, old, or not permitted
+    :param task_lock: the task lock table
+    :param table: that one, or one beside it
     """
-    jobs = job_table(table)
+    problems = _problems(_look_up(cursor, [table]), task_lock, user)
+    return problems[0] if problems else None
+
+
+def _look_up(cursor: Any, tables: Sequence[Table]) -> list[_Found]:
     cursor.row_factory = dict_row
-    found = cursor.execute(_CHECK, [quoted_name(jobs)]).fetchone()
-    if not found["table_exists"]:
-        raise missing_table(table, jobs)
-    missing = [column.name for column in jobs.columns if column.name not in found["columns"]]
+    names = [quoted_name(table) for table in tables], [table.name for table in tables]
+    rows = cursor.execute(_CHECK, [*names, tables[0].schema]).fetchall()
+    return [_Found(table, row) for table, row in zip(tables, rows, strict=True)]
+
+
+def _problems(
+    found: Sequence[_Found], task_lock: Table, user: str | None
+) -> list[TaskLockSchemaError]:
+    """Return what keeps tables from being used: one error for each kind of problem."""
+    problems = []
+    there = [each for each in found if each.row["table_exists"]]
+    missing = [each.table for each in found if not each.row["table_exists"]]
     if missing:
-        raise old_table(table, missing[0], jobs)
-    if not (found["permitted"] and found["may_delete"]):
-        raise missing_grant(jobs, user, rights=(*_NEEDED_RIGHTS, "DELETE"))
-    if found["without_policy"]:
-        raise missing_policy(jobs, user, found["without_policy"])
+        problems.append(missing_tables(task_lock, missing))
+    for each in there:
+        if each.lacks_columns:
+            problems.append(old_table(task_lock, each.lacks_columns[0], each.table))
+            break
+    lacking = {
+        each.table: rights
+        for each in there
+        if (rights := each.lacks_rights(_rights_needed(task_lock, each.table)))
+    }
+    role = found[0].row["role"] or user
+    may_enter = all(each.row["may_enter"] for each in there)
+    if lacking or not may_enter:
+        lacking = lacking or {there[0].table: []}
+        problems.append(missing_grants(lacking, role, on_schema=not may_enter))
+    # Else the rows would not be there, and each claim be refused.
+    problems += [
+        missing_policy(each.table, role, each.row["without_policy"])
+        for each in there
+        if each.row["without_policy"]
+    ]
+    return problems
+
+
+def _rights_needed(task_lock: Table, table: Table) -> Sequence[str]:
+    """Return the rights that a replica needs on a table."""
+    deletes = ("DELETE",) if table is job_table(task_lock) else ()
+    return (*_NEEDED_RIGHTS, *deletes)
 
 
 UPGRADE_COMMAND = "apscheduler-tasklock upgrade"
@@ -149,15 +207,19 @@ def explain_refusal(
     said = one_line(error)
     refused = _named(table, said)
     try:
-        cursor.row_factory = dict_row
-        found = cursor.execute(_MISSING_RIGHTS, [quoted_name(refused)]).fetchone()["missing"]
-    except psycopg.Error:  # as without a right on the schema
-        found = []
-    # The right to delete is named where it alone is missing: most roles work without it, except
-    # with the jobs' table.
-    deletes = refused is job_table(table)
-    rights = [right for right in found if right != "DELETE" or deletes] or found
-    return missing_grant(refused, user, said, rights)
+        [found] = _look_up(cursor, [refused])
+    except psycopg.Error:  # somebody has changed the connection's rights, too
+        return missing_grant(refused, user, said, _rights_needed(table, refused))
+    problems = _problems([found], table, user)
+    if problems:
+        return problems[0]
+    role, rights = found.row["role"], found.row["not_granted"]
+    if rights:  # to delete, which most roles do without
+        return missing_grant(refused, role, rights=rights)
+    return TaskLockSchemaError(
+        f"role {quoted(role)} may not use the table {refused.fullname} (PostgreSQL: {said}); let "
+        f"its owner look at its policies and triggers, with: \\d {quoted_name(refused)}"
+    )
 
 
 def _named(table: Table, said: str) -> Table:
@@ -171,10 +233,19 @@ def missing_table(table: Table, beside: Table | None = None) -> TaskLockSchemaEr
 
     :param beside: the table that is missing, if it is one of those beside the task lock table
     """
-    missing = table if beside is None else beside
+    return missing_tables(table, [table if beside is None else beside])
+
+
+def missing_tables(table: Table, missing: Sequence[Table]) -> TaskLockSchemaError:
+    """Return the error for a database in which some of our tables are missing.
+
+    :param table: the task lock table
+    """
+    names = ", ".join(each.fullname for each in missing)
+    they, them = ("the table {} does", "it") if len(missing) == 1 else ("the tables {} do", "them")
     return TaskLockSchemaError(
-        f"the table {missing.fullname} does not exist in this database; "
-        f"create it with: {command(UPGRADE_COMMAND, table)}"
+        f"{they.format(names)} not exist in this database; "
+        f"create {them} with: {command(UPGRADE_COMMAND, table)}"
     )
 
 
@@ -199,16 +270,40 @@ def missing_grant(
     """Return the error for a role that may not use the table.
 
     :param table: the task lock table, or one beside it
-    :param said: PostgreSQL's own words, as it may be a policy that stands against it
+    :param said: PostgreSQL's own words, where it is not known which rights are missing
     :param rights: that it lacks; by default all that a replica needs
     """
-    granted = ", ".join(rights or _NEEDED_RIGHTS)
+    lacking = {table: rights or _NEEDED_RIGHTS}
+    return missing_grants(lacking, user, said, on_schema=table.schema is not None)
+
+
+def missing_grants(
+    lacking: Mapping[Table, Sequence[str]],
+    user: str | None,
+    said: str = "",
+    *,
+    on_schema: bool = False,
+) -> TaskLockSchemaError:
+    """Return the error for a role that lacks rights on some of our tables.
+
+    :param lacking: the rights that it lacks, by table
+    :param said: PostgreSQL's own words, where it is not known which rights are missing
+    :param on_schema: whether it may not look into their schema either
+    """
     role = quoted(user) if user else "<the application's role>"
-    schema = f"GRANT USAGE ON SCHEMA {quoted(table.schema)} TO {role}; " if table.schema else ""
+    tables = list(lacking)
+    grants = [
+        f"GRANT {', '.join(rights)} ON {quoted_name(table)} TO {role}"
+        for table, rights in lacking.items()
+        if rights
+    ]
+    if on_schema and tables[0].schema:
+        grants.insert(0, f"GRANT USAGE ON SCHEMA {quoted(tables[0].schema)} TO {role}")
+    names = ", ".join(table.fullname for table in tables)
+    which, whose = (f"table {names}", "its") if len(tables) == 1 else (f"tables {names}", "their")
     why = f" (PostgreSQL: {said})" if said else ""
     return TaskLockSchemaError(
-        f"role {role} may not use the table {table.fullname}{why}; let its owner run: "
-        f"{schema}GRANT {granted} ON {quoted_name(table)} TO {role}"
+        f"role {role} may not use the {which}{why}; let {whose} owner run: {'; '.join(grants)}"
     )
 
 

@@ -118,6 +118,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("seen_at", moment(), nullable=False),
         Column("tasks", ARRAY(Text), nullable=False),
         Column("stopped_at", moment(), nullable=True),
+        Column("rejected", ARRAY(Text), nullable=False, server_default=text("'{}'")),
         schema=schema,
     )
     jobs = Table(

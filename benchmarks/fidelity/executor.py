@@ -18,6 +18,7 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.base import STATE_RUNNING
 
 from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     Overdue,
@@ -56,6 +57,7 @@ class TravellingClient:
         self._database = database
         self._protocol = protocol
         self._is_stable = stable
+        self.rejections = Rejections()
 
     @property
     def stable(self) -> bool:
@@ -78,11 +80,15 @@ class TravellingClient:
         self,
         version: str,
         tasks: Sequence[str],
-        dropped: Sequence[str] = (),
-        *,
-        has_all: bool = True,
+        rejected: Sequence[str] = (),
     ) -> None:
         """Leave it: nothing here depends on who is alive."""
+
+    def retire(self, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
+        """Leave it likewise."""
+
+    def look_at_rights(self) -> None:
+        """Leave it: the tables are there."""
 
     def remove_replicas(self, age: float) -> None:
         """Leave it likewise."""

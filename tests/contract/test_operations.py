@@ -77,7 +77,8 @@ def run(replica: Replica, task: str = "task", **end: Any) -> None:
 
 def report(replica: Replica, *tasks: str, dropped: Sequence[str] = ()) -> None:
     cursor = raw_cursor(replica.connection)
-    replica.protocol.report_replica(cursor, "host", "1.0", tasks, dropped=dropped)
+    replica.protocol.report_replica(cursor, "host", "1.0", tasks)
+    replica.protocol.retire(cursor, tasks, dropped)
 
 
 class TestStates:

@@ -684,28 +684,29 @@ def test_a_refused_one_off_job_does_not_run_something_else(found: Found, rows: R
 # Rows of one-off jobs
 
 
-def test_without_the_right_to_delete_one_line_says_so_and_no_more_is_tried(
+def test_without_the_right_to_delete_one_line_says_so_and_it_is_tried_again(
     connection: Connection, direct_url: str, rows: Rows, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "apscheduler_tasklock")
     role = f"no_delete_{uuid4().hex}"
     connection.execute(f"CREATE ROLE {role} LOGIN")
-    connection.execute(f"GRANT SELECT, INSERT, UPDATE ON task_lock TO {role}")
+    connection.execute(f"GRANT SELECT, INSERT, UPDATE ON task_lock, task_lock_run TO {role}")
     url = make_url(direct_url).set(username=role)
     try:
         with closing(LockClient(LockSettings(url, "replica"))) as locks:
             found = Found(locks, rows, prune_interval=0.01)
             found.start()
             eventually(lambda: "GRANT DELETE" in caplog.text)
-            found.look()  # after each of which it would try again
-            found.look()
+            connection.execute(f"GRANT DELETE ON task_lock, task_lock_run TO {role}")
+            eventually(lambda: "No longer rejected" in caplog.text)
             found.poll.close()
     finally:
         connection.execute(f"DROP OWNED BY {role}")
         connection.execute(f"DROP ROLE {role}")
-    lines = [r for r in caplog.records if r.name == "apscheduler_tasklock._scheduler.poll"]
+    lines = [r for r in caplog.records if "old rows" in r.getMessage()]
     assert [(line.levelname, "GRANT DELETE" in line.getMessage()) for line in lines] == [
-        ("INFO", True)
+        ("INFO", True),
+        ("INFO", False),
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
 from apscheduler_tasklock._scheduler.registration import Registrar
 from tests.contract.conftest import Memory, Replica
@@ -24,6 +25,9 @@ class Tasks:
 
     def add(self, watcher: Any) -> None:
         """Add what is told of each look, which the test does by itself."""
+
+    def add_teller(self, tell: Any) -> None:
+        """Add what is called after each look, likewise."""
 
     def keys_of(self, _task_name: str) -> list[Any]:
         return [KEY]
@@ -45,6 +49,7 @@ class Version(Replica):
         super().__init__(name, rows)
         self.schedule, self.next_in = schedule, next_in
         self._rows = rows
+        self.rejections = Rejections()
         # As much as it asks of them.
         locks: Any = self
         tasks: Any = Tasks()

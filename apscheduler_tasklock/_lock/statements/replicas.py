@@ -105,21 +105,26 @@ def tell_overdue(table: str) -> str:
 
 
 def report_replica(replicas: str) -> str:
-    """Return the statement by which a replica says that it is alive, and which tasks it has.
+    """Return the statement by which a replica says that it is alive, and what there is to tell.
+
+    That is which tasks it has, and what the database rejects of its work.
 
     The first time it does, ``started_at`` is null, and all of the row becomes its own: the id may
     be that of a process before it. It returns the ``started_at`` that stands.
     """
     return f"""
-        INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks)
+        INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks,
+                                           rejected)
         VALUES (%(replica_id)s, %(host)s, %(version)s,
-                COALESCE(%(started_at)s::timestamptz, now()), now(), %(tasks)s::text[])
+                COALESCE(%(started_at)s::timestamptz, now()), now(), %(tasks)s::text[],
+                %(rejected)s::text[])
         ON CONFLICT (replica_id) DO UPDATE SET
             host = excluded.host, version = excluded.version, seen_at = now(), stopped_at = NULL,
             started_at = CASE WHEN %(started_at)s::timestamptz IS NULL THEN now()
                               ELSE replica.started_at END,
             tasks = CASE WHEN replica.tasks = excluded.tasks THEN replica.tasks
-                         ELSE excluded.tasks END
+                         ELSE excluded.tasks END,
+            rejected = excluded.rejected
         RETURNING started_at
     """
 
