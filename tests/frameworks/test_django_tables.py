@@ -194,7 +194,7 @@ def test_a_role_that_may_not_migrate_is_told_what_helps(
             connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
             connection.execute(f'CREATE SCHEMA "{name}" AUTHORIZATION "{name}"')
             connection.execute(f'ALTER ROLE "{name}" SET search_path = "{name}"')
-        project = make_project(url)
+        project = make_project(url.replace("postgresql+psycopg:", "postgresql:"))
         project.configure('TASKLOCK_SCHEMA = "public"')
         said = project.refused("migrate")
         assert said.startswith(f'CommandError: role "{name}" may not change the tables')
