@@ -62,7 +62,7 @@ def run() -> None:
         raise SystemExit(str(error)) from None
     attributes["migrated"] = migrated
     if config.cmd_opts:
-        log_notes(migrated)
+        log_notes(migrated.notes)
 
 
 def database_url() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -120,6 +121,8 @@ class Registrar:
         # The tasks that this replica had, and until when it says so, on the monotonic clock.
         self._dropped: dict[str, float] = {}
         self._fresh: dict[str, _Fresh] = {}  # by task
+        self._with_row: deque[str] = deque()  # the tasks that have a row
+        self._expected: set[str] = set()  # those of them whose rows this look asks for
         poll.add(self)
         poll.add_teller(self._report)
 
@@ -146,11 +149,20 @@ class Registrar:
             self._told.pop(key, None)
 
     def waiting(self) -> Collection[str]:
-        """Return the tasks that were registered a short while ago, and have not run since."""
-        return list(self._fresh)
+        """Return the tasks that were registered a short while ago, and have not run since.
+
+        And one more that has a row, another one at each look: its row is missing if the table was
+        made anew, or an older state of it restored.
+        """
+        self._with_row.rotate(-1)
+        self._expected = set(self._fresh)
+        if self._with_row:
+            self._expected.add(self._with_row[0])
+        return self._expected
 
     def look(self, states: Sequence[RunState], _waiting: Collection[str]) -> None:
         """Register what has changed, or is due and nobody knows when next."""
+        self._look_for_missing(states)
         self._look_at_fresh(states)
         changed = self._take_changed(states)
         try:
@@ -175,6 +187,19 @@ class Registrar:
                 for key in self._poll.keys_of(state.task_name):
                     changed.setdefault(key, _Change())
         return changed
+
+    def _look_for_missing(self, states: Sequence[RunState]) -> None:
+        """Register all tasks again if one of them has lost its row."""
+        missing = self._expected - {state.task_name for state in states}
+        if not missing:
+            return
+        logger.info(
+            "Task %r: its row is gone; registering all tasks of this replica again", min(missing)
+        )
+        self._fresh.clear()
+        self._with_row.clear()  # those that are registered have one again
+        for key in self._poll.job_keys():
+            self.note(key)
 
     def _look_at_fresh(self, states: Sequence[RunState]) -> None:
         """Register tasks again that a replica of an older version has run since.
@@ -231,6 +256,8 @@ class Registrar:
                 for key in self._poll.keys_of(task_name):
                     self._add(key, changed.get(key, _Change()))
         self._keep_fresh(tasks, registered)
+        found = {each.task_name for each in registered if not each.again}
+        self._with_row.extend(sorted(found.difference(self._with_row)))
 
     def _registrations(self, changed: Mapping[JobKey, _Change]) -> list[Registration]:
         """Return what is to be told of these jobs' tasks."""

@@ -289,13 +289,13 @@ def _add_monitors(commands: Any) -> None:
 
 
 def _add_setup(commands: Any) -> None:
-    upgrade = commands.add_parser("upgrade", help="create the table, or bring it up to date")
+    upgrade = commands.add_parser("upgrade", help="create the tables, or bring them up to date")
     _add_table_options(upgrade)
     upgrade.add_argument("--sql", action="store_true", help="print the statements, run nothing")
     _add_json(upgrade)
     upgrade.set_defaults(run=setup.upgrade)
 
-    downgrade = commands.add_parser("downgrade", help="drop the table")
+    downgrade = commands.add_parser("downgrade", help="drop the tables")
     _add_table_options(downgrade)
     downgrade.add_argument("--yes", action="store_true", help="do not ask")
     _add_json(downgrade)

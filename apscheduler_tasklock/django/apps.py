@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.apps import AppConfig
 from django.core import checks
+from django.db.models.signals import post_migrate
 
 
 class TaskLockConfig(AppConfig):
@@ -14,8 +15,13 @@ class TaskLockConfig(AppConfig):
     verbose_name = "Task locks"
 
     def ready(self) -> None:
-        """Register the system checks. No scheduler is imported or started here."""
+        """Register the system checks, and a look at the tables after each ``manage.py migrate``.
+
+        No scheduler is imported or started here.
+        """
         from apscheduler_tasklock.django.checks import check_settings, check_tables
+        from apscheduler_tasklock.django.operations import make_anew
 
         checks.register(check_settings)
         checks.register(check_tables, checks.Tags.database)
+        post_migrate.connect(make_anew, sender=self)

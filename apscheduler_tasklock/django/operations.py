@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from django.db import router
-from django.db.migrations.exceptions import IrreversibleError
+from django.core.management import CommandError
+from django.db import connections, router, transaction
 from django.db.migrations.operations.base import Operation
+from django.db.migrations.recorder import MigrationRecorder
+from django.db.utils import Error
 
+from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock.django.configuration import configuration
-from apscheduler_tasklock.schema.drift import BASE
+from apscheduler_tasklock.errors import TaskLockSchemaError
+from apscheduler_tasklock.schema.check import UPGRADE_COMMAND
+from apscheduler_tasklock.schema.drift import (
+    BASE,
+    Plan,
+    There,
+    dropping,
+    is_of_rights,
+    look,
+    newer_than,
+    upgrading,
+    wrong_role,
+)
 from apscheduler_tasklock.schema.migrations import (
     LOCK_TIMEOUT,
     UPGRADE_LOCK,
+    log_notes,
     revision_sql,
     revisions,
-    version_table,
 )
-from apscheduler_tasklock.schema.table import quoted
+
+APP = "apscheduler_tasklock"
 
 
 class TakeTablesTo(Operation):
     """Takes the tables to a revision of the library, and back to the one before.
 
-    What there is to do is found in the library's own table of versions, so that the tables may
-    have been created or upgraded by ``apscheduler-tasklock upgrade`` as well. It happens on
-    Django's connection. Databases that are not PostgreSQL, or that a router keeps the app from,
-    are left alone.
+    What there is to do is found in the tables and in the library's own table of versions, so that
+    the tables may have been created or upgraded by ``apscheduler-tasklock upgrade`` as well. It
+    happens on Django's connection. Databases that are not PostgreSQL, or that a router keeps the
+    app from, are left alone.
 
     :param revision: of the library
     :param before: the revision before it; ``"base"`` before the first
@@ -54,41 +72,107 @@ class TakeTablesTo(Operation):
     def database_forwards(
         self, app_label: str, schema_editor: Any, _from_state: Any, _to_state: Any
     ) -> None:
-        """Do what is to be done from the revision that the tables have."""
-        if not _is_for(schema_editor, app_label):
+        """Do what is to be done from the revision that the tables have.
+
+        :raises CommandError: the role may not, or the tables were made by an unreleased version
+        """
+        if not _is_for(schema_editor.connection, app_label):
             return
         if schema_editor.collect_sql:
             schema_editor.execute(_statements(self.before, self.revision), params=None)
             return
-        there = _revision_there(schema_editor)
-        # A revision of a newer version of the library has this one behind it.
-        if there in revisions() and _is_before(there, self.revision):
-            _execute(schema_editor, there, self.revision)
+        _upgrade(schema_editor, self.revision)
 
     def database_backwards(
         self, app_label: str, schema_editor: Any, _from_state: Any, _to_state: Any
     ) -> None:
         """Undo what is to be undone from the revision that the tables have.
 
-        :raises IrreversibleError: a newer version of the library has upgraded them
+        :raises CommandError: the role may not, or a newer version has upgraded the tables
         """
-        if not _is_for(schema_editor, app_label):
+        if not _is_for(schema_editor.connection, app_label):
             return
         if schema_editor.collect_sql:
             schema_editor.execute(_statements(self.revision, self.before), params=None)
             return
-        there = _revision_there(schema_editor)
-        if there not in revisions():
-            raise IrreversibleError(
-                f"the task lock tables are at revision {there} of a newer version of this library; "
-                "take them back with that version"
-            )
-        if _is_before(self.before, there):
-            _execute(schema_editor, there, self.before)
+        _, *known = revisions()
+
+        def planned(there: There) -> Plan:
+            if self.before == BASE:
+                return dropping(there, known)
+            if there.noted is not None and there.noted not in known:
+                raise newer_than(there, known[-1])
+            return Plan(runs_revisions=True)
+
+        with _migrating(schema_editor, planned) as (there, plan):
+            start = there.noted or BASE
+            if plan.runs_revisions and _is_before(self.before, start):
+                _execute(schema_editor, start, self.before, there)
 
 
-def _is_for(schema_editor: Any, app_label: str) -> bool:
-    connection = schema_editor.connection
+def make_anew(using: str, plan: Any = None, **_others: Any) -> None:
+    """After ``manage.py migrate``, make tables anew that were dropped since they were migrated.
+
+    Django looks at its own table of migrations alone.
+
+    :param using: the database's alias
+    :param plan: the migrations that ``migrate`` has just run, or faked; ``None`` after ``flush``
+    :raises CommandError: as of a migration
+    """
+    connection = connections[using]
+    if plan is None or any(step.app_label == APP for step, _ in plan):
+        return
+    if not _is_for(connection, APP):
+        return
+    if not any(app == APP for app, _ in MigrationRecorder(connection).applied_migrations()):
+        return
+    with transaction.atomic(using=using), connection.schema_editor(atomic=False) as schema_editor:
+        _upgrade(schema_editor, revisions()[-1])
+
+
+def _upgrade(schema_editor: Any, revision: str) -> None:
+    _, *known = revisions()
+    with _migrating(schema_editor, lambda there: upgrading(there, known)) as (there, plan):
+        # If the tables were missing, a revision that is noted is forgotten by now.
+        start = there.noted if there.tables and there.noted else BASE
+        if plan.runs_revisions and _is_before(start, revision):
+            _execute(schema_editor, start, revision, there)
+
+
+@contextmanager
+def _migrating(
+    schema_editor: Any, planned: Callable[[There], Plan]
+) -> Iterator[tuple[There, Plan]]:
+    """Look at the tables, and do what the plan has to be done before the revisions are run.
+
+    Nobody else migrates until this transaction ends.
+    """
+    configured = configuration()
+    try:
+        with schema_editor.connection.cursor() as cursor:
+            _wait_for_others(cursor)
+
+            def execute(statement: str) -> Any:
+                cursor.execute(statement)
+                return cursor.fetchall()
+
+            there = look(execute, configured.schema, configured.table)
+        plan = planned(there)
+    except TaskLockSchemaError as error:
+        raise CommandError(str(error)) from error
+    try:
+        for statement in plan.statements:
+            schema_editor.execute(statement, params=None)
+        yield there, plan
+    except Error as error:
+        cause = error.__cause__
+        if cause is None or not is_of_rights(cause):
+            raise
+        raise CommandError(str(wrong_role(there, UPGRADE_COMMAND, one_line(cause)))) from error
+    log_notes(plan.notes)
+
+
+def _is_for(connection: Any, app_label: str) -> bool:
     return connection.vendor == "postgresql" and bool(
         router.allow_migrate(connection.alias, app_label)
     )
@@ -99,37 +183,19 @@ def _is_before(revision: str, other: str) -> bool:
     return known.index(revision) < known.index(other)
 
 
-def _version_table() -> str:
-    configured = configuration()
-    name = quoted(str(version_table(configured.schema, configured.table)["version_table"]))
-    return f"{quoted(configured.schema)}.{name}" if configured.schema else name
+def _wait_for_others(cursor: Any) -> None:
+    cursor.execute("SELECT current_setting('lock_timeout')")
+    [before] = cursor.fetchone()
+    cursor.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
+    cursor.execute("SELECT pg_advisory_xact_lock(%s)", [UPGRADE_LOCK])
+    cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
 
 
-def _revision_there(schema_editor: Any) -> str:
-    """Return the revision of the tables; nobody else migrates until this transaction ends."""
-    with schema_editor.connection.cursor() as cursor:
-        cursor.execute("SELECT current_setting('lock_timeout')")
-        [before] = cursor.fetchone()
-        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [UPGRADE_LOCK])
-        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
-        table = _version_table()
-        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [table])
-        if not cursor.fetchone()[0]:
-            return BASE
-        cursor.execute(f"SELECT version_num FROM {table}")  # noqa: S608  # quoted
-        found = cursor.fetchone()
-    return str(found[0]) if found else BASE
-
-
-def _execute(schema_editor: Any, start: str, end: str) -> None:
-    schema = configuration().schema
-    with schema_editor.connection.cursor() as cursor:
-        cursor.execute("SELECT to_regnamespace(%s) IS NOT NULL", [schema and quoted(schema)])
-        has_schema = cursor.fetchone()[0]
-    if start == BASE:
+def _execute(schema_editor: Any, start: str, end: str, there: There) -> None:
+    if start == BASE and there.versions is not None:
         # A downgrade has left it, empty. The statements create it.
-        schema_editor.execute(f"DROP TABLE IF EXISTS {_version_table()}", params=None)
+        schema_editor.execute(f"DROP TABLE {there.versions_name}", params=None)
+    has_schema = there.schema is not None
     schema_editor.execute(_statements(start, end, has_schema=has_schema), params=None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -92,7 +92,7 @@ def upgrade(
     :raises sqlalchemy.exc.SQLAlchemyError: the database is unavailable, or rejects that
     """
     migrated = upgrade_tables(database, schema=schema, table=table, revision=revision)
-    log_notes(migrated)
+    log_notes(migrated.notes)
     return migrated.changed
 
 
@@ -153,7 +153,7 @@ def migrate(
         connection = None
         offline = _offline_options(starts_at="head" if revision == BASE else None)
     context = _context_to(revision, schema, table, connection, offline)
-    log_notes(run_migrations(context, schema, table))
+    log_notes(run_migrations(context, schema, table).notes)
 
 
 def revisions() -> list[str]:
@@ -367,9 +367,9 @@ def _run(database: str | URL, schema: str | None, table: str, run: Any) -> Migra
     return migrated
 
 
-def log_notes(migrated: Migrated) -> None:
+def log_notes(notes: Sequence[str]) -> None:
     """Log what a user is to be told of a migration."""
-    for note in migrated.notes:
+    for note in notes:
         logger.warning("%s", note)
 
 

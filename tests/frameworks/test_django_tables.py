@@ -15,6 +15,7 @@ from tests.migration.conftest import described, tables
 from tests.support.django_project import DjangoProject
 from tests.support.polling import eventually
 from tests.support.postgres import Server
+from tests.support.roles import role
 
 # Each starts several processes, which load Django.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -36,6 +37,9 @@ ALL = {
     "task_lock_replica",
     "task_lock_job",
 }
+
+
+ALL_TABLES = "DROP TABLE task_lock, task_lock_run, task_lock_replica, task_lock_job"
 
 
 def described_ours(url: str) -> list[tuple[object, ...]]:
@@ -110,20 +114,101 @@ def test_tables_of_a_newer_version_are_left_alone(
     with psycopg.connect(empty_database_url) as connection:
         connection.execute("UPDATE task_lock_alembic_version SET version_num = '9999'")
     project.manage("migrate", "--fake", APP, "zero")
-    project.manage("migrate", APP)
+    for _ in range(2):  # also where Django has nothing to do
+        finished = project.finished("manage.py", "migrate", APP)
+        assert finished.returncode == 0
+        assert "newer version" in finished.stderr
     said = project.refused("migrate", APP, "zero")
-    assert "revision 9999 of a newer version" in said
+    assert "newer version of this library (revision 9999" in said
+    assert said.startswith("CommandError: ")
     assert ours(empty_database_url) == ALL
+
+
+@pytest.mark.parametrize("dropped", [ALL_TABLES, "DROP TABLE task_lock_run"])
+def test_tables_that_were_dropped_are_made_anew(
+    project: DjangoProject, empty_database_url: str, database_url: str, dropped: str
+) -> None:
+    project.manage("migrate")
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute(dropped)
+    finished = project.finished("manage.py", "migrate")
+    assert finished.returncode == 0
+    assert "made anew" in finished.stderr
+    assert described_ours(empty_database_url) == described_ours(database_url)
+    finished = project.finished("manage.py", "migrate")
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+def test_tables_that_the_command_has_dropped_are_made_anew(
+    project: DjangoProject, empty_database_url: str, database_url: str
+) -> None:
+    project.manage("migrate")
+    downgrade(empty_database_url)
+    project.manage("migrate")
+    assert described_ours(empty_database_url) == described_ours(database_url)
+
+
+def test_what_was_faked_or_undone_is_left_alone(
+    project: DjangoProject, empty_database_url: str
+) -> None:
+    project.manage("migrate", "--fake", APP)
+    assert ours(empty_database_url) == set()
+    project.manage("migrate", APP, "zero")
+    project.manage("migrate", "auth")
+    assert ours(empty_database_url) <= LEFT
+
+
+def test_dropped_tables_can_be_migrated_back(
+    project: DjangoProject, empty_database_url: str
+) -> None:
+    project.manage("migrate")
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute(ALL_TABLES)
+    project.manage("migrate", APP, "zero")
+    project.manage("migrate")
+    assert ours(empty_database_url) == ALL
+
+
+def test_tables_of_an_unreleased_version_are_one_error_with_what_to_run(
+    project: DjangoProject, empty_database_url: str
+) -> None:
+    project.manage("migrate")
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("ALTER TABLE task_lock DROP COLUMN due_at")
+        connection.execute("UPDATE task_lock_alembic_version SET version_num = '0003'")
+    said = project.refused("migrate")
+    assert said.startswith("CommandError: the table task_lock was made by an unreleased version")
+    assert "manage.py migrate apscheduler_tasklock zero" in project.manage(
+        "check", "--database", "default"
+    )
+    project.manage("migrate", APP, "zero")
+    project.manage("migrate")
+    assert "no issues" in project.manage("check", "--database", "default")
+
+
+def test_a_role_that_may_not_migrate_is_told_what_helps(
+    make_project: MakeProject, empty_database_url: str
+) -> None:
+    with role(empty_database_url) as (name, url):
+        with psycopg.connect(empty_database_url) as connection:
+            connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+            connection.execute(f'CREATE SCHEMA "{name}" AUTHORIZATION "{name}"')
+            connection.execute(f'ALTER ROLE "{name}" SET search_path = "{name}"')
+        project = make_project(url.replace("postgresql+psycopg:", "postgresql:"))
+        project.configure('TASKLOCK_SCHEMA = "public"')
+        said = project.refused("migrate")
+        assert said.startswith(f'CommandError: role "{name}" may not change the tables')
+        assert said.endswith(f'GRANT CREATE ON SCHEMA public TO "{name}"')
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(
     project: DjangoProject, empty_database_url: str
 ) -> None:
     with psycopg.connect(empty_database_url) as connection:
-        connection.execute("CREATE TABLE task_lock_replica (id integer)")  # in the way
+        connection.execute("CREATE SEQUENCE task_lock_replica")  # in the way
     said = project.refused("migrate", APP)
     assert 'relation "task_lock_replica" already exists' in said
-    assert ours(empty_database_url) == {"task_lock_replica"}
+    assert ours(empty_database_url) == set()
 
 
 def test_migrations_by_any_way_wait_for_each_other(
@@ -150,7 +235,7 @@ def test_sqlmigrate_prints_statements_that_make_the_tables(
     with psycopg.connect(empty_database_url) as connection:
         connection.execute(statements.encode())
     assert described_ours(empty_database_url) == described_ours(database_url)
-    assert "DROP TABLE task_lock_job, " in back
+    assert "DROP TABLE IF EXISTS task_lock_job, " in back
 
 
 def test_makemigrations_finds_nothing_to_do(project: DjangoProject) -> None:

@@ -124,13 +124,15 @@ class TestTable:
         ):
             replica.scheduler.start()
 
-    def test_an_older_one_is_an_error_at_start(
+    def test_one_of_an_unreleased_version_is_an_error_at_start(
         self, database_url: str, connection: Connection
     ) -> None:
         connection.execute("ALTER TABLE task_lock DROP COLUMN token")
         replica = Replica(database_url)
         with pytest.raises(
-            TaskLockSchemaError, match=r"older .*\(it has no column token\).* upgrade$"
+            TaskLockSchemaError,
+            match=r"an unreleased version .*\(it has no column token\); drop and create with: "
+            r"apscheduler-tasklock downgrade && apscheduler-tasklock upgrade$",
         ):
             replica.scheduler.start()
 

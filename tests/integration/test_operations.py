@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR
 from psycopg import sql
+from sqlalchemy import create_engine
 
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
@@ -29,8 +30,10 @@ from apscheduler_tasklock import (
     TaskLockStateError,
     TaskState,
     TaskStatus,
+    migrate,
 )
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.url import parse_url
 from tests.integration.conftest import Job
 from tests.support.polling import eventually
 from tests.support.roles import role
@@ -99,7 +102,56 @@ def due_at(connection: Connection, ago: float, task: str = "job") -> None:
     )
 
 
+def drop_and_create(database_url: str) -> None:
+    """Make the tables anew, in one transaction."""
+    engine = create_engine(parse_url(database_url))
+    with engine.begin() as connection:
+        migrate(connection, revision="base")
+        migrate(connection)
+    engine.dispose()
+
+
 class TestRegistration:
+    def test_tasks_are_registered_again_where_the_tables_were_made_anew(
+        self, make_replica: MakeReplica, operator: TaskLocks, database_url: str
+    ) -> None:
+        replica = make_replica(**FAST)
+        for name in ("nightly", "weekly"):
+            replica.scheduler.add_job(print, "cron", hour=3, id=name)
+        registered(operator, "nightly", "weekly")
+        before = task(operator, "nightly")
+        drop_and_create(database_url)
+        eventually(lambda: {found.name for found in operator.tasks()} == {"nightly", "weekly"})
+        after = task(operator, "nightly")
+        assert (after.state, after.schedule) == (TaskState.NEW, before.schedule)
+        assert is_near(after.due_at, before.due_at)
+
+    def test_a_task_whose_row_alone_is_gone_is_registered_again(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        """Also one that was registered long ago, and has run since."""
+        replica = make_replica(**FAST)
+        names = ["a", "b", "c"]
+        for name in names:
+            replica.scheduler.add_job(print, "cron", hour=3, id=name)
+        registered(operator, *names)
+        connection.execute("UPDATE task_lock SET token = token + 1")  # none is looked at as new
+        for name in names:
+            connection.execute("DELETE FROM task_lock WHERE task_name = %s", [name])
+            eventually(lambda: {found.name for found in operator.tasks()} == set(names))
+
+    def test_one_that_was_removed_is_not_registered_again(
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    ) -> None:
+        replica = make_replica(**FAST)
+        for name in ("removed", "stays"):
+            replica.scheduler.add_job(print, "cron", hour=3, id=name)
+        registered(operator, "removed", "stays")
+        replica.scheduler.remove_job("removed")
+        connection.execute("DELETE FROM task_lock")
+        eventually(operator.tasks)
+        assert [found.name for found in operator.tasks()] == ["stays"]
+
     def test_a_task_that_has_never_run_is_seen(
         self, make_replica: MakeReplica, operator: TaskLocks
     ) -> None:
