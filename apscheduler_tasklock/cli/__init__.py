@@ -6,7 +6,7 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import psycopg
 from sqlalchemy.exc import DBAPIError
@@ -23,13 +23,14 @@ def main(
     arguments: Sequence[str] | None = None,
     *,
     prog: str = PROGRAM,
-    defaults: Mapping[str, str] | None = None,
+    defaults: Callable[[], Mapping[str, str]] = dict,
 ) -> int:
     """Run the command line and return its exit status; see ``apscheduler-tasklock --help``.
 
     :param arguments: by default the process's own
     :param prog: what it is called as, where a framework's command runs it
-    :param defaults: of the options ``database``, ``schema``, ``table`` and ``namespace``
+    :param defaults: returns those of the options ``database``, ``schema``, ``table`` and
+        ``namespace``; what it raises is told as other errors are
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -40,10 +41,10 @@ def main(
         try:
             if is_check:
                 return answer_monitor(
-                    lambda: _run_check(build_parser(MonitorParser, prog, defaults), given),
+                    lambda: _run(build_parser(MonitorParser, prog, defaults()), given),
                     as_json="--json" in given,
                 )
-            return _run(build_parser(prog=prog, defaults=defaults).parse_args(given))
+            return _answer(lambda: _run(build_parser(prog=prog, defaults=defaults()), given))
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # now, when it can still be told that this fails
@@ -61,15 +62,15 @@ def _give_up_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run_check(parser: argparse.ArgumentParser, given: list[str]) -> int:
+def _run(parser: argparse.ArgumentParser, given: list[str]) -> int:
     options = parser.parse_args(given)
     status: int = options.run(options)
     return status
 
 
-def _run(options: argparse.Namespace) -> int:
+def _answer(run: Callable[[], int]) -> int:
     try:
-        status: int = options.run(options)
+        return run()
     except TaskLockError as error:
         say(message_of(error))
         return status_of(error)
@@ -80,4 +81,3 @@ def _run(options: argparse.Namespace) -> int:
         what = "the database refused" if refused else "cannot use the database"
         say(f"{what}: {one_line(cause)}")
         return FAILED
-    return status

@@ -22,6 +22,7 @@ class Configuration:
     :ivar database: alias of the database
     :ivar schema: schema of the task lock table
     :ivar table: its name
+    :ivar namespace: put before every task name
     :ivar enabled: whether jobs run under locks
     """
 
@@ -29,6 +30,7 @@ class Configuration:
     database: str
     schema: str | None
     table: str
+    namespace: str
     enabled: bool
 
 
@@ -46,12 +48,15 @@ def configuration() -> Configuration:
     database = _setting("DATABASE", DEFAULT_DB_ALIAS)
     check_alias(database, "TASKLOCK_DATABASE")
     schema, table = table_settings()
+    namespace = _setting("NAMESPACE", "")
+    if not isinstance(namespace, str):
+        raise ImproperlyConfigured(f"TASKLOCK_NAMESPACE must be a text, not {namespace!r}")
     try:
         task_lock_table(table, schema)  # which knows what PostgreSQL can have
         enabled = parse_switch(_setting("ENABLED", True), "TASKLOCK_ENABLED", "settings")
     except TaskLockOptionError as error:
         raise ImproperlyConfigured(f"TASKLOCK_ settings: {error}") from None
-    return Configuration(scheduler, database, schema, table, enabled)
+    return Configuration(scheduler, database, schema, table, namespace, enabled)
 
 
 def table_settings() -> tuple[Any, Any]:

@@ -30,8 +30,8 @@ class DjangoTaskLockExecutor(TaskLockExecutor):
 
     :param executor: executor to wrap; by default the scheduler's own default executor
     :param using: alias of the database; by default that of ``TASKLOCK_DATABASE``
-    :param options: of :class:`~apscheduler_tasklock.TaskLockExecutor`; ``enabled``, ``schema`` and
-        ``table`` are by default those of the settings
+    :param options: of :class:`~apscheduler_tasklock.TaskLockExecutor`; ``enabled``, ``namespace``,
+        ``schema`` and ``table`` are by default those of the settings
     :raises ImproperlyConfigured: there is no such database, or it is not PostgreSQL
     :raises TaskLockOptionError: an option is unknown or impossible
     """
@@ -43,7 +43,9 @@ class DjangoTaskLockExecutor(TaskLockExecutor):
         using: str | None = None,
         **options: Any,
     ) -> None:
-        options = {"enabled": configuration().enabled, **table_options(), **options}
+        configured = configuration()
+        own = {"enabled": configured.enabled, "namespace": configured.namespace}
+        options = {**own, **table_options(), **options}
         enabled = parse_switch(options["enabled"], "enabled", type(self).__name__)
         self._find_url: Callable[[], URL] = lambda: database_url(using) if enabled else UNUSED
         super().__init__(self._find_url(), executor, **options)

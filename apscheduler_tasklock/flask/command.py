@@ -22,9 +22,13 @@ def tasklock(script: ScriptInfo, arguments: tuple[str, ...]) -> None:
     """Run ``apscheduler-tasklock`` with the database that the application is configured with."""
     from apscheduler_tasklock.cli import main
 
-    configuration = Configuration.of(script.load_app())
-    names = ("schema", "table", "namespace")
-    given = {name: configuration.executor_options.get(name) for name in names}
-    given["database"] = configuration.database_text
-    defaults = {name: str(value) for name, value in given.items() if value}
+    app = script.load_app()
+
+    def defaults() -> dict[str, str]:
+        configuration = Configuration.of(app)
+        names = ("schema", "table", "namespace")
+        given = {name: configuration.executor_options.get(name) for name in names}
+        given["database"] = configuration.database_text
+        return {name: str(value) for name, value in given.items() if value}
+
     sys.exit(main(arguments, prog="flask tasklock", defaults=defaults))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +24,7 @@ from urllib.parse import urlencode
 import psycopg
 import pytest
 import yaml
+from sqlalchemy.engine import make_url
 
 from tests.support.polling import eventually
 
@@ -46,19 +49,24 @@ def uvicorn(app: str, workers: int) -> list[str]:
 
 @contextmanager
 def started(
-    commands: list[list[str]], folder: Path, url: str, log: Path
+    commands: list[list[str]], folder: Path, database: str | dict[str, str], log: Path
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Run Python modules or scripts of a folder, with all that they start, writing to a log.
 
     What is left of them at the end is killed.
+
+    :param database: its URL, or the whole environment
     """
+    environment = (
+        {**os.environ, "TASKLOCK_DATABASE_URL": database} if isinstance(database, str) else database
+    )
     processes = []
     with log.open("wb") as output, ExitStack() as ending:
         for command in commands:
             process = subprocess.Popen(
                 [sys.executable, *command],
                 cwd=folder,
-                env={**os.environ, "TASKLOCK_DATABASE_URL": url},
+                env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -160,6 +168,126 @@ def test_the_example_for_kubernetes_answers_its_probes_and_drains(
     [container] = pod["containers"]
     assert container["livenessProbe"]["httpGet"]["path"] == "/live"
     assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+
+
+def dockerfile(folder: Path) -> dict[str, list[str]]:
+    """Return what follows each kind of instruction of a Dockerfile, in their order."""
+    found: dict[str, list[str]] = {}
+    for line in (folder / "Dockerfile").read_text().splitlines():
+        if line and not line.startswith("#"):
+            instruction, _, rest = line.partition(" ")
+            found.setdefault(instruction, []).append(rest)
+    return found
+
+
+def pid_of(replica: str) -> int:
+    """Return the process of a replica, whose id is ``host:process:random``."""
+    return int(replica.split(":")[1])
+
+
+def as_here(command: list[str]) -> list[str]:
+    """Return the arguments for this test's Python of a container's command."""
+    if command[0] == "python":
+        return command[1:]
+    module = {"apscheduler-tasklock": "apscheduler_tasklock"}.get(command[0], command[0])
+    return ["-m", module, *command[1:]]
+
+
+def test_the_example_for_compose_can_be_read(checkout: Path) -> None:
+    folder = checkout / "examples" / "compose"
+    build = dockerfile(folder)
+    assert set(build) == {"FROM", "COPY", "RUN", "WORKDIR", "USER", "CMD"}
+    allowed = (folder / "Dockerfile.dockerignore").read_text().splitlines()
+    for copy in build["COPY"]:
+        for source in copy.split()[:-1]:
+            assert (checkout / source).exists(), source
+            assert f"!{source}" in allowed
+    compose = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    db, upgrade, app = (compose[name] for name in ("db", "upgrade", "app"))
+    assert upgrade["depends_on"] == {"db": {"condition": "service_healthy"}}
+    assert db["healthcheck"]["test"][:2] == ["CMD", "pg_isready"]
+    assert app["depends_on"] == {"upgrade": {"condition": "service_completed_successfully"}}
+    assert app["deploy"]["replicas"] == 3
+    environment = db["environment"]
+    for service in (upgrade, app):
+        context = folder / service["build"]["context"]
+        assert context.resolve() == checkout
+        assert (context / service["build"]["dockerfile"]).resolve() == folder / "Dockerfile"
+        url = make_url(service["environment"]["TASKLOCK_DATABASE_URL"])
+        assert url.host == "db"
+        parts = url.username, url.password, url.database
+        names = "POSTGRES_USER", "POSTGRES_PASSWORD", "POSTGRES_DB"
+        assert parts == tuple(environment[name] for name in names)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_example_for_compose_run_without_docker(
+    checkout: Path, empty_database_url: str, tmp_path: Path
+) -> None:
+    folder = checkout / "examples" / "compose"
+    build = dockerfile(folder)
+    compose = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    for copy in build["COPY"]:
+        *sources, target = copy.split()
+        to = tmp_path / target.strip("/")
+        for source in sources:
+            if (checkout / source).is_dir():
+                shutil.copytree(checkout / source, to, dirs_exist_ok=True)
+            else:
+                to.mkdir(parents=True, exist_ok=True)
+                shutil.copy(checkout / source, to)
+    # The same command, but into a folder, and with the dependencies of this environment.
+    [install] = build["RUN"]
+    words = shlex.split(install.replace("/src", f"{tmp_path}/src"))
+    assert words[:2] == ["pip", "install"]
+    here = ["--target", f"{tmp_path}/installed", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([sys.executable, "-m", *words, *here], check=True, timeout=100)
+    # What the installed package finds, it has inside, as in the image.
+    path = os.pathsep.join([f"{tmp_path}/installed", str(tmp_path)])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "TASKLOCK_DATABASE_URL": empty_database_url,
+    }
+
+    def run(command: list[str]) -> str:
+        return subprocess.run(
+            [sys.executable, *as_here(command)],
+            cwd=tmp_path,
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        ).stdout
+
+    where = "import apscheduler_tasklock; print(apscheduler_tasklock.__file__)"
+    assert run(["python", "-c", where]).startswith(f"{tmp_path}/installed")
+    assert "is migrated" in run(compose["upgrade"]["command"])
+    log = tmp_path / "log"
+    [command], [workdir] = build["CMD"], build["WORKDIR"]
+    replicas = [as_here(json.loads(command))] * compose["app"]["deploy"]["replicas"]
+    with started(replicas, tmp_path / workdir.strip("/"), environment, log) as processes:
+
+        def history() -> list[dict[str, Any]]:
+            runs: list[dict[str, Any]] = json.loads(run(["apscheduler-tasklock", "runs", "--json"]))
+            return runs
+
+        eventually(lambda: log.read_text().count("Task locks are on for") == len(replicas))
+        eventually(lambda: len(history()) >= 3)
+        alive = json.loads(run(["apscheduler-tasklock", "replicas", "--json"]))
+        assert {pid_of(one["replica_id"]) for one in alive} == {one.pid for one in processes}
+        for process in processes:
+            process.terminate()
+        assert [process.wait(60) for process in processes] == [0] * len(replicas), log.read_text()
+    pids = {int(pid) for pid in re.findall(r"\(process (\d+)\) syncs prices", log.read_text())}
+    assert pids <= {process.pid for process in processes}
+    ran = history()
+    assert {pid_of(one["replica"]) for one in ran} == pids
+    times = [one["scheduled_at"] for one in ran]
+    assert len(times) == len(set(times))
+    assert "Traceback" not in log.read_text(), log.read_text()
 
 
 def test_the_example_of_fencing_refuses_the_write_of_a_holder_that_was_overtaken(

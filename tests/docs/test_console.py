@@ -61,7 +61,9 @@ def check_make(words: list[str], _page: str) -> None:
 def check_pip(words: list[str], _page: str) -> None:
     assert words[1] == "install"
     for word in words[2:]:
-        if found := re.fullmatch(r"(?:\.|apscheduler-tasklock)\[(.+)\]", word):
+        # From Git only with dots in place of the address, as long as there is none.
+        project = r"(?:\.|apscheduler-tasklock)\[([\w,]+)\](?: @ git\+https://\.\.\.)?"
+        if found := re.fullmatch(project, word):
             for extra in found[1].split(","):
                 assert re.search(rf"^{extra} = \[", PROJECT, re.MULTILINE), f"no extra {extra}"
         else:

@@ -30,6 +30,7 @@ SECTIONS = [
     "The tables",
     "Several databases",
     "The command runscheduler",
+    "The command tasklock",
     "Jobs that use the ORM",
     "In the server's workers",
     "gunicorn",
@@ -199,6 +200,23 @@ def test_the_tables_are_in_the_database_that_the_router_chooses(
         assert connection.execute(found).fetchone() == (False,)
         with psycopg.connect(url) as other:
             assert other.execute(found).fetchone() == (True,)
+
+
+def test_the_commands_of_the_command_line_are_for_the_projects_tasks(
+    page: Page,
+    site: DjangoProject,
+    install: Install,
+    connection: psycopg.Connection[Any],
+    tmp_path: Path,
+) -> None:
+    install("Start")
+    site.manage("migrate")
+    with site.scheduler(tmp_path / "log"):
+        eventually(lambda: len(runs(connection)) >= 1)
+        status, *others = page.commands("The command tasklock")
+        assert "sync-prices" in site.manage(*manage(status))
+        for command in others:
+            site.manage(*manage(command))
 
 
 @pytest.mark.parametrize(

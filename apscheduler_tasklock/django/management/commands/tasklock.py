@@ -1,0 +1,71 @@
+"""``manage.py tasklock``: the command line with the project's database."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+
+from apscheduler_tasklock.cli import main
+from apscheduler_tasklock.django.configuration import configuration
+from apscheduler_tasklock.django.database import database_url
+from apscheduler_tasklock.errors import TaskLockOptionError
+
+
+class Command(BaseCommand):
+    """Runs ``apscheduler-tasklock`` with the project's database, schema, table and namespace."""
+
+    help = "See and steer the task locks of this project, as apscheduler-tasklock does."
+    requires_system_checks: Sequence[str] = ()  # it is wanted most when something is wrong
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run it as a command of ``manage.py``, and end with the exit status of the command line.
+
+        :param argv: the words of the command, from ``manage.py`` on
+        """
+        # Django has done what these say by now. All other options are the command line's.
+        done = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        done.add_argument("--settings")
+        done.add_argument("--pythonpath")
+        _, arguments = done.parse_known_args(argv[2:])
+        sys.exit(_run(arguments, f"{os.path.basename(argv[0])} {argv[1]}"))
+
+    def print_help(self, prog_name: str, subcommand: str) -> None:
+        """Print the help of the command line, as ``manage.py help tasklock`` asks."""
+        _run(["--help"], f"{os.path.basename(prog_name)} {subcommand}")
+
+    def add_arguments(self, parser: Any) -> None:
+        """Take all arguments, for ``call_command("tasklock", "pause", "sync-prices")``."""
+        parser.add_argument("arguments", nargs=argparse.REMAINDER)
+
+    def handle(self, *, arguments: Sequence[str], **_options: Any) -> None:
+        """Run it as ``call_command`` does.
+
+        :raises CommandError: it has failed; ``returncode`` is the exit status
+        """
+        status = _run(arguments, "manage.py tasklock")
+        if status:
+            raise CommandError(f"tasklock ended with the status {status}", returncode=status)
+
+
+def _run(arguments: Sequence[str], prog: str) -> int:
+    return main(arguments, prog=prog, defaults=_defaults)
+
+
+def _defaults() -> dict[str, str]:
+    try:
+        configured = configuration()
+        given = {
+            "database": database_url().render_as_string(hide_password=False),
+            "schema": configured.schema,
+            "table": configured.table,
+            "namespace": configured.namespace,
+        }
+    except ImproperlyConfigured as error:
+        raise TaskLockOptionError(str(error)) from error
+    return {name: value for name, value in given.items() if value}
