@@ -34,6 +34,8 @@ def unpacked(project: str, cache: Path) -> Path:
     folder = cache / name
     shutil.rmtree(folder, ignore_errors=True)
     with tarfile.open(archive) as file:
+        # Python 3.10.11 and 3.11.3 have none.
+        file.extraction_filter = getattr(tarfile, "data_filter", lambda member, _path: member)
         file.extractall(cache)  # noqa: S202  # its hash is known
     return folder
 
