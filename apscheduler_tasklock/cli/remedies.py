@@ -144,8 +144,9 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"session is read-only|server is in hot standby mode",
-        "name the primary, or all servers in one URL (postgresql://user@/name?host=one:5432"
-        "&host=two:5432)",
+        "if this is a standby, name the primary, or all servers in one URL (postgresql://user@/name"
+        "?host=one:5432&host=two:5432); if not, let default_transaction_read_only be off: ALTER "
+        "DATABASE {database} RESET default_transaction_read_only, or the same for the role",
     ),
     (
         r"server is not in hot standby mode|session is not read-only",

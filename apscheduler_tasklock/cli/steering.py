@@ -55,7 +55,7 @@ def pause(options: argparse.Namespace) -> int:
     patterns = [pattern for pattern in given if pattern not in names]
     if patterns:
         told = ", ".join(map(repr, patterns))
-        say(f"{_count(names)} paused; those that appear later and match {told} are not")
+        say(f"{_count(names)} paused; tasks that appear later and match {told} are not covered")
     return OK
 
 

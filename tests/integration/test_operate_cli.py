@@ -464,8 +464,8 @@ class TestPauseAndResume:
         else:
             assert answer.out.splitlines() == [f"{n}: paused until it is resumed" for n in names]
         assert answer.err == (
-            "apscheduler-tasklock: 3 tasks are paused; those that appear later and match 'rep*', "
-            "'r?pport' are not\n"
+            "apscheduler-tasklock: 3 tasks are paused; tasks that appear later and match 'rep*', "
+            "'r?pport' are not covered\n"
         )
         add_task(connection, "report-3")
         assert [row[0] for row in command("status", "--state", "paused").cells] == names

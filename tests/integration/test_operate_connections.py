@@ -42,6 +42,8 @@ SET_UP = (
     "CREATE ROLE sleeping",
     "CREATE DATABASE crowded CONNECTION LIMIT 0",
     "CREATE DATABASE closed ALLOW_CONNECTIONS false",
+    "CREATE DATABASE frozen",
+    "ALTER DATABASE frozen SET default_transaction_read_only = on",
     "CREATE DATABASE private",
     "REVOKE CONNECT ON DATABASE private FROM PUBLIC",
 )
@@ -120,6 +122,13 @@ def failed(doctor: Command, url: str) -> tuple[str, str]:
             "?sslmode=require",
             "does not support SSL",
             "turn SSL on in the server (ssl = on",
+        ),
+        (
+            "app:hunter2",
+            "frozen",
+            "?target_session_attrs=read-write",
+            "session is read-only",
+            "ALTER DATABASE frozen RESET default_transaction_read_only",
         ),
         (
             "app:hunter2",
