@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -33,6 +33,7 @@ from apscheduler_tasklock.schema.check import (
 from apscheduler_tasklock.schema.inspection import (
     ServerState,
     TableState,
+    read_rejected,
     read_revision,
     read_server,
     read_table,
@@ -326,6 +327,11 @@ class _Examination:
             yield Finding("replicas", "ok", says)
         else:
             yield Finding("replicas", "note", "none is alive", "start a scheduler, or see its log")
+        if "rejected" not in state.columns:
+            return  # told already
+        rejected = read_rejected(self._cursor, self._task_lock, _ALIVE_FOR)
+        for entry, replicas in rejected.items():
+            yield _rejected(entry, replicas)
 
 
 _NO_TABLE = TableState(False, (), (), (), 0, 0, None)
@@ -335,6 +341,14 @@ def _wrong(what: str, error: TaskLockError, says: str = "") -> Finding:
     """Return a finding of an error, whose message names the remedy last."""
     problem, _, remedy = str(error).partition("; ")
     return Finding(what, "wrong", says or problem, remedy)
+
+
+def _rejected(entry: str, replicas: Sequence[str]) -> Finding:
+    """Return a finding of what the database rejects of replicas' work, as they have told."""
+    what, _, why = entry.partition(": ")
+    problem, _, remedy = why.partition("; ")
+    says = f"{what} rejected on {', '.join(replicas)}: {problem}"
+    return Finding("rejected", "wrong", says, remedy or "see the logs of these replicas")
 
 
 def _server_version(server: ServerState) -> Finding:
