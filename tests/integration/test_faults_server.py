@@ -76,7 +76,7 @@ def role(direct_url: str, connection: Connection) -> Iterator[Role]:
     name = f"app_{secrets.token_hex(6)}"
     found = Role("", name, connection)
     found.set("CREATE ROLE {} LOGIN PASSWORD 'secret'")
-    found.set("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+    found.set("GRANT SELECT, INSERT, UPDATE ON task_lock, task_lock_run, task_lock_replica TO {}")
     url = make_url(direct_url).set(username=name, password="secret")
     found.url = url.render_as_string(hide_password=False)
     yield found
