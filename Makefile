@@ -15,12 +15,12 @@ VERSION ?= 18
 ROUNDS ?= 2000
 # For `make fidelity`: --help shows them.
 FIDELITY_ARGS ?=
-# For `make test-lowest`: the oldest Python there is.
-LOWEST_PYTHON ?= $(shell python3.10 -c '' 2>/dev/null && echo python3.10 || echo $(PYTHON))
+# For `make test-lowest`: the interpreter, if not the one that tests/support/lowest-python finds.
+LOWEST_PYTHON ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-slow test-postgres test-pgbouncer test-lowest chaos \
-	chaos-store fidelity lint types docs reference pictures bench bench-results dist \
+.PHONY: help demo test test-faults test-slow test-postgres test-pgbouncer test-lowest test-foreign \
+	chaos chaos-store fidelity lint types docs reference pictures bench bench-results dist \
 	release-notes clean
 
 help: ## Show the targets
@@ -54,10 +54,17 @@ test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an 
 		&& $(BIN)/pytest -n $(WORKERS) --pgbouncer on tests/contract tests/integration \
 		tests/acceptance/test_pgbouncer.py $(PYTEST_ARGS)
 
+# An environment that another Python has made is made anew.
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows (LOWEST_PYTHON)
-	$(MAKE) test VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt
-	$(MAKE) test-slow PYTEST_ARGS=tests/frameworks \
-		VENV=.venv-lowest PYTHON=$(LOWEST_PYTHON) CONSTRAINTS=tests/lowest.txt
+	@python=$(or $(LOWEST_PYTHON),$$(tests/support/lowest-python)) && version=$$($$python -V) \
+		&& echo "$$version ($$python), with the versions of tests/lowest.txt" \
+		&& { [ "$$(.venv-lowest/bin/python -V 2>/dev/null)" = "$$version" ] || rm -rf .venv-lowest; } \
+		&& $(MAKE) test VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt \
+		&& $(MAKE) test-slow PYTEST_ARGS=tests/frameworks \
+			VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt
+
+test-foreign: .venv-foreign/.done ## Run APScheduler's and django-apscheduler's own tests with the library's executor
+	.venv-foreign/bin/python -m tests.foreign $(PYTEST_ARGS)
 
 ##@ Replicas under faults, and long times
 chaos: $(VENV)/.dev ## Put real replicas under random faults for three minutes, and check what they did (CHAOS_ARGS)
@@ -105,7 +112,7 @@ release-notes: ## Print the notes of a tag, if it is the version and CHANGELOG.m
 
 ##@ Cleaning up
 clean: ## Remove the environments and what tools left
-	rm -rf $(VENV) .venv-lowest .venv-bench .venv-apscheduler4 .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
+	rm -rf $(VENV) .venv-lowest .venv-foreign .venv-bench .venv-apscheduler4 .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
 
 # The other libraries, beside this one; and APScheduler 4, which cannot be beside 3.
 .venv-bench/.demo: benchmarks/requirements.txt pyproject.toml
@@ -117,6 +124,13 @@ clean: ## Remove the environments and what tools left
 .venv-apscheduler4/.done: benchmarks/requirements-apscheduler4.txt
 	@$(PYTHON) -m venv .venv-apscheduler4
 	@.venv-apscheduler4/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+# The versions that the foreign suites are made for, and their own plugins of pytest.
+.venv-foreign/.done: tests/foreign/requirements.txt pyproject.toml
+	@$(PYTHON) -m venv .venv-foreign
+	@.venv-foreign/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable '.[demo]' --requirement $<
 	@touch $@
 
 $(VENV)/.%: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python

@@ -10,7 +10,13 @@ from logging.config import fileConfig
 from alembic import context
 from sqlalchemy import Connection
 
-from apscheduler_tasklock.schema.migrations import migration_engine, run_migrations, version_table
+from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.schema.migrations import (
+    log_notes,
+    migration_engine,
+    run_migrations,
+    version_table,
+)
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 
 config = context.config
@@ -47,8 +53,16 @@ def run_on(connection: Connection) -> None:
 
 def run() -> None:
     """Run the migrations in the configured context, as one transaction."""
-    with context.begin_transaction():
-        attributes["migrated"] = run_migrations(context.get_context(), schema, table)
+    try:
+        with context.begin_transaction():
+            migrated = run_migrations(context.get_context(), schema, table)
+    except TaskLockError as error:
+        if not config.cmd_opts:  # not the command `alembic`, but the library, which raises it
+            raise
+        raise SystemExit(str(error)) from None
+    attributes["migrated"] = migrated
+    if config.cmd_opts:
+        log_notes(migrated)
 
 
 def database_url() -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from types import FunctionType
 from typing import Any, Literal, TypeVar, overload
 
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -53,7 +55,11 @@ def task_lock(
 def task_lock(options: Any = None, /, **named: Any) -> Any:
     """Give a job function lock options, and let it take ``kwargs={"task_lock": {...}}``.
 
-    The function itself is returned, not a wrapper, so that persistent job stores can import it.
+    The result has the name and the signature of the function. It drops the reserved key before it
+    calls the function, also in a direct call, as that of Flask-APScheduler's ``run_job``, which
+    runs without a lock. Persistent job stores and process pools find it by its name. A coroutine
+    function, a method or a class method stays one.
+
     Use it as ``@task_lock``, ``@task_lock(max_factor=2)``, or ``@task_lock(False)`` for a function
     whose jobs run on every replica. For the options see
     :class:`~apscheduler_tasklock.options.LockOptions`.
@@ -61,17 +67,15 @@ def task_lock(options: Any = None, /, **named: Any) -> Any:
     :raises TaskLockOptionError: an option is unknown or impossible
     """
     if callable(options) or isinstance(options, classmethod):
-        _mark(options, named)
-        return options
+        return _decorated(options, named)
     if not (options is None or (options is False and not named)):
         raise TaskLockOptionError(
             "@task_lock takes options by their names, as in @task_lock(max_factor=2), or False "
             f"alone, not {options!r}"
         )
 
-    def decorate(function: Function) -> Function:
-        _mark(function, False if options is False else named)
-        return function
+    def decorate(function: Function) -> Any:
+        return _decorated(function, False if options is False else named)
 
     return decorate
 
@@ -86,19 +90,25 @@ def function_options(function: Callable[..., Any]) -> LockOptions | Literal[Fals
     return marked
 
 
-def _mark(function: Any, options: Any) -> None:
-    target = function.__func__ if isinstance(function, (classmethod, staticmethod)) else function
-    where = f"@task_lock on {getattr(target, '__qualname__', target)!s}"
-    marked_before = hasattr(target, _FUNCTION_ATTRIBUTE)
-    setattr(target, _FUNCTION_ATTRIBUTE, parse_job_options(options, where))
+def _decorated(function: Any, options: Any) -> Any:
+    """Return what stands for the function under its name.
+
+    The function itself has the options, too, for a decorator below that has kept it, and for a
+    caller who throws the result away.
+    """
+    if isinstance(function, (classmethod, staticmethod)):
+        return type(function)(_decorated(function.__func__, options))
+    where = f"@task_lock on {getattr(function, '__qualname__', function)!s}"
+    marked_before = hasattr(function, _FUNCTION_ATTRIBUTE)
+    setattr(function, _FUNCTION_ATTRIBUTE, parse_job_options(options, where))
     if not marked_before:
-        _accept_reserved_key(target, where)
+        _accept_reserved_key(function, where)
+    return _without_reserved_key(function)
 
 
 def _accept_reserved_key(function: Any, where: str) -> None:
-    """Make APScheduler's check of job kwargs pass the reserved key, which is taken out later."""
-    # As APScheduler sees it: a wrapper may pass its function arguments that a job does not have.
-    signature = inspect.signature(function, follow_wrapped=False)
+    """Make APScheduler's check of job kwargs pass the reserved key."""
+    signature = _signature(function)
     parameters = list(signature.parameters.values())
     if RESERVED_KEY in signature.parameters:
         raise TaskLockOptionError(
@@ -109,3 +119,40 @@ def _accept_reserved_key(function: Any, where: str) -> None:
         return
     reserved = inspect.Parameter(RESERVED_KEY, inspect.Parameter.KEYWORD_ONLY, default=None)
     function.__signature__ = signature.replace(parameters=[*parameters, reserved])
+
+
+def _without_reserved_key(function: Any) -> Any:
+    """Return what calls the function without the reserved key, and looks like it.
+
+    Executors take the key out of a job's kwargs, but others who call a job's function do not. A
+    callable object or a partial is returned as it is, because a function in its place would be
+    another kind of thing; so is a generator function, because it is no job.
+    """
+    if (
+        not isinstance(function, FunctionType)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
+        return function
+    made: Any
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def call_coroutine(*args: Any, task_lock: Any = None, **kwargs: Any) -> Any:
+            return await function(*args, **kwargs)
+
+        made = call_coroutine
+    else:
+
+        @functools.wraps(function)
+        def call(*args: Any, task_lock: Any = None, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        made = call
+    made.__signature__ = _signature(function)
+    return made
+
+
+def _signature(function: Any) -> inspect.Signature:
+    # As APScheduler sees it: a wrapper may pass its function arguments that a job does not have.
+    return inspect.signature(function, follow_wrapped=False)

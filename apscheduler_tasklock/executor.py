@@ -296,7 +296,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._begin(remade_for_now(self.locks))
         try:
             if self._enabled:
-                check_gevent(inner)
+                check_gevent(inner, scheduler)
                 self._check_database()
             self._inner.start(scheduler, alias)
         except BaseException:

@@ -240,6 +240,7 @@ class TaskLocks:
         *patterns: str,
         outcome: str | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
         limit: int = 100,
     ) -> list[Run]:
         """Return runs that are over, the newest first.
@@ -247,19 +248,31 @@ class TaskLocks:
         :param patterns: names of tasks, in which ``*`` and ``?`` stand for characters
         :param outcome: only those with this outcome: one of :class:`Run`'s
         :param since: only those that began then or later; aware
+        :param until: only those that began before then; aware
         :param limit: how many, at most
-        :raises TaskLockOptionError: there is no such outcome
+        :raises TaskLockOptionError: there is no such outcome, or a time has no zone
         :raises TaskLockError: the database is unavailable, or rejects that
         """
         if outcome not in (None, *OUTCOMES):
             raise TaskLockOptionError(
                 f"runs: there is no outcome {outcome!r}; give one of {', '.join(OUTCOMES)}"
             )
+        for name, moment in (("since", since), ("until", until)):
+            if moment is not None and moment.utcoffset() is None:
+                raise TaskLockOptionError(
+                    f"runs: {name} must be a time with a zone, not {moment!r}; "
+                    f"{name}.astimezone() gives it this machine's"
+                )
         is_name = len(patterns) == 1 and not set("*?") & set(patterns[0])
         like = [like_of(pattern) for pattern in patterns] or None
 
         def read(operations: Operations, cursor: Any) -> list[Run]:
-            wanted: dict[str, Any] = {"outcome": outcome, "since": since, "limit": limit}
+            wanted: dict[str, Any] = {
+                "outcome": outcome,
+                "since": since,
+                "until": until,
+                "limit": limit,
+            }
             if is_name:
                 return operations.runs(cursor, patterns[0], **wanted)
             return operations.runs(cursor, like=like, **wanted)
@@ -289,37 +302,44 @@ class TaskLocks:
 
     def pause(
         self,
-        *names: str,
+        *patterns: str,
         duration: float | timedelta | None = None,
         by: str | None = None,
         reason: str | None = None,
-    ) -> None:
+    ) -> list[str]:
         """Pause tasks on all replicas: once this has returned, not one more claim is granted.
 
         A run that goes on ends by itself. Run times that fall into the pause are not made up for.
+        Tasks that appear later are not paused, whether or not they match.
 
+        :param patterns: names, in which ``*`` and ``?`` stand for characters where no task has
+            exactly that name
         :param duration: seconds or ``timedelta``; ``None``: until :meth:`resume`
         :param by: who, shown to others; by default this process's user and host
         :param reason: why, shown to others
-        :raises TaskLockNotFoundError: one of the tasks has no row; then none is paused
+        :return: the names of the tasks, in order
+        :raises TaskLockNotFoundError: no task matches one of the patterns; then none is paused
         :raises TaskLockError: the database is unavailable, or rejects that
         """
         seconds = None
         if duration is not None:
             seconds = parse_positive_seconds(duration, "duration", "pause()")
-        self._operate(
+        return self._operate(
             lambda operations, cursor: operations.pause(
-                cursor, names, seconds, by or _operator(), reason
+                cursor, patterns, seconds, by or _operator(), reason
             )
         )
 
-    def resume(self, *names: str) -> None:
+    def resume(self, *patterns: str) -> list[str]:
         """End the pause of tasks. Those that are not paused stay as they are.
 
-        :raises TaskLockNotFoundError: one of the tasks has no row; then none is resumed
+        :param patterns: names, in which ``*`` and ``?`` stand for characters where no task has
+            exactly that name
+        :return: the names of those that were paused, in order
+        :raises TaskLockNotFoundError: no task matches one of the patterns; then none is resumed
         :raises TaskLockError: the database is unavailable, or rejects that
         """
-        self._operate(lambda operations, cursor: operations.resume(cursor, names))
+        return self._operate(lambda operations, cursor: operations.resume(cursor, patterns))
 
     def request_run(
         self,

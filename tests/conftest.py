@@ -19,6 +19,9 @@ from tests.support.pgbouncer import PgBouncer, UnavailableError
 from tests.support.polling import eventually
 from tests.support.postgres import Server, TimeOrEndLoader, given_url, start_server
 
+# It goes beside the tests of other projects; `make test-foreign` runs it.
+collect_ignore = ["foreign"]
+
 # What `--pgbouncer` sets `max_prepared_statements` to.
 PREPARED_STATEMENTS = {"on": 200, "off": 0}
 

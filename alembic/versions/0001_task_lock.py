@@ -1,13 +1,18 @@
-"""The task lock table.
+"""The tables of the task lock.
 
 Revision ID: 0001
 Revises:
 """
 
+from datetime import datetime
+from typing import Any
+
 import sqlalchemy as sa
 from alembic.operations import Operations
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from apscheduler_tasklock.schema.table import quoted
+from apscheduler_tasklock.schema.locking import execute_when_unlocked, grant_like, qualified
+from apscheduler_tasklock.schema.table import JOB_SUFFIX, REPLICA_SUFFIX, RUN_SUFFIX
 
 revision = "0001"
 down_revision = None
@@ -16,35 +21,145 @@ depends_on = None
 
 
 def upgrade(op: Operations, table: str, schema: str | None) -> None:
-    """Create the table, with room on its pages for its rows to be updated in place."""
+    """Create the task lock table, and those beside it."""
+    _create_task_lock(op, table, schema)
+    _create_runs(op, table + RUN_SUFFIX, schema)
+    _create_replicas(op, table + REPLICA_SUFFIX, schema)
+    _create_jobs(op, table + JOB_SUFFIX, schema)
+    # Default privileges may let roles update the tables and not delete, which the job store does.
+    grant_like(op, table, table + JOB_SUFFIX, schema, deletes=True)
+
+
+def downgrade(op: Operations, table: str, schema: str | None) -> None:
+    """Drop the tables, and with them what they hold."""
+    suffixes = (JOB_SUFFIX, REPLICA_SUFFIX, RUN_SUFFIX, "")
+    dropped = ", ".join(qualified(table + suffix, schema) for suffix in suffixes)
+    execute_when_unlocked(op, f"DROP TABLE IF EXISTS {dropped}")
+
+
+def _moment(name: str, *, nullable: bool, **options: Any) -> sa.Column[datetime]:
+    return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable, **options)
+
+
+def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
     op.create_table(
         table,
         sa.Column("task_name", sa.Text, primary_key=True),
-        sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("locked_until", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("window_start", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("window_until", sa.DateTime(timezone=True), nullable=False),
+        _moment("started_at", nullable=False),
+        _moment("locked_until", nullable=False),
+        _moment("window_start", nullable=False),
+        _moment("window_until", nullable=False),
         sa.Column("locked_by", sa.Text, nullable=False),
         sa.Column("claim_id", sa.Uuid, nullable=False),
         sa.Column("token", sa.BigInteger, nullable=False),
-        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("run_until", sa.DateTime(timezone=True), nullable=False),
+        _moment("finished_at", nullable=True),
+        _moment("run_until", nullable=False),
         sa.Column("failover", sa.Boolean, nullable=False),
         sa.Column("deaths", sa.Integer, nullable=False),
         sa.Column("handovers", sa.Integer, nullable=False),
         sa.Column("handed_over", sa.Boolean, nullable=False),
         sa.Column("runs", sa.Text, nullable=False),
         sa.Column("one_off", sa.Boolean, nullable=False),
+        sa.Column("kind", sa.Text, nullable=True),
+        sa.Column("schedule", sa.Text, nullable=True),
+        _moment("due_at", nullable=True),
+        _moment("overdue_at", nullable=True),
+        _moment("overdue_told_at", nullable=True),
+        _moment("overrun_at", nullable=True),
+        sa.Column("recorded", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+        _moment("succeeded_at", nullable=True),
+        _moment("failed_at", nullable=True),
+        sa.Column("failures", sa.Integer, nullable=False, server_default=sa.text("0")),
+        sa.Column("error_type", sa.Text, nullable=True),
+        _moment("paused_at", nullable=True),
+        _moment("paused_until", nullable=True),
+        sa.Column("paused_by", sa.Text, nullable=True),
+        sa.Column("pause_reason", sa.Text, nullable=True),
+        sa.Column("request_id", sa.Uuid, nullable=True),
+        sa.Column("requested_by", sa.Text, nullable=True),
+        _moment("requested_at", nullable=True),
+        _moment("request_until", nullable=True),
         schema=schema,
     )
-    name = f"{quoted(schema)}.{quoted(table)}" if schema else quoted(table)
-    name = name.replace(":", r"\:")  # which begins a parameter here
-    op.execute(
-        f"ALTER TABLE {name} SET (fillfactor = 50, "
-        "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)"
+    # Half of each page stays empty, so that rows are updated in place.
+    _set_storage(op, table, schema, fillfactor=50, scale_factor=0)
+
+
+def _create_runs(op: Operations, table: str, schema: str | None) -> None:
+    op.create_table(
+        table,
+        sa.Column("task_name", sa.Text, primary_key=True),
+        sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("token", sa.BigInteger, nullable=False),
+        _moment("scheduled_at", nullable=True),
+        _moment("started_at", nullable=False),
+        _moment("ended_at", nullable=False),
+        sa.Column("replica", sa.Text, nullable=False),
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("outcome", sa.Text, nullable=False),
+        sa.Column("error_type", sa.Text, nullable=True),
+        sa.Column("error", sa.Text, nullable=True),
+        schema=schema,
+    )
+    _set_storage(op, table, schema, fillfactor=80, scale_factor=0.02)
+
+
+def _create_replicas(op: Operations, table: str, schema: str | None) -> None:
+    op.create_table(
+        table,
+        sa.Column("replica_id", sa.Text, primary_key=True),
+        sa.Column("host", sa.Text, nullable=False),
+        sa.Column("version", sa.Text, nullable=False),
+        _moment("started_at", nullable=False),
+        _moment("seen_at", nullable=False),
+        sa.Column("tasks", ARRAY(sa.Text), nullable=False),
+        _moment("stopped_at", nullable=True),
+        sa.Column("rejected", ARRAY(sa.Text), nullable=False, server_default=sa.text("'{}'")),
+        schema=schema,
     )
 
 
-def downgrade(op: Operations, table: str, schema: str | None) -> None:
-    """Drop the table."""
-    op.drop_table(table, schema=schema)
+def _create_jobs(op: Operations, table: str, schema: str | None) -> None:
+    op.create_table(
+        table,
+        sa.Column("id", sa.Text, primary_key=True),
+        sa.Column("func", sa.Text, nullable=False),
+        sa.Column("trigger", JSONB, nullable=False),
+        sa.Column("options", JSONB, nullable=False),
+        sa.Column("arguments", JSONB, nullable=False),
+        sa.Column("executor", sa.Text, nullable=False),
+        sa.Column("signature", sa.Text, nullable=True),
+        sa.Column("version", sa.BigInteger, nullable=False),
+        sa.Column("added_id", sa.Uuid, nullable=False),
+        sa.Column("changed_id", sa.Uuid, nullable=True),
+        _moment("changed_at", nullable=False, server_default=sa.func.now()),
+        _moment("next_run_time", nullable=True),
+        _moment("last_run_time", nullable=True),
+        sa.Column("ended", sa.Boolean, nullable=False),
+        sa.Column("task_name", sa.Text, nullable=True),
+        sa.Column("handed_id", sa.Uuid, nullable=True),
+        sa.Column("handed_to", sa.Text, nullable=True),
+        _moment("handed_until", nullable=True),
+        _moment("first_handed_at", nullable=True),
+        schema=schema,
+    )
+    _set_storage(op, table, schema, fillfactor=70, scale_factor=0.02)
+    for suffix, columns, where in (
+        ("due", ["executor", "next_run_time"], "next_run_time IS NOT NULL"),
+        ("handed", ["handed_id"], "handed_id IS NOT NULL"),
+        ("ended", ["id"], "ended"),
+    ):
+        op.create_index(
+            f"{table}_{suffix}", table, columns, schema=schema, postgresql_where=sa.text(where)
+        )
+
+
+def _set_storage(
+    op: Operations, table: str, schema: str | None, *, fillfactor: int, scale_factor: float
+) -> None:
+    """Set what SQLAlchemy 2.0.0 has no option of create_table for."""
+    name = qualified(table, schema).replace(":", r"\:")  # which begins a parameter here
+    op.execute(
+        f"ALTER TABLE {name} SET (fillfactor = {fillfactor}, "
+        f"autovacuum_vacuum_scale_factor = {scale_factor}, autovacuum_vacuum_threshold = 1000)"
+    )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+from urllib.parse import unquote
+
+from psycopg.pq import Conninfo
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import AssertionPool, SingletonThreadPool, StaticPool
 
 from apscheduler_tasklock.errors import TaskLockOptionError
 
@@ -13,6 +17,14 @@ DRIVER = "postgresql+psycopg"
 
 # Where there are no locks there need not be a PostgreSQL; nothing connects to this.
 UNUSED = URL.create("postgresql", host="unused.invalid", database="unused")
+
+
+# Other drivers' names of parameters that libpq has under names which are not nearly the same.
+_NAMES_ELSEWHERE = {"ssl": "sslmode", "timeout": "connect_timeout"}
+
+_SEVERAL_AT_SIGNS = (
+    "database is a URL with more than one @: in a user or a password, write %40 for it"
+)
 
 
 def as_url(database: str | URL | Engine) -> URL:
@@ -26,8 +38,8 @@ def as_url(database: str | URL | Engine) -> URL:
 def parse_url(database: str | URL) -> URL:
     """Return the URL with psycopg 3 as its driver.
 
-    :raises TaskLockOptionError: not a PostgreSQL URL. The message never repeats it, since it may
-        hold a password.
+    :raises TaskLockOptionError: not a PostgreSQL URL, or one with a parameter that libpq does not
+        have. The message never repeats the URL, since it may hold a password.
     """
     if not isinstance(database, (str, URL)):
         raise TaskLockOptionError(
@@ -47,13 +59,46 @@ def parse_url(database: str | URL) -> URL:
             "as in postgresql://user:password@host:5432/name"
         )
     if url.host and "@" in url.host:
-        raise TaskLockOptionError(
-            "database is a URL with more than one @: in a user or a password, write %40 for it"
-        )
+        raise TaskLockOptionError(_SEVERAL_AT_SIGNS)
+    _check_parameters(url)
     password = url.query.get("password")
     if isinstance(password, str):  # where its text would show it
         url = url.difference_update_query(["password"]).set(password=password)
+    host = unquote(url.host or "")
+    if host != (url.host or ""):
+        # libpq decodes it, such as the folder of a socket, %2Ftmp; SQLAlchemy does not. Only as a
+        # parameter it may have a slash.
+        parameters = {"host": host, **url.query}
+        url = url._replace(host=None).set(query=parameters)
     return url.set(drivername=DRIVER)
+
+
+def _check_parameters(url: URL) -> None:
+    """Reject parameters that libpq does not have, as in a URL that was written for asyncpg."""
+    unknown = [name for name in url.query if name not in libpq_parameters()]
+    if not unknown:
+        return
+    if "@" in str(dict(url.query)):
+        raise TaskLockOptionError(_SEVERAL_AT_SIGNS)  # the name may be a part of a password
+    [name, *_] = unknown
+    meant = _NAMES_ELSEWHERE.get(name) or next(
+        (known for known in libpq_parameters() if _alike(known) == _alike(name)), None
+    )
+    example = "=require" if meant == "sslmode" else ""
+    raise TaskLockOptionError(
+        f"database is a URL with the parameter {name!r}, which libpq does not have; "
+        + (f"write {meant}{example} for it" if meant else "leave it out")
+    )
+
+
+def _alike(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+@cache
+def libpq_parameters() -> frozenset[str]:
+    """Return the names of libpq's connection parameters."""
+    return frozenset(option.keyword.decode() for option in Conninfo.get_defaults())
 
 
 def describe(url: URL) -> str:
@@ -79,8 +124,8 @@ def check_engine(engine: Engine) -> None:
             f"the engine uses {engine.dialect.name}+{engine.dialect.driver}; the task lock needs "
             f"psycopg 3: create_engine('{DRIVER}://...'), or give the URL instead"
         )
-    if isinstance(engine.pool, StaticPool):
+    if isinstance(engine.pool, (AssertionPool, SingletonThreadPool, StaticPool)):
         raise TaskLockOptionError(
-            "the engine's StaticPool has one connection, which the application may be using; "
-            "give the URL instead of the engine"
+            f"the engine's {type(engine.pool).__name__} has no connection besides one that the "
+            "application may be using; give the URL instead of the engine"
         )

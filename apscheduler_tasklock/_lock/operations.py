@@ -134,7 +134,8 @@ class Operations:
         # wanted that is older than those.
         matches = """(%(like)s::text[] IS NULL OR run.task_name LIKE ANY (%(like)s::text[]))
                      AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
-                     AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)"""
+                     AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
+                     AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)"""
         self._matching_runs = Statement(f"""
             SELECT {columns} FROM {self._runs} AS run
             WHERE {matches} AND run.started_at >= COALESCE((
@@ -149,6 +150,7 @@ class Operations:
             WHERE run.task_name = %(task)s
               AND (%(outcome)s::text IS NULL OR run.outcome = %(outcome)s)
               AND (%(since)s::timestamptz IS NULL OR run.started_at >= %(since)s)
+              AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
             ORDER BY run.token DESC LIMIT %(limit)s
         """)
         self._list_replicas = Statement(f"""
@@ -174,26 +176,23 @@ class Operations:
             WHERE %(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[])
             ORDER BY job.next_run_time NULLS LAST, job.id LIMIT %(limit)s
         """)
-        # All of them, or none, since somebody has mistyped a name.
-        all_there = f"""(SELECT count(*) FROM {name} WHERE task_name = ANY (%(names)s::text[]))
-                        = cardinality(%(names)s::text[])"""
         self._missing = Statement(f"""
             SELECT wanted FROM unnest(%(names)s::text[]) AS wanted
             WHERE NOT EXISTS (SELECT FROM {name} WHERE task_name = wanted) ORDER BY 1
         """)
-        self._pause = Statement(f"""
-            UPDATE {name} SET paused_by = %(by)s, pause_reason = %(reason)s,
-                paused_at = CASE WHEN paused_until > now() THEN paused_at ELSE now() END,
-                paused_until =
-                COALESCE(now() + %(seconds)s::float8 * interval '1 second', 'infinity')
-            WHERE task_name = ANY (%(names)s::text[]) AND {all_there}
-        """)
+        self._pause = _change_of_many(
+            name,
+            """paused_by = %(by)s, pause_reason = %(reason)s,
+               paused_at = CASE WHEN paused_until > now() THEN paused_at ELSE now() END,
+               paused_until =
+               COALESCE(now() + %(seconds)s::float8 * interval '1 second', 'infinity')""",
+        )
         # The run times of the pause stay behind the end of it: nobody makes up for them.
-        self._resume = Statement(f"""
-            UPDATE {name} SET paused_by = NULL, pause_reason = NULL, paused_until =
-                CASE WHEN paused_until > now() THEN now() ELSE paused_until END
-            WHERE task_name = ANY (%(names)s::text[]) AND {all_there}
-        """)
+        self._resume = _change_of_many(
+            name,
+            """paused_by = NULL, pause_reason = NULL, paused_until =
+               CASE WHEN paused_until > now() THEN now() ELSE paused_until END""",
+        )
         self._request_run = Statement(f"""
             UPDATE {name} AS lock SET
                 request_id = CASE WHEN {_IS_OPEN} THEN lock.request_id ELSE %(request_id)s END,
@@ -256,11 +255,12 @@ class Operations:
         like: Sequence[str] | None = None,
         outcome: str | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
         limit: int = 100,
     ) -> list[Run]:
         """Return runs that are over, the newest first."""
         cursor.row_factory = class_row(Run)
-        wanted = {"outcome": outcome, "since": since, "limit": limit}
+        wanted = {"outcome": outcome, "since": since, "until": until, "limit": limit}
         if task is not None:
             return self._all(cursor, self._runs_of_task, task=task, **wanted)
         return self._all(cursor, self._matching_runs, like=_list(like), **wanted)
@@ -288,21 +288,31 @@ class Operations:
         return [JobStatus(**{**row, "state": JobState(row["state"])}) for row in rows]
 
     def pause(
-        self, cursor: Any, names: Sequence[str], seconds: float | None, by: str, reason: str | None
-    ) -> None:
+        self,
+        cursor: Any,
+        patterns: Sequence[str],
+        seconds: float | None,
+        by: str,
+        reason: str | None,
+    ) -> list[str]:
         """Pause tasks; once this has returned, nobody is granted them.
 
-        :raises TaskLockNotFoundError: one of them has no row; then none is paused
+        :param patterns: names, or globs where no task has exactly that name
+        :return: the names of the tasks
+        :raises TaskLockNotFoundError: no task matches one of the patterns; then none is paused
         """
-        wanted = {"names": list(set(names)), "seconds": seconds, "by": by, "reason": reason}
-        self._change_all(cursor, self._pause, wanted)
+        wanted = {"seconds": seconds, "by": by, "reason": reason}
+        return [row["name"] for row in self._change_many(cursor, self._pause, patterns, wanted)]
 
-    def resume(self, cursor: Any, names: Sequence[str]) -> None:
+    def resume(self, cursor: Any, patterns: Sequence[str]) -> list[str]:
         """End the pause of tasks.
 
-        :raises TaskLockNotFoundError: one of them has no row; then none is resumed
+        :param patterns: names, or globs where no task has exactly that name
+        :return: the names of those that were paused
+        :raises TaskLockNotFoundError: no task matches one of the patterns; then none is resumed
         """
-        self._change_all(cursor, self._resume, {"names": list(set(names))})
+        rows = self._change_many(cursor, self._resume, patterns, {})
+        return [row["name"] for row in rows if row["was_paused"]]
 
     def request_run(self, cursor: Any, task: str, by: str, seconds: float) -> RunRequest:
         """Ask for a run; while a request is open, return that one.
@@ -417,9 +427,23 @@ class Operations:
                 f"task {task!r} is not forgotten: it is running, or a replica that is alive has it"
             )
 
-    def _change_all(self, cursor: Any, statement: Statement, wanted: dict[str, Any]) -> None:
-        if self._run(cursor, statement, **wanted).rowcount != len(wanted["names"]):
-            self._check_there(cursor, wanted["names"])
+    def _change_many(
+        self,
+        cursor: Any,
+        statement: Statement,
+        patterns: Sequence[str],
+        wanted: dict[str, Any],
+    ) -> list[dict[str, Any]]:
+        """Return the rows of the tasks that a change was made of, in the order of their names."""
+        cursor.row_factory = dict_row
+        # One that is no pattern matches what has exactly its name.
+        likes = [like_of(each) if set("*?") & set(each) else None for each in patterns]
+        chosen = {"patterns": list(patterns), "likes": likes}
+        rows = self._all(cursor, statement, **chosen, **wanted)
+        missing = [row["name"] for row in rows if not row["is_there"]]
+        if missing or (patterns and not rows):  # or they were forgotten meanwhile
+            raise TaskLockNotFoundError(missing or patterns)
+        return sorted(rows, key=lambda row: str(row["name"]))
 
     def _check_there(self, cursor: Any, names: Sequence[str]) -> None:
         cursor.row_factory = dict_row
@@ -434,6 +458,43 @@ class Operations:
     @staticmethod
     def _run(cursor: Any, statement: Statement, **wanted: object) -> Any:
         return cursor.execute(statement.query, statement.arguments(wanted))
+
+
+def _change_of_many(name: str, assignments: str) -> Statement:
+    """Return a statement that changes all tasks that patterns choose, or none.
+
+    A pattern chooses the task of exactly that name alone. If one chooses no task, somebody has
+    mistyped it: then it comes back as not there, and nothing is changed.
+
+    :param name: the quoted name of the task lock table, for a template
+    :param assignments: what is set
+    """
+    return Statement(f"""
+        WITH given AS (
+            SELECT DISTINCT pattern, alike
+            FROM unnest(%(patterns)s::text[], %(likes)s::text[]) AS given (pattern, alike)
+        ), chosen AS (
+            SELECT given.pattern, lock.task_name FROM given JOIN {name} AS lock
+            ON lock.task_name = given.pattern
+               OR (lock.task_name LIKE given.alike
+                   AND NOT EXISTS (SELECT FROM {name} AS exact
+                                   WHERE exact.task_name = given.pattern))
+        ), missing AS (
+            SELECT pattern FROM given WHERE pattern NOT IN (SELECT pattern FROM chosen)
+        ), locked AS (
+            SELECT lock.task_name, COALESCE(lock.paused_until > now(), false) AS was_paused
+            FROM {name} AS lock
+            WHERE task_name IN (SELECT task_name FROM chosen)
+                  AND NOT EXISTS (SELECT FROM missing)
+            ORDER BY lock.task_name FOR NO KEY UPDATE OF lock
+        ), changed AS (
+            UPDATE {name} AS lock SET {assignments}
+            FROM locked WHERE lock.task_name = locked.task_name
+            RETURNING lock.task_name, locked.was_paused
+        )
+        SELECT task_name AS name, was_paused, true AS is_there FROM changed
+        UNION ALL SELECT pattern, false, false FROM missing
+    """)
 
 
 def like_of(pattern: str) -> str:

@@ -299,22 +299,30 @@ def make_inner(
         ) from None
 
 
-def check_gevent(inner: Any) -> None:
-    """Make sure that gevent has patched the process, if its executor is wrapped.
+def check_gevent(inner: Any, scheduler: Any) -> None:
+    """Make sure that gevent has patched the process, if it runs the jobs or the scheduler.
 
-    The threads that renew leases and look for dead holders submit to it, which only its own thread
-    may do, unless they are greenlets.
+    The threads that renew leases and look for dead holders submit to gevent's executor, and ask a
+    GeventScheduler for its jobs under its lock. Only the thread of gevent's hub may do either,
+    unless these threads are greenlets.
 
     :raises TaskLockOptionError: it has not
     """
-    module = sys.modules.get("apscheduler.executors.gevent")
-    if module is None or not isinstance(inner, module.GeventExecutor):
+    gevents = [
+        (name, used)
+        for used, module, name in (
+            (inner, "apscheduler.executors.gevent", "GeventExecutor"),
+            (scheduler, "apscheduler.schedulers.gevent", "GeventScheduler"),
+        )
+        if module in sys.modules and isinstance(used, getattr(sys.modules[module], name))
+    ]
+    if not gevents:
         return
     from gevent.monkey import is_module_patched
 
     if not is_module_patched("threading"):
         raise TaskLockOptionError(
-            "TaskLockExecutor: its GeventExecutor needs a process that gevent has patched; call "
+            f"TaskLockExecutor: its {gevents[0][0]} needs a process that gevent has patched; call "
             "gevent.monkey.patch_all() before all other imports"
         )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -13,6 +15,7 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import Table
+from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import bounded_waits, connector, raw_cursor
 from apscheduler_tasklock._database.deadline import Deadline
@@ -21,9 +24,21 @@ from apscheduler_tasklock._database.url import describe, parse_url
 from apscheduler_tasklock.cli.exits import FAILED, OK
 from apscheduler_tasklock.cli.output import Cell, output, print_json
 from apscheduler_tasklock.cli.output import Table as Shown
+from apscheduler_tasklock.cli.remedies import (
+    FULL_DATABASE,
+    FULL_ROLE,
+    FULL_SERVER,
+    STATEMENT_POOLING,
+    filled,
+    literal,
+    remedy_of,
+)
 from apscheduler_tasklock.cli.target import database_of
+from apscheduler_tasklock.cli.text import rfc3339
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.schema.check import (
+    UPGRADE_COMMAND,
+    command,
     explain_rejection,
     missing_grant,
     missing_policy,
@@ -31,8 +46,16 @@ from apscheduler_tasklock.schema.check import (
     old_table,
 )
 from apscheduler_tasklock.schema.inspection import (
+    Blocker,
+    Elsewhere,
     ServerState,
     TableState,
+    limit_locks,
+    noted_in,
+    read_blockers,
+    read_connections,
+    read_elsewhere,
+    read_open_transactions,
     read_rejected,
     read_revision,
     read_server,
@@ -66,6 +89,14 @@ _MOST_DEAD_ROWS = 10_000
 
 # As the operations have it: three intervals of a replica.
 _ALIVE_FOR = 90.0
+
+# Seconds. The task lock's own transactions are one statement each, and take milliseconds.
+_LONG_TRANSACTION = 2.0
+
+# With so few connections left, the next deployment finds none.
+_FEW_CONNECTIONS = 2
+
+_FULL = {"server": FULL_SERVER, "role": FULL_ROLE, "database": FULL_DATABASE}
 
 _STYLES = {"ok": "green", "note": "yellow", "wrong": "bold red"}
 
@@ -111,11 +142,16 @@ def _examine(options: argparse.Namespace) -> Iterator[Finding]:
     try:
         connection = connector(url, _TIMEOUT, "tasklock doctor", None)()
     except psycopg.Error as error:
-        yield _no_connection(error, describe(url))
+        yield Finding(
+            "connection",
+            "wrong",
+            f"to {describe(url)}: {one_line(error)}",
+            remedy_of(error, url),
+        )
         return
     with connection, bounded_waits(connection, _TIMEOUT, Deadline(None)):
         yield Finding("connection", "ok", f"to {describe(url)}")
-        examination = _Examination(connection, task_lock, options.namespace, describe(url))
+        examination = _Examination(connection, task_lock, options.namespace, url)
         yield from examination.findings()
 
 
@@ -143,43 +179,36 @@ def _version_of(package: str) -> str:
         return "(not installed)"
 
 
-def _no_connection(error: psycopg.Error, where: str) -> Finding:
-    if as_unavailable(error) is None:
-        remedy = "check the user, the password and the database's name, and pg_hba.conf"
-    else:
-        remedy = (
-            "check the host and the port, that the server runs, and that no firewall is between"
-        )
-    return Finding("connection", "wrong", f"to {where}: {one_line(error)}", remedy)
-
-
 class _Examination:
     """Looks at a database through one connection.
 
     :param prefix: of tasks' names
-    :param where: the database, for messages
+    :param url: where the connection leads
     """
 
     def __init__(
-        self, connection: psycopg.Connection[Any], task_lock: Table, prefix: str, where: str
+        self, connection: psycopg.Connection[Any], task_lock: Table, prefix: str, url: URL
     ) -> None:
         self._connection = connection
         self._task_lock = task_lock
         self._prefix = prefix
-        self._where = where
+        self._url = url
         beside = (run_table(task_lock), replica_table(task_lock), job_table(task_lock))
         self._tables = (task_lock, *beside)
         self._states: dict[str, TableState] = {}
+        self._told_of: set[tuple[int | None, str | None]] = set()
         self._server_state: ServerState | None = None
 
     def findings(self) -> Iterator[Finding]:
         """Yield what is found, from what all depends on to what little does."""
         yield from self._guarded("server", self._server)
         server = self._server_state
-        if server is None:
+        if server is None or self._connection.closed:
             return
+        yield from self._guarded("connections", self._connections)
         for table in self._tables:
             yield from self._guarded(f"table {table.fullname}", partial(self._table, table))
+        yield from self._guarded("transactions", self._transactions)
         yield from self._guarded("revision", self._revision)
         if not server.read_only:
             for table in self._tables:
@@ -196,44 +225,137 @@ class _Examination:
         """Yield what a look finds, and an error of the database as a finding."""
         try:
             yield from look()
+        except psycopg.errors.LockNotAvailable as error:
+            yield from self._blocked(what, error)
         except psycopg.Error as error:
             unavailable = as_unavailable(error)
             if unavailable is not None:
                 yield Finding(what, "wrong", str(unavailable), "try again, or see the server's log")
             else:
                 role = self._server_state.role if self._server_state else None
-                yield _wrong(what, explain_rejection(error, self._task_lock, role, self._where))
+                yield _wrong(
+                    what, explain_rejection(error, self._task_lock, role, describe(self._url))
+                )
+
+    @contextmanager
+    def _in_transaction(self, *, undone: bool = False) -> Iterator[None]:
+        """Wait for locks for a few seconds only, in what is done meanwhile.
+
+        :param undone: whether it is rolled back
+        """
+        with self._connection.transaction(force_rollback=undone):
+            limit_locks(self._cursor)
+            yield
+
+    def _blocked(self, what: str, error: psycopg.Error) -> Iterator[Finding]:
+        """Yield who has a table locked, once each."""
+        tables = [table for table in self._tables if self._state_of(table).exists]
+        blockers = read_blockers(self._cursor, [*tables, *self._noted()])
+        for blocker in blockers:
+            who = blocker.pid, blocker.gid
+            if who not in self._told_of:
+                self._told_of.add(who)
+                yield blocking(what, blocker)
+        if not blockers:
+            yield Finding(
+                what,
+                "wrong",
+                f"{one_line(error)}, and whoever had the lock has given it up since",
+                "run it again",
+            )
+
+    def _noted(self) -> list[Table]:
+        """Return the table with the revision, if there is one that this role may find."""
+        table = noted_in(self._task_lock)
+        return [table] if read_table(self._cursor, table).exists else []
+
+    def _state_of(self, table: Table) -> TableState:
+        return self._states.get(table.name, _NO_TABLE)
 
     def _server(self) -> Iterator[Finding]:
         before = datetime.now(timezone.utc)
         server = self._server_state = read_server(self._cursor)
         after = datetime.now(timezone.utc)
-        yield self._pooler(server)
+        yield from self._pooler(server)
         yield _server_version(server)
         yield _read_only(server)
         yield clock_finding(server.database_time, before, after)
 
-    def _pooler(self, server: ServerState) -> Finding:
+    def _pooler(self, server: ServerState) -> Iterator[Finding]:
         if server.backend_pid == self._connection.info.backend_pid:
-            return Finding("pooler", "ok", "none: the connection leads straight to the server")
-        return Finding(
+            yield Finding("pooler", "ok", "none: the connection leads straight to the server")
+            return
+        try:
+            with self._connection.transaction():
+                pass
+        except psycopg.errors.ProtocolViolation as error:
+            # pgbouncer has closed the connection.
+            yield Finding(
+                "pooler",
+                "wrong",
+                f"pgbouncer pools by statement: {one_line(error)}; so nothing else is looked at",
+                STATEMENT_POOLING,
+            )
+            return
+        yield Finding(
             "pooler",
             "note",
             "a pooler such as pgbouncer is in the way; the task lock works through it",
             "nothing has to be done; prepared statements are not used through it",
         )
 
+    def _connections(self) -> Iterator[Finding]:
+        found = read_connections(self._cursor)
+        says = "; ".join(f"{one.used} of {one.allowed} of the {one.of}" for one in found)
+        few = [one for one in found if one.allowed - one.used < _FEW_CONNECTIONS]
+        remedies = [filled(_FULL[one.of], self._url) for one in few]
+        yield Finding("connections", "note" if few else "ok", says, "; ".join(remedies))
+
+    def _transactions(self) -> Iterator[Finding]:
+        """Yield whose transactions may have tasks' rows locked, which then nobody is granted."""
+        if not self._state_of(self._task_lock).exists:
+            return  # told already
+        found = read_open_transactions(self._cursor, [self._task_lock], _LONG_TRANSACTION)
+        for blocker in found:
+            yield blocking("transactions", blocker)
+        if not found:
+            yield Finding("transactions", "ok", "none is open for long that has rows locked")
+
     def _table(self, table: Table) -> Iterator[Finding]:
         what = f"table {table.fullname}"
         state = self._states[table.name] = read_table(self._cursor, table)
         if not state.exists:
-            yield _wrong(what, missing_table(self._task_lock, table))
+            elsewhere = read_elsewhere(self._cursor, table)
+            yield (
+                self._in_another_schema(table, elsewhere)
+                if elsewhere
+                else _wrong(what, missing_table(self._task_lock, table))
+            )
             return
         problems = list(self._problems(table, state))
         yield from problems
         if not problems:
             yield Finding(what, "ok", "is there, with its columns, and permitted")
         yield _bloat(table, state)
+
+    def _in_another_schema(self, table: Table, there: Sequence[Elsewhere]) -> Finding:
+        """Return that a table is not where it is looked for, but in another schema."""
+        role = quoted(self._server_state.role if self._server_state else "")
+        where = f"schema {table.schema}" if table.schema else "the search_path"
+        schemas = ", ".join(one.schema for one in there)
+        says = f"it is not in {where}, but there is one in schema {schemas}"
+        first = there[0]
+        schema = quoted(first.schema)
+        remedies = []
+        if not first.may_use:
+            remedies.append(f"let its owner run: GRANT USAGE ON SCHEMA {schema} TO {role}")
+        if table.schema or not first.in_path:
+            remedies.append(
+                f"pass --schema {shlex.quote(first.schema)} here and schema={first.schema!r} to "
+                f"the executor, or put it into the search_path: ALTER ROLE {role} SET search_path "
+                f"= {schema}, public"
+            )
+        return Finding(f"table {table.fullname}", "wrong", says, "; ".join(remedies))
 
     def _problems(self, table: Table, state: TableState) -> Iterator[Finding]:
         what, role = (
@@ -242,7 +364,7 @@ class _Examination:
         )
         missing = [column.name for column in table.columns if column.name not in state.columns]
         if missing:
-            yield _wrong(what, old_table(self._task_lock, missing[0]))
+            yield _wrong(what, old_table(self._task_lock, missing[0], table))
         needed = set(state.not_granted) - {"DELETE"}
         if table is job_table(self._task_lock) and len(state.not_granted) == _ALL_RIGHTS:
             yield Finding(
@@ -269,9 +391,19 @@ class _Examination:
         if not self._states.get(self._task_lock.name, _NO_TABLE).exists:
             return  # told already
         try:
-            revision = read_revision(self._cursor, self._task_lock)
+            with self._in_transaction():
+                revision = read_revision(self._cursor, self._task_lock)
         except psycopg.errors.InsufficientPrivilege:
-            yield Finding("revision", "ok", "not looked at: only the tables' owner may read it")
+            role = quoted(self._server_state.role if self._server_state else "")
+            noted = noted_in(self._task_lock)
+            yield Finding(
+                "revision",
+                "note",
+                f"not known: role {role} may not read {noted.fullname}; the tables' columns were "
+                "looked at all the same",
+                "to have it looked at, run `apscheduler-tasklock doctor` as the tables' owner, or "
+                f"let that run: GRANT SELECT ON {quoted_name(noted)} TO {role}",
+            )
             return
         says = f"{revision.there}, and this library needs {revision.head}"
         if revision.there == revision.head:
@@ -280,15 +412,25 @@ class _Examination:
             yield Finding(
                 "revision",
                 "note",
-                "none is noted, so `apscheduler-tasklock upgrade` would create the tables again",
-                f"if the tables are up to date, note it: alembic stamp {revision.head}",
+                "none is noted, although the tables are there",
+                f"note it with: {command(UPGRADE_COMMAND, self._task_lock)}",
             )
         elif revision.is_known:
-            yield _wrong("revision", old_table(self._task_lock), says)
-        else:
+            remedy = f"bring them up to date with: {command(UPGRADE_COMMAND, self._task_lock)}"
+            yield Finding("revision", "wrong", says, remedy)
+        elif not self._is_unreleased:  # which is told already
             yield Finding(
                 "revision", "note", f"{says}: the tables are newer", "upgrade the library"
             )
+
+    @property
+    def _is_unreleased(self) -> bool:
+        """Whether a table lacks a column, as none does of a version that was released."""
+        return any(
+            state.exists and {column.name for column in table.columns} - set(state.columns)
+            for table in self._tables
+            if (state := self._states.get(table.name, _NO_TABLE))
+        )
 
     def _writing(self, table: Table) -> Iterator[Finding]:
         """Try what a claim does, and roll it back: policies and triggers have the last word."""
@@ -297,7 +439,7 @@ class _Examination:
         is_told = set(state.not_granted) - {"DELETE"} or state.without_policy
         if not state.exists or columns - set(state.columns) or is_told:
             return
-        with self._connection.transaction(force_rollback=True):
+        with self._in_transaction(undone=True):
             is_seen = try_to_write(self._cursor, table, self._task_lock, self._prefix)
         what = f"writing to {table.fullname}"
         if is_seen:
@@ -314,7 +456,8 @@ class _Examination:
         state = self._states.get(replica_table(self._task_lock).name, _NO_TABLE)
         if not state.exists or "SELECT" in state.not_granted:
             return  # told already
-        versions = read_versions(self._cursor, self._task_lock, _ALIVE_FOR)
+        with self._in_transaction():
+            versions = read_versions(self._cursor, self._task_lock, _ALIVE_FOR)
         says = ", ".join(f"{count} with version {name}" for name, count in versions.items())
         if len(versions) > 1:
             yield Finding(
@@ -349,6 +492,33 @@ def _rejected(entry: str, replicas: Sequence[str]) -> Finding:
     problem, _, remedy = why.partition("; ")
     says = f"{what} rejected on {', '.join(replicas)}: {problem}"
     return Finding("rejected", "wrong", says, remedy or "see the logs of these replicas")
+
+
+def blocking(what: str, blocker: Blocker) -> Finding:
+    """Return who has something of the tables locked, and what ends that."""
+    if blocker.gid is not None:
+        who = f"the prepared transaction {blocker.gid!r}"
+        ends = f"ROLLBACK PREPARED {literal(blocker.gid)}, or COMMIT PREPARED"
+    else:
+        application = blocker.application or "an application without a name"
+        who = f"pid {blocker.pid} ({application})"
+        ends = f"SELECT pg_terminate_backend({blocker.pid})"
+    since = "since a time that this role may not see"
+    if blocker.since is not None:
+        since = f"in a transaction since {rfc3339(blocker.since, 'seconds')}"
+    state = f", now {blocker.state}" if blocker.state else ""
+    if blocker.modes is None:
+        does = "keeps another session waiting that wants the table locked"
+    elif not blocker.holds:
+        does = f"waits for {blocker.modes}, and all others behind it"
+    else:
+        does = f"has {blocker.modes}"
+    return Finding(
+        what,
+        "wrong",
+        f"blocked: {who}, role {blocker.role or 'unknown'}, {does}, {since}{state}",
+        f"end its transaction there, or as that role or a superuser: {ends}",
+    )
 
 
 def _server_version(server: ServerState) -> Finding:

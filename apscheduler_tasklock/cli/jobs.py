@@ -12,6 +12,9 @@ from apscheduler_tasklock.status import JobState, JobStatus
 
 _COLUMNS = ("job", "state", "trigger", "next run", "last run", "function", "executor", "notes")
 
+# On a narrow terminal, so that an id is whole and can be copied.
+_DROPPED = ("executor", "last run", "function", "notes", "trigger", "next run")
+
 _STYLES = {
     JobState.ENDED: "cyan",
     JobState.HANDED_OUT: "bold blue",
@@ -33,7 +36,9 @@ def jobs(options: argparse.Namespace) -> int:
         return OK
     shown = output()
     rows = [_row(job, shown) for job in found]
-    shown.print_table(Table(_COLUMNS, rows, dispensable=frozenset({"notes"})))
+    shown.print_table(
+        Table(_COLUMNS, rows, dispensable=frozenset({"notes"}), dropped=_DROPPED, first_share=1.0)
+    )
     if not found:
         say("no jobs")
     return OK

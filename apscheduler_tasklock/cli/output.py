@@ -53,11 +53,17 @@ _LONG_COLUMNS = {
     "replica": 20,
     "running": 16,
     "job": 16,
-    "trigger": 20,
+    "trigger": 16,
     "function": 20,
     "what": 12,
     "how it is": 18,
 }
+
+# And how many they have where even that is too much.
+_NARROW_COLUMN = 14
+
+# How much of a line a first column may take then.
+_NARROW_FIRST = 0.2
 
 # Between two columns of a terminal.
 _GAP = 2
@@ -86,7 +92,11 @@ class Table:
     :ivar numbers: the columns that are aligned to the right
     :ivar dispensable: the columns that a terminal does not show while they are empty, or all 0
     :ivar dropped: the columns that a terminal leaves out where it is too narrow, the first of them
-        first. The first column, and others that are not among them, are always shown.
+        first
+    :ivar dropped_last: those that it leaves out after long texts in others were broken into more
+        lines. The first column, and others that are in neither, are always shown.
+    :ivar first_share: how much of a line the first column may take before it is broken, which is
+        what one copies: a name or an id
     """
 
     columns: Sequence[str]
@@ -94,6 +104,8 @@ class Table:
     numbers: frozenset[str] = field(default=frozenset())
     dispensable: frozenset[str] = field(default=frozenset())
     dropped: Sequence[str] = ()
+    dropped_last: Sequence[str] = ()
+    first_share: float = 0.45
 
 
 class PlainOutput:
@@ -246,25 +258,69 @@ def terminal_widths(table: Table, terminal: int) -> dict[str, int]:
 
     :param terminal: how many characters a line of it has
     """
+    fitting = _Fitting(table, terminal)
+    fitting.drop(table.dropped)
+    first = table.columns[0]
+    # The first column comes last: what is in it is copied.
+    long = [name for name in _LONG_COLUMNS if name in fitting.widths and name != first]
+    for name in long:
+        fitting.narrow(name, _NARROW_COLUMN)
+    if table.dropped_last:
+        fitting.narrow(first, max(_NARROW_COLUMN, int(terminal * _NARROW_FIRST)))
+    fitting.drop(table.dropped_last)
+    for name in (*long, first):
+        fitting.narrow(name, 1)
+    fitting.widen()
+    return fitting.widths
+
+
+class _Fitting:
+    """Fits a table into the lines of a terminal. What is narrower is broken, and never cut.
+
+    :ivar widths: how wide each column is that is shown
+    """
+
+    def __init__(self, table: Table, terminal: int) -> None:
+        self._terminal = terminal
+        self._natural = _natural_widths(table)
+        first = table.columns[0]
+        wanted = dict(_LONG_COLUMNS)
+        share = int(terminal * table.first_share)
+        wanted[first] = max(wanted.get(first, self._natural[first]), share)
+        self.widths = {
+            name: min(natural, wanted.get(name, natural)) for name, natural in self._natural.items()
+        }
+
+    @property
+    def _left(self) -> int:
+        return self._terminal - sum(self.widths.values()) - _GAP * (len(self.widths) - 1)
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Leave columns out, one after the other, until the others fit."""
+        for name in names:
+            if self._left < 0:
+                self.widths.pop(name, None)
+
+    def narrow(self, name: str, at_least: int) -> None:
+        """Make a column narrower, if that is needed."""
+        if name in self.widths:
+            columns = self.widths[name]
+            self.widths[name] = max(min(columns, at_least), columns + min(0, self._left))
+
+    def widen(self) -> None:
+        """Give the columns what is left of the line."""
+        for name, columns in list(self.widths.items()):
+            self.widths[name] = columns + max(0, min(self._natural[name] - columns, self._left))
+
+
+def _natural_widths(table: Table) -> dict[str, int]:
+    """Return how wide the columns are that have something in them, where there is room."""
     natural = {}
     for index, name in enumerate(table.columns):
         texts = [_cell(row[index]).text for row in table.rows]
         if name not in table.dispensable or any(text not in ("", "0") for text in texts):
             natural[name] = max(width(printable(text)) for text in [name, *texts])
-    least = {**_LONG_COLUMNS, "task": max(_LONG_COLUMNS["task"], terminal // 3)}
-    widths = {name: min(wanted, least.get(name, wanted)) for name, wanted in natural.items()}
-
-    def left() -> int:
-        return terminal - sum(widths.values()) - _GAP * (len(widths) - 1)
-
-    for name in table.dropped:
-        if left() < 0:
-            widths.pop(name, None)
-    for name in (name for name in _LONG_COLUMNS if name in widths):  # narrower, but not cut
-        widths[name] = max(1, widths[name] + min(0, left()))
-    for name, columns in list(widths.items()):
-        widths[name] = columns + max(0, min(natural[name] - columns, left()))
-    return widths
+    return natural
 
 
 def _plain(table: Table) -> list[list[str]]:

@@ -31,6 +31,14 @@ exit status: 0; 1 failed; 2 wrong usage; 3 no such task; 4 its state forbids it;
 5 the wait ran out; 6 the awaited run failed
 """
 
+_TIMES = """
+A time T is written as 02:00, yesterday, 'yesterday 22:00', today, 2026-01-31,
+'2026-01-31 03:00' or 2026-01-31T03:00:00Z; or as a duration ago: 90s, 15m, 2h,
+1d. A time of day is the last one that there was, and a day its beginning. Without
+a zone (Z, UTC or +02:00) it is in the zone of this machine, as the environment's
+TZ and /etc/localtime have it.
+"""
+
 _CHECK_STATUSES = """
 exit status: 0 all is well; 1 a task is late by more than half its grace time, or
 its last run failed; 2 one is overdue, dead, or takes too long; 3 unknown, on every
@@ -134,18 +142,32 @@ def _add_reads(commands: Any) -> None:
         "runs",
         runs.runs,
         "the run history, the newest first",
-        ["runs", "runs sync-prices --outcome error --since 2h", "runs --follow"],
+        [
+            "runs",
+            "runs sync-prices --outcome error --since 2h",
+            "runs --since yesterday --until today",
+            "runs --since 22:00 --until 02:00",
+            "runs --follow",
+        ],
+        _TIMES,
     )
     _add_patterns(command, "TASK")
     command.add_argument("--outcome", choices=OUTCOMES, help="only runs that ended so")
     command.add_argument(
         "--since",
-        type=values.since,
+        type=values.moment,
         metavar="T",
-        help="only those begun then or later: 2026-01-31T03:00:00Z, or 2h for two hours ago",
+        help="only those begun then or later",
     )
     command.add_argument(
-        "--limit", type=values.at_least_one, default=100, metavar="N", help="(default: 100)"
+        "--until", type=values.moment, metavar="T", help="only those begun before then"
+    )
+    command.add_argument(
+        "--limit",
+        type=values.at_least_one,
+        default=100,
+        metavar="N",
+        help="how many, the newest of them (default: 100); it is said if there are more",
     )
     command.add_argument(
         "--follow", action="store_true", help="print further ones when they end, until Ctrl-C"
@@ -174,7 +196,11 @@ def _add_changes(commands: Any) -> None:
         "pause",
         steering.pause,
         "let no replica begin tasks any more; a run that goes on ends by itself",
-        ["pause sync-prices --for 2h --reason 'the shop is closed'"],
+        [
+            "pause sync-prices --for 2h --reason 'the shop is closed'",
+            "pause 'report-*' sync-prices",
+        ],
+        "Tasks that appear later are not paused, whether or not they match.",
     )
     _add_names(command)
     command.add_argument(
@@ -187,7 +213,11 @@ def _add_changes(commands: Any) -> None:
     command.add_argument("--reason", metavar="R", help="why, shown to others")
 
     command = _add(
-        commands, "resume", steering.resume, "end the pause of tasks", ["resume sync-prices"]
+        commands,
+        "resume",
+        steering.resume,
+        "end the pause of tasks",
+        ["resume sync-prices", "resume 'report-*'"],
     )
     _add_names(command)
 
@@ -354,7 +384,9 @@ def _add(
 ) -> argparse.ArgumentParser:
     """Add a command, with the options that all of them have."""
     shown = "\n".join(f"  {PROGRAM} {example}" for example in examples)
-    description = f"{help_[0].upper()}{help_[1:]}." + (f" {more}" if more else "")
+    description = f"{help_[0].upper()}{help_[1:]}."
+    if more:
+        description += f"\n{more}" if more.startswith("\n") else f" {more}"
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help_,
@@ -408,8 +440,14 @@ def _add_patterns(parser: argparse.ArgumentParser, metavar: str = "GLOB") -> Non
 
 
 def _add_names(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tasks", nargs="+", metavar="TASK", help="their names")
+    parser.add_argument(
+        "tasks",
+        nargs="+",
+        metavar="TASK",
+        help="their names, in which * and ? stand for characters where no task has exactly that "
+        "name; if one matches no task, nothing is changed",
+    )
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tasks", nargs=1, metavar="TASK", help="its name")
+    parser.add_argument("tasks", nargs=1, metavar="TASK", help="its exact name; no pattern")

@@ -21,7 +21,8 @@ from apscheduler_tasklock.cli.output import (
     print_json,
 )
 from apscheduler_tasklock.cli.target import check_names, patterns_of, task_locks
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.cli.text import rfc3339
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import Run
 
@@ -39,18 +40,45 @@ _COLUMNS = ("task", "started", "took", "outcome", "kind", "replica", "token", "e
 
 def runs(options: argparse.Namespace) -> int:
     """Show runs, the newest first; or as they end, the newest last."""
+    _check_times(options)
     with task_locks(options) as locks:
         if options.follow:
             return _follow(options, locks)
-        found = _find(options, locks)
-    if options.json:
-        print_json(found)
-        return OK
+        # One more than is shown, which tells whether there is one.
+        found = _find(options, locks, options.limit + 1)
+    runs, has_more = found[: options.limit], len(found) > options.limit
     shown = output()
-    shown.print_table(run_rows(found, shown))
-    if not found:
-        say("no runs")
+    if options.json:
+        print_json(runs)
+    else:
+        shown.print_table(run_rows(runs, shown))
+    if not runs:
+        say(f"no runs{_between(options)}")
+    elif has_more:
+        say(
+            f"there are more runs{_between(options)}: these are the newest {options.limit}; "
+            "--limit shows more, and --until earlier ones"
+        )
     return OK
+
+
+def _check_times(options: argparse.Namespace) -> None:
+    """Make sure that there can be runs between the times that were given.
+
+    :raises TaskLockOptionError: there cannot
+    """
+    if options.follow and options.until:
+        raise TaskLockOptionError("--follow goes on until Ctrl-C, and goes without --until")
+    if options.since and options.until and options.since >= options.until:
+        since, until = (rfc3339(moment) for moment in (options.since, options.until))
+        raise TaskLockOptionError(f"--since ({since}) must be before --until ({until})")
+
+
+def _between(options: argparse.Namespace) -> str:
+    """Return between which times runs were looked for, with the zone that they were taken in."""
+    given = (("since", options.since), ("before", options.until))
+    told = (f" {word} {moment:%Y-%m-%d %H:%M:%S %Z}" for word, moment in given if moment)
+    return "".join(told)
 
 
 def runs_of(locks: TaskLocks, task: str, limit: int) -> list[Run]:
@@ -67,7 +95,8 @@ def run_rows(runs: Sequence[Run], shown: Output) -> Table:
         [_row(run, shown) for run in runs],
         numbers=frozenset({"took", "token"}),
         dispensable=frozenset({"error"}),
-        dropped=("kind", "replica", "took", "error", "started"),
+        dropped=("token", "kind", "took"),
+        dropped_last=("started", "replica", "error"),
     )
 
 
@@ -85,9 +114,14 @@ def _row(run: Run, shown: Output) -> list[Cell | str]:
     ]
 
 
-def _find(options: argparse.Namespace, locks: TaskLocks) -> list[Run]:
+def _find(options: argparse.Namespace, locks: TaskLocks, limit: int) -> list[Run]:
     patterns = patterns_of(options, options.patterns)
-    wanted = {"outcome": options.outcome, "since": options.since, "limit": options.limit}
+    wanted = {
+        "outcome": options.outcome,
+        "since": options.since,
+        "until": options.until,
+        "limit": limit,
+    }
     found = locks.runs(*patterns, **wanted)
     if not found and patterns:
         check_names(patterns, [task.name for task in locks.tasks(*patterns)])
@@ -138,7 +172,7 @@ class _Looks:
         since = self._earliest_to_end()
         if self._known is None:
             known = {_key(run) for run in self._ended(since)}
-            found = _find(self._options, self._locks)
+            found = _find(self._options, self._locks, self._options.limit)
         else:
             known = self._known
             found = [run for run in self._ended(self._since) if _key(run) not in known]

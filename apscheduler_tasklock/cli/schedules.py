@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import timedelta, timezone
 from typing import Any
@@ -141,7 +142,8 @@ def _jitter(form: Mapping[str, Any]) -> str:
 
 
 def _moment(moment: str) -> str:
-    return moment.replace("+00:00", "Z")
+    """Return a time as it stands in a trigger, to the second."""
+    return re.sub(r"\.[0-9]+", "", moment).replace("+00:00", "Z")
 
 
 _KINDS = {

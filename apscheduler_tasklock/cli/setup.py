@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from apscheduler_tasklock.cli.exits import FAILED, OK, confirms, is_asked, say
 from apscheduler_tasklock.cli.output import print_json
@@ -19,13 +20,22 @@ def upgrade(options: argparse.Namespace) -> int:
             raise TaskLockOptionError("--sql prints statements, and goes without --json")
         schema.print_upgrade_sql(schema=options.schema, table=options.table)
         return OK
-    migrated = schema.upgrade(database_of(options), schema=options.schema, table=options.table)
+    migrated = schema.upgrade_tables(
+        database_of(options), schema=options.schema, table=options.table
+    )
     name = _full_name(options)
     if options.json:
-        print_json({"table": name, "migrated": migrated})
+        print_json({"table": name, "migrated": migrated.changed, "notes": migrated.notes})
     else:
-        print(f"{name} is migrated" if migrated else f"nothing to migrate: {name} is up to date")
+        print(_told_of_upgrade(name, migrated.changed, migrated.notes))
     return OK
+
+
+def _told_of_upgrade(name: str, changed: bool, notes: Sequence[str]) -> str:
+    says = "; ".join(notes)
+    if changed:
+        return f"{name} is migrated{f': {says}' if says else ''}"
+    return f"nothing to migrate: {says or f'{name} is up to date'}"
 
 
 def downgrade(options: argparse.Namespace) -> int:

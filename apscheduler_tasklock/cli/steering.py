@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -41,9 +41,9 @@ _CUT = ("died", "cancelled")
 
 def pause(options: argparse.Namespace) -> int:
     """Pause tasks."""
-    names = _names(options)
+    given = _names(options)
     with task_locks(options) as locks:
-        locks.pause(*names, duration=options.duration, reason=options.reason)
+        names = locks.pause(*given, duration=options.duration, reason=options.reason)
         until = _paused_until(locks, names[0])
     shown = output()
     how_long = "until it is resumed"
@@ -51,7 +51,11 @@ def pause(options: argparse.Namespace) -> int:
         how_long = (
             f"until {shown.moment(until)}" if until else f"for {shown.seconds(options.duration)}"
         )
-    _tell(options, {"paused": names, "until": until}, f"paused {how_long}")
+    _tell(options, {"paused": names, "until": until}, f"paused {how_long}", names)
+    patterns = [pattern for pattern in given if pattern not in names]
+    if patterns:
+        told = ", ".join(map(repr, patterns))
+        say(f"{_count(names)} paused; those that appear later and match {told} are not")
     return OK
 
 
@@ -66,41 +70,50 @@ def _paused_until(locks: TaskLocks, name: str) -> datetime | None:
 
 def resume(options: argparse.Namespace) -> int:
     """End the pause of tasks."""
-    names = _names(options)
+    given = _names(options)
     with task_locks(options) as locks:
-        locks.resume(*names)
-    _tell(options, {"resumed": names}, "resumed")
+        names = locks.resume(*given)
+        exact = {task.name for task in locks.tasks(*given)}.intersection(given)
+    if options.json:
+        print_json({"resumed": names})
+    else:
+        for name in sorted(exact.union(names)):
+            output().print(f"{name}: {'resumed' if name in names else 'was not paused'}")
+    if set(given) - exact:
+        say(f"{_count(names)} resumed")
     return OK
 
 
 def forget(options: argparse.Namespace) -> int:
     """Delete a task that no longer exists."""
     with task_locks(options) as locks:
-        locks.forget(_names(options)[0])
-    _tell(options, {"forgotten": _names(options)}, "forgotten")
+        name = _one_name(options, locks)
+        locks.forget(name)
+    _tell(options, {"forgotten": [name]}, "forgotten", [name])
     return OK
 
 
 def free(options: argparse.Namespace) -> int:
     """End a claim in the place of its holder."""
-    [name] = _names(options)
     with task_locks(options) as locks:
+        name = _one_name(options, locks)
         if not options.yes and is_asked() and not _is_confirmed(find_task(locks, name), options):
             say(f"task {name!r} is not freed")
             return FAILED
         locks.free(name, options.token, force=options.force, run_again=options.run_again)
     told = {"freed": [name], "token": options.token, "run_again": options.run_again}
-    _tell(options, told, "freed" + (", and its window is open again" if options.run_again else ""))
+    what = "freed" + (", and its window is open again" if options.run_again else "")
+    _tell(options, told, what, [name])
     return OK
 
 
 def run(options: argparse.Namespace) -> int:
     """Ask for a run, and wait for it if that is wanted."""
-    [name] = _names(options)
     with task_locks(options) as locks:
+        name = _one_name(options, locks)
         request = locks.request_run(name)
         if not options.wait:
-            _tell(options, {"request": request}, "a run is asked for")
+            _tell(options, {"request": request}, "a run is asked for", [name])
             return OK
         awaited = _AwaitedRun(locks, request)
         ended = awaited.wait(options.wait)
@@ -211,7 +224,7 @@ def _tell_of_run(
     told = {"request": request, "outcome": outcome, "run": run}
     if outcome is None:
         over = f"the wait of {options.wait:g} s ran out; {awaited.when_it_ran_out()}"
-        _tell(options, told, over)
+        _tell(options, told, over, [request.task])
         return WAIT_OVER
     words = f"ended: {outcome}"
     if run is not None:
@@ -219,7 +232,7 @@ def _tell_of_run(
         words += f", took {output().seconds(run.took)} on {run.replica}"
         words += ", as a takeover" if run.kind == "takeover" else ""
         words += f", {error}" if error else ""
-    _tell(options, told, words)
+    _tell(options, told, words, [request.task])
     return OK if outcome == "ok" else RUN_FAILED
 
 
@@ -227,12 +240,35 @@ def _names(options: argparse.Namespace) -> list[str]:
     return [name_of(options, task) for task in options.tasks]
 
 
-def _tell(options: argparse.Namespace, told: dict[str, Any], what: str) -> None:
+def _one_name(options: argparse.Namespace, locks: TaskLocks) -> str:
+    """Return the name of the one task that a command is about, which is no pattern.
+
+    :raises TaskLockNotFoundError: it looks like a pattern, and there is no task of that name
+    """
+    [name] = _names(options)
+    if set("*?") & set(name):
+        try:
+            find_task(locks, name)
+        except TaskLockNotFoundError:
+            say(f"`{options.run.__name__}` takes one task's exact name, and no pattern")
+            raise
+    return name
+
+
+def _count(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return "1 task is"
+    return f"{len(names) or 'no'} task{'s are' if names else ' is'}"
+
+
+def _tell(
+    options: argparse.Namespace, told: dict[str, Any], what: str, names: Sequence[str]
+) -> None:
     """Print what was done, once for each task."""
     if options.json:
         print_json(told)
         return
-    for name in _names(options):
+    for name in names:
         output().print(f"{name}: {what}")
 
 

@@ -63,15 +63,15 @@ def local_time(moment: datetime) -> str:
     """Return a time as this machine's clock shows it: without the date if that is today's."""
     here = moment.astimezone()
     is_today = here.date() == datetime.now().astimezone().date()
-    return f"{here:%H:%M:%S}" if is_today else f"{here:%Y-%m-%d %H:%M}"
+    return f"{here:%H:%M:%S}" if is_today else f"{here:%Y-%m-%d %H:%M:%S}"
 
 
 def seconds_in_words(seconds: float) -> str:
     """Return a duration in its two largest units, as in ``1 h 30 min``."""
     if seconds < 0:
         return f"-{seconds_in_words(-seconds)}"
-    if seconds < 10:
-        return f"{round(seconds, 2):g} s"
+    if _rounded(seconds) < 10:
+        return f"{_rounded(seconds):g} s"
     left, words = round(seconds), list[str]()
     for size, unit in _UNITS:
         count, left = divmod(left, size)
@@ -84,4 +84,10 @@ def seconds_in_words(seconds: float) -> str:
 
 def exact_seconds(seconds: float) -> str:
     """Return a duration that a program reads, as in ``5400s``."""
-    return f"{round(seconds, 3):.10g}s"
+    return f"{_rounded(seconds):.15g}s"
+
+
+def _rounded(seconds: float) -> float:
+    """Return a duration without digits that nobody reads: milliseconds below a second only."""
+    size = abs(seconds)
+    return round(seconds, 3 if size < 1 else 1 if size < 10 else 0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
+from datetime import time as day_time
 
 from apscheduler_tasklock.status import TaskState
 
@@ -13,6 +14,20 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 # Whoever wants more has mistaken the unit.
 _LONGEST = 100 * 366 * 86400.0
+
+_AGO = re.compile(r"([0-9.]+ ?[smhd])(?: ago)?", re.IGNORECASE)
+
+_POINT = re.compile(
+    r"(?P<now>now)"
+    r"|(?:(?P<day>today|yesterday)|(?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2}))?"
+    r"(?:(?:(?<=.)[t ])?(?P<time>[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?)"
+    r"(?: ?(?P<zone>z|utc|[+-][0-9]{2}(?::?[0-9]{2})?))?)?"
+)
+
+_MOMENT = (
+    "a time such as 02:00, yesterday, 'yesterday 22:00', 2026-01-31, '2026-01-31 03:00' or "
+    "2026-01-31T03:00:00Z, or a duration ago such as 90s, 15m, 2h or 1d"
+)
 
 _DURATION = "seconds, or a duration such as 90s, 15m, 2h or 1d"
 
@@ -30,26 +45,76 @@ def duration(text: str) -> float:
     return seconds
 
 
-def since(text: str) -> datetime:
-    """Return an RFC 3339 time, or the time that lies a duration before now, by our own clock.
+def moment(text: str, now: datetime | None = None) -> datetime:
+    """Return the time that somebody has written: a time, or a duration before now.
 
-    :raises argparse.ArgumentTypeError: it is neither
+    Without a zone it is in this machine's zone; a time of day is the last one that there was, and
+    a day its beginning.
+
+    :param now: by default what this machine's clock tells
+    :raises argparse.ArgumentTypeError: it is none
     """
-    if _seconds(text) is not None:
-        try:
-            return datetime.now(timezone.utc) - timedelta(seconds=duration(text))
-        except OverflowError as error:
-            raise argparse.ArgumentTypeError(f"lies too far back: {text!r}") from error
+    found = _AGO.fullmatch(text.strip())
     try:
-        moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
-    except ValueError:  # argparse would name this function in its message
-        moment = None
-    if moment is None or moment.utcoffset() is None:
-        raise argparse.ArgumentTypeError(
-            f"must be a time with its zone such as 2026-01-31T03:00:00Z, or {_DURATION}, "
-            f"not {text!r}"
-        )
-    return moment
+        now = now or datetime.now(timezone.utc)
+        told = now - _length(found[1]) if found else _point(text.strip(), now)
+    except (ValueError, OverflowError):  # argparse would name this function in its message
+        told = None
+    if told is None:
+        raise argparse.ArgumentTypeError(f"must be {_MOMENT}, not {text!r}")
+    return told.astimezone()
+
+
+def _length(text: str) -> timedelta:
+    return timedelta(seconds=duration(text.replace(" ", "").lower()))
+
+
+def _point(text: str, now: datetime) -> datetime | None:
+    """Return a point in time; ``None`` if it is written as none.
+
+    :param now: aware
+    :raises ValueError: there is no such day, time or offset
+    """
+    found = _POINT.fullmatch(text.lower())
+    if not text or found is None:
+        return None
+    zone = _zone(found["zone"])
+    now = now.astimezone(zone)
+    if found["now"]:
+        return now
+    day = now.date()
+    if found["day"] == "yesterday":
+        day -= timedelta(days=1)
+    elif found["date"]:
+        day = date.fromisoformat(found["date"])
+    at = _time_of_day(found["time"] or "00:00")
+    told = _on(day, at, zone)
+    if told > now and not found["day"] and not found["date"]:
+        told = _on(day - timedelta(days=1), at, zone)
+    return told
+
+
+def _zone(text: str | None) -> timezone | None:
+    """Return a zone that was given; ``None`` for this machine's."""
+    if not text:
+        return None
+    if text in ("z", "utc"):
+        return timezone.utc
+    hours, minutes = int(text[1:3]), int(text[3:].lstrip(":") or 0)
+    offset = timedelta(hours=hours, minutes=minutes)
+    return timezone(-offset if text[0] == "-" else offset)
+
+
+def _time_of_day(text: str) -> day_time:
+    clock, _, fraction = text.partition(".")
+    hour, minute, second = [*map(int, clock.split(":")), 0][:3]
+    return day_time(hour, minute, second, int(fraction[:6].ljust(6, "0")))
+
+
+def _on(day: date, at: day_time, zone: timezone | None) -> datetime:
+    told = datetime.combine(day, at)
+    # What has no zone is this machine's, whose offset depends on the day.
+    return told.replace(tzinfo=zone) if zone else told.astimezone()
 
 
 def address(text: str) -> tuple[str, int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
-from psycopg.pq import Conninfo
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock._database.url import libpq_parameters
 from apscheduler_tasklock.django.configuration import check_alias, configuration
 from apscheduler_tasklock.locks import TaskLocks
 
@@ -39,7 +38,7 @@ def database_url(using: str | None = None) -> URL:
     parameters = {
         name: str(value)
         for name, value in given.items()
-        if name in _libpq_parameters() and value is not None
+        if name in libpq_parameters() and value is not None
     }
     role = connection.settings_dict["OPTIONS"].get("assume_role")
     if role:
@@ -81,8 +80,3 @@ def _url(parameters: dict[str, str]) -> URL:
 def _escaped(value: str) -> str:
     """Return a value for libpq's ``options``, where spaces part them."""
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
-
-
-@cache
-def _libpq_parameters() -> frozenset[str]:
-    return frozenset(option.keyword.decode() for option in Conninfo.get_defaults())

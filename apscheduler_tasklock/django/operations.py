@@ -9,8 +9,8 @@ from django.db.migrations.exceptions import IrreversibleError
 from django.db.migrations.operations.base import Operation
 
 from apscheduler_tasklock.django.configuration import configuration
+from apscheduler_tasklock.schema.drift import BASE
 from apscheduler_tasklock.schema.migrations import (
-    BASE,
     LOCK_TIMEOUT,
     UPGRADE_LOCK,
     revision_sql,

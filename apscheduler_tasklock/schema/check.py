@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -167,6 +168,7 @@ def _rights_needed(task_lock: Table, table: Table) -> Sequence[str]:
 
 
 UPGRADE_COMMAND = "apscheduler-tasklock upgrade"
+DOWNGRADE_COMMAND = "apscheduler-tasklock downgrade"
 
 
 def explain_rejection(
@@ -243,20 +245,22 @@ def missing_tables(table: Table, missing: Sequence[Table]) -> TaskLockSchemaErro
     they, them = ("the table {} does", "it") if len(missing) == 1 else ("the tables {} do", "them")
     return TaskLockSchemaError(
         f"{they.format(names)} not exist in this database; "
-        f"create {them} with: {_upgrade_command(table)}"
+        f"create {them} with: {command(UPGRADE_COMMAND, table)}"
     )
 
 
 def old_table(table: Table, missing: str = "", beside: Table | None = None) -> TaskLockSchemaError:
-    """Return the error for a table that an older version of this library made.
+    """Return the error for a table that an unreleased version of this library made.
+
+    No other lacks a column, as long as there is one revision.
 
     :param beside: the table that is old, if it is one of those beside the task lock table
     """
     what = f" (it has no column {missing})" if missing else ""
     old = table if beside is None else beside
     return TaskLockSchemaError(
-        f"the table {old.fullname} is older than this library{what}; "
-        f"bring it up to date with: {_upgrade_command(table)}"
+        f"the table {old.fullname} was made by an unreleased version of this library{what}; drop "
+        f"and create with: {command(DOWNGRADE_COMMAND, table)} && {command(UPGRADE_COMMAND, table)}"
     )
 
 
@@ -318,7 +322,8 @@ def missing_policy(table: Table, user: str | None, commands: Sequence[str]) -> T
     )
 
 
-def _upgrade_command(table: Table) -> str:
-    schema = f" --schema {table.schema}" if table.schema else ""
-    name = f" --table {table.name}" if table.name != DEFAULT_TABLE else ""
-    return f"{UPGRADE_COMMAND}{schema}{name}"
+def command(what: str, table: Table) -> str:
+    """Return a command with the options that name a task lock table."""
+    schema = f" --schema {shlex.quote(table.schema)}" if table.schema else ""
+    name = f" --table {shlex.quote(table.name)}" if table.name != DEFAULT_TABLE else ""
+    return f"{what}{schema}{name}"

@@ -39,6 +39,88 @@ _TABLE = f"""
          LEFT JOIN pg_catalog.pg_stat_all_tables AS statistics ON statistics.relid = found.oid
 """
 
+_ELSEWHERE = """
+    SELECT nspname::text AS schema, has_schema_privilege(namespace.oid, 'USAGE') AS may_use,
+           nspname = ANY (string_to_array(replace(current_setting('search_path'), '"', ''), ', '))
+               AS in_path
+    FROM pg_catalog.pg_class AS found JOIN pg_catalog.pg_namespace AS namespace
+         ON namespace.oid = relnamespace
+    WHERE relname = $1 AND relkind IN ('r', 'p') AND nspname <> COALESCE($2, '')
+          AND NOT pg_is_other_temp_schema(namespace.oid)
+          AND $3 <@ ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
+                          WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped)
+    ORDER BY 3 DESC, 1
+"""
+
+# These stand against every write of a row, also while they are waited for.
+_STRONG_LOCKS = """('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
+
+_LOCKS_ON = """
+    SELECT pid, mode, granted,
+           CASE WHEN pid IS NULL THEN (
+               SELECT transactionid::text FROM pg_catalog.pg_locks AS own
+               WHERE own.virtualtransaction = lock.virtualtransaction AND own.pid IS NULL
+                     AND own.locktype = 'transactionid' LIMIT 1) END AS prepared
+    FROM pg_catalog.pg_locks AS lock
+    WHERE locktype = 'relation' AND relation = ANY ($1::text[]::regclass[]::oid[])
+          AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+          AND pid IS DISTINCT FROM pg_backend_pid()
+"""
+
+# Who waits in the queue is named with those that he waits for.
+_BLOCKERS = f"""
+    WITH held AS ({_LOCKS_ON} AND mode IN {_STRONG_LOCKS}),
+         blocking AS (SELECT pid, prepared, mode, granted FROM held
+                      UNION SELECT waited_for, NULL, NULL, true
+                      FROM held, unnest(pg_blocking_pids(pid)) AS waited_for
+                      WHERE NOT granted AND waited_for <> 0)
+    SELECT blocking.pid, prepared_xact.gid, string_agg(DISTINCT mode, ', ') AS modes,
+           NULLIF(application_name, '') AS application,
+           COALESCE(usename, prepared_xact.owner)::text AS role,
+           COALESCE(xact_start, prepared_xact.prepared) AS since, state,
+           bool_and(granted) AS holds
+    FROM blocking
+         LEFT JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = blocking.pid
+         LEFT JOIN pg_catalog.pg_prepared_xacts AS prepared_xact
+             ON prepared_xact.transaction::text = blocking.prepared
+    GROUP BY 1, 2, 4, 5, 6, 7 ORDER BY holds DESC, since, 1
+"""
+
+# A replica's own transactions are one statement each.
+_OPEN_TRANSACTIONS = f"""
+    WITH held AS ({_LOCKS_ON} AND granted AND mode IN ('RowShareLock', 'RowExclusiveLock'))
+    SELECT held.pid, prepared_xact.gid, string_agg(DISTINCT mode, ', ') AS modes,
+           NULLIF(application_name, '') AS application,
+           COALESCE(usename, prepared_xact.owner)::text AS role,
+           COALESCE(xact_start, prepared_xact.prepared) AS since, state, true AS holds
+    FROM held
+         LEFT JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = held.pid
+         LEFT JOIN pg_catalog.pg_prepared_xacts AS prepared_xact
+             ON prepared_xact.transaction::text = held.prepared
+    WHERE COALESCE(xact_start, prepared_xact.prepared) < now() - $2 * interval '1 second'
+    GROUP BY 1, 2, 4, 5, 6, 7 ORDER BY since, 1
+"""
+
+_CONNECTIONS = """
+    WITH client AS (SELECT datname, usename FROM pg_catalog.pg_stat_activity
+                    WHERE datid IS NOT NULL AND usesysid IS NOT NULL)
+    SELECT 'server' AS of, count(*) AS used,
+           current_setting('max_connections')::int
+           - current_setting('superuser_reserved_connections')::int
+           - COALESCE(current_setting('reserved_connections', true)::int, 0) AS allowed
+    FROM client
+    UNION ALL
+    SELECT 'role', (SELECT count(*) FROM client WHERE usename = rolname), rolconnlimit
+    FROM pg_catalog.pg_roles
+    WHERE rolname = current_user AND NOT rolsuper AND rolconnlimit >= 0
+    UNION ALL
+    SELECT 'database', (SELECT count(*) FROM client WHERE client.datname = base.datname),
+           datconnlimit
+    FROM pg_catalog.pg_database AS base
+    WHERE datname = current_database() AND datconnlimit >= 0
+          AND NOT (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user)
+"""
+
 _NEW_ROW = {
     "task_lock": """
         INSERT INTO {name} (task_name, started_at, locked_until, window_start, window_until,
@@ -108,6 +190,58 @@ class TableState:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """A table of the same name and columns in another schema.
+
+    :ivar schema: which one
+    :ivar may_use: whether the role may look into it
+    :ivar in_path: whether the ``search_path`` has it
+    """
+
+    schema: str
+    may_use: bool
+    in_path: bool
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """A session, or a prepared transaction, that has something of our tables locked.
+
+    :ivar pid: the session's server process; ``None`` of a prepared transaction
+    :ivar gid: the prepared transaction's name
+    :ivar modes: how it has tables locked; ``None`` if it only keeps another session waiting
+    :ivar application: its ``application_name``
+    :ivar role: its role
+    :ivar since: since when its transaction is open; ``None`` if this role may not see that
+    :ivar state: what it does, as ``idle in transaction``; ``None`` if this role may not see that
+    :ivar holds: whether it has what it asked for, and is not itself waiting
+    """
+
+    pid: int | None
+    gid: str | None
+    modes: str | None
+    application: str | None
+    role: str | None
+    since: datetime | None
+    state: str | None
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Connections:
+    """How many connections there are, and may be.
+
+    :ivar of: the ``server``, the ``role`` or the ``database``
+    :ivar used: how many there are
+    :ivar allowed: how many there may be
+    """
+
+    of: str
+    used: int
+    allowed: int
+
+
+@dataclass(frozen=True)
 class Revision:
     """How far the tables are migrated.
 
@@ -141,13 +275,52 @@ def read_table(cursor: Any, table: Table) -> TableState:
     return state
 
 
+def read_elsewhere(cursor: Any, table: Table) -> list[Elsewhere]:
+    """Return where else in the database there is a table of that name, with its key."""
+    cursor.row_factory = class_row(Elsewhere)
+    key = [column.name for column in table.primary_key]
+    found: list[Elsewhere] = cursor.execute(_ELSEWHERE, [table.name, table.schema, key]).fetchall()
+    return found
+
+
+def read_blockers(cursor: Any, tables: Sequence[Table]) -> list[Blocker]:
+    """Return who stands against writing to these tables, which there are."""
+    cursor.row_factory = class_row(Blocker)
+    found: list[Blocker] = cursor.execute(_BLOCKERS, [_names(tables)]).fetchall()
+    return found
+
+
+def read_open_transactions(cursor: Any, tables: Sequence[Table], seconds: float) -> list[Blocker]:
+    """Return whose transactions have been open for so long, and may have rows of these locked."""
+    cursor.row_factory = class_row(Blocker)
+    arguments = [_names(tables), seconds]
+    found: list[Blocker] = cursor.execute(_OPEN_TRANSACTIONS, arguments).fetchall()
+    return found
+
+
+def read_connections(cursor: Any) -> list[Connections]:
+    """Return how many connections the server, the role and the database have."""
+    cursor.row_factory = class_row(Connections)
+    found: list[Connections] = cursor.execute(_CONNECTIONS).fetchall()
+    return found
+
+
+def _names(tables: Sequence[Table]) -> list[str]:
+    return [quoted_name(table) for table in tables]
+
+
+def noted_in(table: Table) -> Table:
+    """Return the table in which Alembic notes the revision of our tables."""
+    names = version_table(table.schema, table.name)
+    return Table(names["version_table"], MetaData(), schema=table.schema)
+
+
 def read_revision(cursor: Any, table: Table) -> Revision:
     """Return the revision of the tables.
 
     :raises psycopg.errors.InsufficientPrivilege: only the tables' owner may read it, as is usual
     """
-    names = version_table(table.schema, table.name)
-    noted = Table(names["version_table"], MetaData(), schema=table.schema)
+    noted = noted_in(table)
     cursor.row_factory = tuple_row
     [is_there] = cursor.execute(
         "SELECT to_regclass($1) IS NOT NULL", [quoted_name(noted)]
@@ -192,6 +365,12 @@ def read_rejected(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, 
     return {row["entry"]: row["replicas"] for row in rows}
 
 
+def limit_locks(cursor: Any) -> None:
+    """Let what follows in this transaction wait for a lock for 3 seconds at most."""
+    cursor.row_factory = tuple_row
+    cursor.execute("SELECT set_config('lock_timeout', '3s', true)")
+
+
 def try_to_write(cursor: Any, table: Table, task_lock: Table, prefix: str) -> bool:
     """Insert a row into one of our tables and update it; the caller rolls that back.
 
@@ -206,7 +385,6 @@ def try_to_write(cursor: Any, table: Table, task_lock: Table, prefix: str) -> bo
         job_table(task_lock).name: ("job", "id"),
     }.get(table.name, ("task_lock", "task_name"))
     name, row = quoted_name(table), f"{prefix}doctor {uuid4()}"
-    cursor.execute("SELECT set_config('lock_timeout', '3s', true)")
     cursor.execute(_NEW_ROW[kind].format(name=name), [row])
     updated = cursor.execute(f"UPDATE {name} SET {key} = {key} WHERE {key} = $1", [row])
     return bool(updated.rowcount == 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic.operations import Operations
 
-from apscheduler_tasklock.schema.table import quoted
+from apscheduler_tasklock.schema.table import literal, quoted
 
 # Milliseconds that an attempt waits for others to leave the table, and how many attempts there are.
 # While one waits, every claim waits behind it: for longer, and jobs would be missed.
@@ -72,10 +72,12 @@ def execute_when_unlocked(op: Operations, statement: str) -> None:
 
     It waits for a second, lets claims pass, and tries again, for about a minute.
     """
-    _execute(
-        op,
-        _UNTIL_UNLOCKED.format(most=MOST_ATTEMPTS, timeout=LOCK_TIMEOUT, statement=statement),
-    )
+    _execute(op, when_unlocked(statement))
+
+
+def when_unlocked(statement: str) -> str:
+    """Return the statement that does what :func:`execute_when_unlocked` does."""
+    return _UNTIL_UNLOCKED.format(most=MOST_ATTEMPTS, timeout=LOCK_TIMEOUT, statement=statement)
 
 
 def grant_like(
@@ -85,20 +87,17 @@ def grant_like(
 
     :param deletes: whether those that may update may delete as well
     """
-    beside_literal = _literal(qualified(beside, schema))
-    more = _GRANT_DELETE.format(beside_literal=beside_literal) if deletes else ""
-    _execute(
-        op,
-        _GRANT_LIKE.format(
-            table_literal=_literal(qualified(table, schema)),
-            beside_literal=beside_literal,
-            more=more,
-        ),
+    _execute(op, granting_like(table, beside, schema, deletes=deletes))
+
+
+def granting_like(table: str, beside: str, schema: str | None, *, deletes: bool = False) -> str:
+    """Return the statement that does what :func:`grant_like` does."""
+    beside_literal = literal(qualified(beside, schema))
+    return _GRANT_LIKE.format(
+        table_literal=literal(qualified(table, schema)),
+        beside_literal=beside_literal,
+        more=_GRANT_DELETE.format(beside_literal=beside_literal) if deletes else "",
     )
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _execute(op: Operations, statement: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,21 +14,38 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, func, select, text
+from sqlalchemy import Connection, Engine, TextClause, create_engine, func, select, text
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema
 
 from apscheduler_tasklock._database.connection import connect_parameters
+from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.schema.check import DOWNGRADE_COMMAND, UPGRADE_COMMAND
+from apscheduler_tasklock.schema.drift import (
+    BASE,
+    Plan,
+    There,
+    dropping,
+    is_of_rights,
+    look,
+    newer_than,
+    upgrading,
+    wrong_role,
+)
 from apscheduler_tasklock.schema.table import (
     DEFAULT_TABLE,
     JOB_SUFFIX,
     REPLICA_SUFFIX,
     RUN_SUFFIX,
+    VERSION_SUFFIX,
     task_lock_table,
 )
+
+logger = logging.getLogger(__name__)
 
 # Any number will do as long as it is the same everywhere: replicas that upgrade at the same
 # moment wait for each other on it.
@@ -35,8 +54,17 @@ UPGRADE_LOCK = 0x7461736B6C6F636B
 LOCK_TIMEOUT = "60s"
 _CONNECT_TIMEOUT = 10
 
-# What Alembic calls the state before the first revision.
-BASE = "base"
+
+@dataclass(frozen=True)
+class Migrated:
+    """What a migration has done.
+
+    :ivar changed: whether there was anything to do
+    :ivar notes: what a user is to be told
+    """
+
+    changed: bool
+    notes: tuple[str, ...] = ()
 
 
 def upgrade(
@@ -46,10 +74,11 @@ def upgrade(
     table: str = DEFAULT_TABLE,
     revision: str = "head",
 ) -> bool:
-    """Create the task lock table, or bring it up to date.
+    """Create the tables, or bring them up to date.
 
     Replicas may call this at the same moment; one of them does the work. The schema is created if
-    it is missing.
+    it is missing. Tables that were dropped are made anew. Tables that a newer version of this
+    library has upgraded are left as they are. A warning is logged of both.
 
     :param database: a PostgreSQL URL of a role that may create tables
     :param schema: schema of the table; ``None`` leaves it to the ``search_path``
@@ -58,8 +87,19 @@ def upgrade(
     :return: whether there was anything to do
     :raises TaskLockOptionError: ``database`` is not a PostgreSQL URL, or ``schema`` or ``table`` is
         no name that PostgreSQL can have
+    :raises TaskLockSchemaError: the role may not do that, or the tables were made by an unreleased
+        version of this library; the message says what to do
     :raises sqlalchemy.exc.SQLAlchemyError: the database is unavailable, or rejects that
     """
+    migrated = upgrade_tables(database, schema=schema, table=table, revision=revision)
+    log_notes(migrated)
+    return migrated.changed
+
+
+def upgrade_tables(
+    database: str | URL, *, schema: str | None, table: str, revision: str = "head"
+) -> Migrated:
+    """Do what :func:`upgrade` does, and return what there is to tell instead of logging it."""
     return _run(database, schema, table, lambda config: command.upgrade(config, revision))
 
 
@@ -70,11 +110,13 @@ def downgrade(
     table: str = DEFAULT_TABLE,
     revision: str = "base",
 ) -> bool:
-    """Take the task lock table back to a revision; ``"base"`` drops it. See :func:`upgrade`.
+    """Take the tables back to a revision; ``"base"`` drops them. See :func:`upgrade`.
 
     :return: whether there was anything to take back; if not, nothing is created either
+    :raises TaskLockSchemaError: the role may not do that, or a newer version of this library has
+        upgraded the tables
     """
-    return _run(database, schema, table, lambda config: command.downgrade(config, revision))
+    return _run(database, schema, table, lambda config: command.downgrade(config, revision)).changed
 
 
 def print_upgrade_sql(*, schema: str | None = None, table: str = DEFAULT_TABLE) -> None:
@@ -89,7 +131,7 @@ def migrate(
     table: str = DEFAULT_TABLE,
     revision: str = "head",
 ) -> None:
-    """Take the task lock table to a revision within an application's own migration.
+    """Take the tables to a revision within an application's own migration.
 
     In the application's Alembic script: ``migrate(op.get_bind())`` in ``upgrade()``, and
     ``migrate(op.get_bind(), revision="base")`` in ``downgrade()``. It takes part in the
@@ -102,15 +144,16 @@ def migrate(
     :param schema: schema of the table; ``None`` leaves it to the ``search_path``
     :param table: name of the table
     :param revision: an Alembic revision of this library, newer or older than the one that is there;
-        ``"base"`` drops the table
+        ``"base"`` drops the tables
     :raises TaskLockError: there is no connection, and no migration is being run offline
+    :raises TaskLockSchemaError: as of :func:`upgrade` and :func:`downgrade`
     """
     offline = {}
     if not isinstance(connection, Connection):  # offline, where there is none, or a mock of one
         connection = None
         offline = _offline_options(starts_at="head" if revision == BASE else None)
     context = _context_to(revision, schema, table, connection, offline)
-    run_migrations(context, schema, table)
+    log_notes(run_migrations(context, schema, table))
 
 
 def revisions() -> list[str]:
@@ -160,7 +203,7 @@ def _context_to(
     task_lock_table(table, schema)  # which knows what PostgreSQL can have
     scripts = ScriptDirectory(str(scripts_folder()))
 
-    def steps(heads: Any, _context: MigrationContext) -> Any:
+    def to_revision(heads: Any, _context: MigrationContext) -> Any:
         # What Alembic's own commands call; it has no public name.
         if revision == BASE or _is_older(scripts, revision, heads):
             return scripts._downgrade_revs(revision, heads)
@@ -171,7 +214,7 @@ def _context_to(
         dialect_name="postgresql",
         dialect_opts={"paramstyle": "named"},  # which leaves a percent sign in a name alone
         opts={
-            "fn": steps,
+            "fn": to_revision,
             "script": scripts,
             "destination_rev": revision,
             **version_table(schema, table),
@@ -184,7 +227,8 @@ def _is_older(scripts: ScriptDirectory, revision: str, heads: Any) -> bool:
     """Tell whether a revision comes before those that the database has."""
     if revision.startswith(("+", "-")):  # relative, which Alembic resolves itself
         return revision.startswith("-")
-    before = {script.revision for script in scripts.iterate_revisions(heads, "base")} - set(heads)
+    before = {script.revision for script in scripts.iterate_revisions(heads, "base")}
+    before -= {heads} if isinstance(heads, str) else set(heads)
     wanted = scripts.get_revision(revision)
     return wanted is not None and wanted.revision in before
 
@@ -230,28 +274,70 @@ def include_name(
 
 def version_table(schema: str | None, table: str) -> dict[str, Any]:
     """Return Alembic's options for where the task lock table's history is kept."""
-    return {"version_table": f"{table}_alembic_version", "version_table_schema": schema}
+    return {"version_table": f"{table}{VERSION_SUFFIX}", "version_table_schema": schema}
 
 
-def run_migrations(context: MigrationContext, schema: str | None, table: str) -> bool:
+def run_migrations(context: MigrationContext, schema: str | None, table: str) -> Migrated:
     """Run the migrations that an Alembic context was configured for, one process at a time.
 
-    :return: whether there were any to run
+    :raises TaskLockSchemaError: see :func:`upgrade` and :func:`downgrade`
     """
-    operations = Operations(context)
-    to_base = context.opts.get("destination_rev") == "base"
-    before: tuple[str, ...] = ()
-    if not context.as_sql:
-        assert context.connection is not None
-        _wait_for_others(context.connection)
-        before = context.get_current_heads()
-        if to_base and not before:
-            return False  # Alembic would create its own table, and so need the schema
-    creates = not to_base and not context.opts.get("dont_mutate")  # as `alembic current` has it
-    if schema is not None and creates and (context.as_sql or not _schema_exists(context, schema)):
-        operations.execute(CreateSchema(schema, if_not_exists=True))
-    context.run_migrations(op=operations, table=table, schema=schema)
-    return context.as_sql or context.get_current_heads() != before
+    if context.as_sql or context.opts.get("dont_mutate"):  # the latter is `alembic current`
+        if schema is not None and context.as_sql and not _to_base(context):
+            Operations(context).execute(CreateSchema(schema, if_not_exists=True))
+        context.run_migrations(op=Operations(context), table=table, schema=schema)
+        return Migrated(context.as_sql)
+    connection = context.connection
+    assert connection is not None
+    _wait_for_others(connection)
+    there = look(lambda sql: connection.execute(_as_it_is(sql)).fetchall(), schema, table)
+    plan = _plan(context, there)
+    before = context.get_current_heads()
+    try:
+        for statement in plan.statements:
+            connection.execute(_as_it_is(statement))
+        if plan.runs_revisions:
+            if schema is not None and there.schema is None and not _to_base(context):
+                connection.execute(CreateSchema(schema, if_not_exists=True))
+            context.run_migrations(op=Operations(context), table=table, schema=schema)
+    except DBAPIError as error:
+        if error.orig is None or not is_of_rights(error.orig):
+            raise
+        what = DOWNGRADE_COMMAND if _to_base(context) else UPGRADE_COMMAND
+        raise wrong_role(there, what, one_line(error.orig)) from error
+    changed = bool(plan.statements) or context.get_current_heads() != before
+    return Migrated(changed, plan.notes)
+
+
+def _plan(context: MigrationContext, there: There) -> Plan:
+    """Return what is to be done, as the tables are that were found."""
+    _, *known = revisions()
+    if _to_base(context):
+        return dropping(there, known)
+    # Alembic's commands pass a function that is called after them; `migrate` has one of its own.
+    what = context.opts["fn"].__name__
+    if what == "downgrade" or (what == "to_revision" and _goes_back(context, there, known)):
+        if there.noted is not None and there.noted not in known:
+            raise newer_than(there, known[-1])
+    elif what in ("upgrade", "to_revision"):
+        return upgrading(there, known)
+    return Plan(runs_revisions=True)  # also of `alembic stamp`
+
+
+def _to_base(context: MigrationContext) -> bool:
+    return context.opts.get("destination_rev") == BASE
+
+
+def _goes_back(context: MigrationContext, there: There, known: list[str]) -> bool:
+    """Tell whether `migrate` is to take the tables back to a revision."""
+    revision = str(context.opts["destination_rev"])
+    if there.noted is None or revision in ("head", "heads"):
+        return False
+    return there.noted not in known or _is_older(context.opts["script"], revision, there.noted)
+
+
+def _as_it_is(sql: str) -> TextClause:
+    return text(sql.replace(":", r"\:"))  # which begins a parameter
 
 
 def _wait_for_others(connection: Connection) -> None:
@@ -261,13 +347,6 @@ def _wait_for_others(connection: Connection) -> None:
     connection.execute(select(func.pg_advisory_xact_lock(UPGRADE_LOCK)))
     # The transaction may be an application's, with a limit of its own.
     connection.execute(select(func.set_config("lock_timeout", before, True)))
-
-
-def _schema_exists(context: MigrationContext, schema: str) -> bool:
-    # Asked first, because CREATE SCHEMA IF NOT EXISTS needs the right to create even if it does.
-    assert context.connection is not None
-    found = text("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = :schema")
-    return context.connection.scalar(found, {"schema": schema}) is not None
 
 
 def migration_engine(database: str | URL) -> Engine:
@@ -280,11 +359,18 @@ def migration_engine(database: str | URL) -> Engine:
     return create_engine(url, poolclass=NullPool, connect_args=parameters)
 
 
-def _run(database: str | URL, schema: str | None, table: str, run: Any) -> bool:
+def _run(database: str | URL, schema: str | None, table: str, run: Any) -> Migrated:
     with migration_engine(database).connect() as connection:
         config = _config(schema, table, connection)
         run(config)
-    return bool(config.attributes["migrated"])  # env.py notes it
+    migrated: Migrated = config.attributes["migrated"]  # env.py notes it
+    return migrated
+
+
+def log_notes(migrated: Migrated) -> None:
+    """Log what a user is to be told of a migration."""
+    for note in migrated.notes:
+        logger.warning("%s", note)
 
 
 def _config(schema: str | None, table: str, connection: Connection | None = None) -> Config:

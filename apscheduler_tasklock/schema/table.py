@@ -28,10 +28,13 @@ from apscheduler_tasklock.errors import TaskLockOptionError
 
 DEFAULT_TABLE = "task_lock"
 
+# What Alembic's table with the revision is called: the task lock table's name, and this.
+VERSION_SUFFIX = "_alembic_version"
+
 # PostgreSQL's limit, in bytes; the table's name needs room for the longest suffix, which is that of
 # Alembic's table.
 LONGEST_IDENTIFIER = 63
-LONGEST_TABLE = LONGEST_IDENTIFIER - len("_alembic_version")
+LONGEST_TABLE = LONGEST_IDENTIFIER - len(VERSION_SUFFIX)
 
 # What the tables beside the task lock table are called: its own name, and this.
 RUN_SUFFIX = "_run"
@@ -39,25 +42,25 @@ REPLICA_SUFFIX = "_replica"
 JOB_SUFFIX = "_job"
 
 # With a parameter style that leaves percent signs as they are.
-_DIALECT = PGDialect(paramstyle="named")  # type: ignore[no-untyped-call]  # SQLAlchemy's own
-_preparer = PGIdentifierPreparer(_DIALECT)
+DIALECT = PGDialect(paramstyle="named")  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+_preparer = PGIdentifierPreparer(DIALECT)
 
 # Every claim and release updates a row, never its key. A half-empty page keeps such updates
 # on their page (HOT), where the next one prunes them; the absolute threshold makes autovacuum
 # come by for a table whose handful of rows would never reach a share of itself.
-STORAGE_PARAMETERS = {
+STORAGE_PARAMETERS: dict[str, float] = {
     "fillfactor": 50,
     "autovacuum_vacuum_scale_factor": 0,
     "autovacuum_vacuum_threshold": 1000,
 }
 # A run that ends overwrites the oldest one of its task, whose page keeps room for that.
-RUN_STORAGE_PARAMETERS = {
+RUN_STORAGE_PARAMETERS: dict[str, float] = {
     "fillfactor": 80,
     "autovacuum_vacuum_scale_factor": 0.02,
     "autovacuum_vacuum_threshold": 1000,
 }
 # A job's row changes with each of its run times, and with it the index by which due jobs are found.
-JOB_STORAGE_PARAMETERS = {
+JOB_STORAGE_PARAMETERS: dict[str, float] = {
     "fillfactor": 70,
     "autovacuum_vacuum_scale_factor": 0.02,
     "autovacuum_vacuum_threshold": 1000,
@@ -167,7 +170,6 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("handed_over", Boolean, nullable=False),
         Column("runs", Text, nullable=False),
         Column("one_off", Boolean, nullable=False),
-        # Revision 0002. What a replica of an older version does not write is null or has a default.
         Column("kind", Text, nullable=True),
         Column("schedule", Text, nullable=True),
         Column("due_at", moment(), nullable=True),
@@ -206,6 +208,21 @@ def job_table(task_lock: Table) -> Table:
     return _beside(task_lock, JOB_SUFFIX)
 
 
+def tables_of(task_lock: Table) -> list[Table]:
+    """Return the task lock table and those that lie beside it."""
+    beside = run_table(task_lock), replica_table(task_lock), job_table(task_lock)
+    return [task_lock, *beside]
+
+
+def storage_parameters(table: Table, task_lock: Table) -> dict[str, float]:
+    """Return the storage parameters of a table, which lies beside a task lock table or is it."""
+    return {
+        "": STORAGE_PARAMETERS,
+        RUN_SUFFIX: RUN_STORAGE_PARAMETERS,
+        JOB_SUFFIX: JOB_STORAGE_PARAMETERS,
+    }.get(table.name.removeprefix(task_lock.name), {})
+
+
 def _beside(task_lock: Table, suffix: str) -> Table:
     schema = f"{task_lock.schema}." if task_lock.schema else ""
     return task_lock.metadata.tables[f"{schema}{task_lock.name}{suffix}"]
@@ -219,6 +236,11 @@ def quoted_name(table: Table) -> str:
 def quoted(identifier: str) -> str:
     """Return an identifier, quoted for SQL where needed."""
     return str(_preparer.quote(identifier))
+
+
+def literal(text: str) -> str:
+    """Return a text as SQL has it."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _check_identifier(name: object, what: str, longest: int) -> None:

@@ -1,10 +1,12 @@
-"""Replicas of the version before the newest migration, beside new ones: a rolling deployment."""
+"""Replicas of the release before this version, beside new ones: a rolling deployment."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -23,9 +25,6 @@ from tests.support.polling import eventually
 
 pytestmark = pytest.mark.slow
 
-# The last commit before migration 0002.
-VERSION_BEFORE = "71eede90dc0a611166d7b785d4e8f86612bb7838"
-
 EVERY_SECOND = {
     "function": "sleep",
     "kwargs": {"takes": 0},  # so that it does not run any more when the next one claims it
@@ -39,15 +38,23 @@ Start = Callable[..., ReplicaProcess]
 
 
 @pytest.fixture(scope="module")
-def old_checkout(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project as it was, from its history."""
+def release(checkout: Path) -> str:
+    """The tag of the newest release that this version follows."""
     if shutil.which("git") is None:
-        pytest.skip("the version before is in the history, and git is not installed")
+        pytest.skip("releases are tags in the history, and git is not installed")
+    command = ["git", "describe", "--tags", "--abbrev=0", "--match=v[0-9]*"]
+    found = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip("no release")
+    return found.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def old_checkout(release: str, checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project as it was released, from its history."""
     archive = subprocess.run(
-        ["git", "archive", VERSION_BEFORE], cwd=checkout, capture_output=True, check=False
+        ["git", "archive", release], cwd=checkout, capture_output=True, check=True
     )
-    if archive.returncode:
-        pytest.skip("the version before is in the history, which this checkout does not have")
     folder = tmp_path_factory.mktemp("version before")
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as files:
         files.extractall(folder, filter="data")
@@ -58,8 +65,13 @@ def old_checkout(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def start(
     old_checkout: Path, checkout: Path, empty_database_url: str, tmp_path: Path
 ) -> Iterator[Start]:
-    """Start replicas of both versions; the table is of the old one."""
-    upgrade(empty_database_url, revision="0001")
+    """Start replicas of both versions; the tables are of the old one."""
+    subprocess.run(
+        [sys.executable, "-m", "apscheduler_tasklock.cli", "upgrade"],
+        cwd=old_checkout,
+        env={**os.environ, "TASKLOCK_DATABASE_URL": empty_database_url},
+        check=True,
+    )
     with ExitStack() as ending:
         number = iter(range(100))
 
@@ -112,7 +124,7 @@ def test_a_deployment_with_its_migration_runs_each_window_once(
     again.stop()
 
     with closing(TaskLocks(empty_database_url)) as operator:
-        assert len(operator.replicas()) == len(new)  # the old ones do not report
+        assert len(operator.replicas()) == len((*old, *new, again))
     found = runs(*old, *new, again)
     assert gaps(found) == {timedelta(seconds=1)}
     for replica in (*old, *new, again):
@@ -144,9 +156,8 @@ def test_a_window_of_a_killed_holder_is_run_by_a_replica_of_the_other_version(
     heir.says(f"ends {again.token} held")
     with closing(TaskLocks(empty_database_url)) as operator:
         assert len(operator.tasks()) == 1
-        if old_dies:  # an old replica writes no history
-            ended = eventually(lambda: operator.runs() if len(operator.runs()) > 1 else None)
-            assert [(run.token, run.outcome) for run in ended[-2:]] == [
-                (again.token, "ok"),
-                (first.token, "died"),
-            ]
+        ended = eventually(lambda: operator.runs() if len(operator.runs()) > 1 else None)
+        assert [(run.token, run.outcome) for run in ended[-2:]] == [
+            (again.token, "ok"),
+            (first.token, "died"),
+        ]

@@ -26,7 +26,10 @@ def notes_of(tag: str, pyproject: str, changelog: str) -> str:
     heading = rf"^## \[?{re.escape(version)}\]? - \d{{4}}-\d{{2}}-\d{{2}}\n"
     section = re.search(rf"{heading}(.*?)(?=^## |\Z)", changelog, re.DOTALL | re.MULTILINE)
     if section is None or not section[1].strip():
-        raise ValueError(f'CHANGELOG.md has no section "## {version} - YYYY-MM-DD", or it is empty')
+        raise ValueError(
+            f'CHANGELOG.md has no section "## {version} - YYYY-MM-DD", or it is empty; '
+            'rename the section "Unreleased"'
+        )
     return section[1].strip() + "\n"
 
 

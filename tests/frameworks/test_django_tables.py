@@ -82,9 +82,8 @@ answer([steps, loader.graph.leaf_nodes(sys.argv[1][1:-1])])
 
 def test_each_migration_can_be_undone(project: DjangoProject, empty_database_url: str) -> None:
     project.manage("migrate")
-    for migration, there in [("0002", "0002"), ("0001", "0001"), ("zero", None)]:
-        project.manage("migrate", APP, migration)
-        assert revision(empty_database_url) == there
+    project.manage("migrate", APP, "zero")
+    assert revision(empty_database_url) is None
     assert ours(empty_database_url) <= LEFT
     project.manage("migrate", APP)
     assert ours(empty_database_url) == ALL
@@ -94,8 +93,8 @@ def test_each_migration_can_be_undone(project: DjangoProject, empty_database_url
 def test_the_command_and_migrate_can_both_be_used(
     project: DjangoProject, empty_database_url: str
 ) -> None:
-    upgrade(empty_database_url, revision="0002")
-    project.manage("migrate", APP)  # finds what is left to do
+    upgrade(empty_database_url)
+    project.manage("migrate", APP)  # finds nothing to do
     assert ours(empty_database_url) == ALL
     downgrade(empty_database_url)
     project.manage("migrate", APP, "zero")  # finds nothing to do
@@ -120,13 +119,11 @@ def test_tables_of_a_newer_version_are_left_alone(
 def test_a_migration_that_fails_leaves_nothing_behind(
     project: DjangoProject, empty_database_url: str
 ) -> None:
-    project.manage("migrate", APP, "0001")
     with psycopg.connect(empty_database_url) as connection:
         connection.execute("CREATE TABLE task_lock_replica (id integer)")  # in the way
     said = project.refused("migrate", APP)
     assert 'relation "task_lock_replica" already exists' in said
-    assert "task_lock_run" not in ours(empty_database_url)
-    assert revision(empty_database_url) == "0001"
+    assert ours(empty_database_url) == {"task_lock_replica"}
 
 
 def test_migrations_by_any_way_wait_for_each_other(
@@ -147,13 +144,13 @@ def test_migrations_by_any_way_wait_for_each_other(
 def test_sqlmigrate_prints_statements_that_make_the_tables(
     project: DjangoProject, empty_database_url: str, database_url: str
 ) -> None:
-    statements = [project.manage("sqlmigrate", APP, number) for number in ("0001", "0002", "0003")]
+    statements = project.manage("sqlmigrate", APP, "0001")
     assert ours(empty_database_url) == set()
     back = project.manage("sqlmigrate", APP, "0001", "--backwards")
     with psycopg.connect(empty_database_url) as connection:
-        connection.execute("".join(statements).encode())
+        connection.execute(statements.encode())
     assert described_ours(empty_database_url) == described_ours(database_url)
-    assert "DROP TABLE task_lock;" in back
+    assert "DROP TABLE task_lock_job, " in back
 
 
 def test_makemigrations_finds_nothing_to_do(project: DjangoProject) -> None:

@@ -6,17 +6,20 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
 from flask import Flask, current_app, g
+from flask_apscheduler import APScheduler
 from sqlalchemy import create_engine
 from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock import (
     TaskLockOptionError,
+    TaskLocks,
     TaskLockSchemaError,
     current_lock,
     task_lock,
@@ -375,3 +378,42 @@ def test_without_locks_jobs_run_where_there_is_no_postgresql(
     run_all(app)
     assert ran.is_set()
     assert app.test_cli_runner().invoke(args=["tasklock", "status"]).exit_code == 2
+
+
+# Flask-APScheduler
+
+
+def test_the_rest_run_of_flask_apscheduler_calls_a_decorated_function_without_the_lock(
+    database_url: str,
+) -> None:
+    locks_of_calls: queue.Queue[Any] = queue.Queue()
+
+    @task_lock
+    def clean_up() -> None:
+        locks_of_calls.put(current_lock())
+
+    def plain() -> None:
+        locks_of_calls.put(current_lock())
+
+    app = Flask("shop")
+    app.config["SCHEDULER_API_ENABLED"] = True
+    app.config["SCHEDULER_EXECUTORS"] = {
+        "default": {"type": "tasklock", "database": database_url, "poll_interval": 0.2}
+    }
+    scheduler = APScheduler(app=app)
+    options = {"task_lock": {"max_factor": 2}}
+    scheduler.add_job("clean-up", clean_up, trigger="cron", year=2999, kwargs=options)
+    scheduler.add_job("plain", plain, trigger="cron", year=2999)
+    scheduler.start()
+    try:
+        for job in ("clean-up", "plain"):
+            answer = app.test_client().post(f"/scheduler/jobs/{job}/run")
+            assert answer.status_code == 200, answer.text
+            assert locks_of_calls.get(timeout=0) is None
+        with closing(TaskLocks(database_url)) as locks:
+            assert locks.runs() == []
+            eventually(lambda: any("clean-up" in one.tasks for one in locks.replicas()))
+            locks.request_run("clean-up")  # as the page advises
+            assert locks_of_calls.get(timeout=60).name == "clean-up"
+    finally:
+        scheduler.shutdown()

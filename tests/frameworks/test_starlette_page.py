@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,7 @@ SERVED = {
 }
 OWN_LIFESPAN = "uvicorn own_lifespan:app --workers 2"
 PROBES = "uvicorn probes:app"
+LOGGED = ["uvicorn logged:app --workers 2", "uvicorn app:app --workers 2 --log-config logging.json"]
 INSTALL = 'pip install ".[binary,fastapi]" uvicorn'
 DATABASE = "export TASKLOCK_DATABASE_URL=postgresql://owner:secret@db/app"
 UPGRADE = "apscheduler-tasklock upgrade"
@@ -65,13 +67,13 @@ def answer(server: Server, path: str) -> Any:
 
 
 def test_each_command_of_the_page_is_tested(page: Path) -> None:
-    tested = [*SERVED, OWN_LIFESPAN, PROBES, INSTALL, DATABASE, UPGRADE, TEST]
+    tested = [*SERVED, OWN_LIFESPAN, PROBES, *LOGGED, INSTALL, DATABASE, UPGRADE, TEST]
     assert sorted(commands(page)) == sorted(tested)
 
 
 def test_each_file_of_the_page_is_used(page: Path) -> None:
-    used = {"app.py", "background.py", "own_lifespan.py", "probes.py", "test_app.py"}
-    assert set(files(page)) == used
+    used = {"app", "background", "own_lifespan", "logged", "probes", "test_app"}
+    assert set(files(page)) == {f"{module}.py" for module in used}
 
 
 @pytest.mark.parametrize("command", SERVED)
@@ -109,6 +111,32 @@ def test_the_probe_of_the_page_answers(folder: Path, database_url: str, tmp_path
     with served(PROBES, folder, environment, tmp_path / "log") as server:
         found = eventually(lambda: answer(server, "/live"))
         assert found == {"live": True, "degraded": []}
+
+
+@pytest.mark.parametrize(
+    ("command", "schedulers"), [*((command, 2) for command in LOGGED), ("uvicorn app:app", 0)]
+)
+def test_lines_at_info_are_shown_with_the_configuration_of_the_page_only(
+    command: str,
+    schedulers: int,
+    page: Path,
+    folder: Path,
+    database_url: str,
+    connection: psycopg.Connection[Any],
+    tmp_path: Path,
+) -> None:
+    [configuration] = re.findall(r"^```json\n(.*?)^```", page.read_text(), re.DOTALL | re.M)
+    (folder / "logging.json").write_text(configuration)
+    environment = {"TASKLOCK_DATABASE_URL": database_url}
+    with served(command, folder, environment, tmp_path / "log") as server:
+        eventually(lambda: replicas(connection) == max(schedulers, 1))
+        runs_each_window_once(connection, "sync-prices")
+        answer(server, "/openapi.json")
+        said = server.stopped()
+    assert said.count("INFO apscheduler_tasklock.executor: Task locks are on for") == schedulers
+    assert said.count("Application startup complete") == max(schedulers, 1)  # as uvicorn says
+    assert said.count("GET /openapi.json") == 1
+    assert "Traceback" not in said, said
 
 
 def test_the_table_is_created_and_the_tests_of_the_page_pass(

@@ -315,9 +315,12 @@ def test_an_executor_that_cannot_be_started_leaves_no_connection(
     eventually(lambda: connection.execute(ours).rowcount == 0)
 
 
-def test_gevent_without_its_patches_is_refused_at_start(database_url: str) -> None:
-    """Its executor could not be submitted to by another thread, as for a takeover."""
-    executor = TaskLockExecutor(database_url)
+@pytest.mark.parametrize("inner", [None, "threadpool", "debug"])
+def test_gevent_without_its_patches_is_refused_at_start(
+    database_url: str, inner: str | None
+) -> None:
+    """Another thread could neither submit to its executor nor ask its scheduler for a job."""
+    executor = TaskLockExecutor(database_url, inner)
     with pytest.raises(TaskLockOptionError, match=r"call gevent.monkey.patch_all\(\) before"):
         GeventScheduler(executors={"default": executor}).start()
 

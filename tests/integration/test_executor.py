@@ -22,6 +22,7 @@ from apscheduler.events import (
     EVENT_JOB_EXECUTED,
     EVENT_JOB_MAX_INSTANCES,
     EVENT_JOB_MISSED,
+    EVENT_JOB_SUBMITTED,
 )
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.blocking import BlockingScheduler
@@ -42,7 +43,9 @@ from apscheduler_tasklock import (
     task_lock,
 )
 from apscheduler_tasklock._database.url import parse_url
+from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._scheduler.names import UnnamedTask
+from tests.support import claims
 from tests.support.commands import run_pasted
 from tests.support.faults import CLAIM
 from tests.support.internals import instances
@@ -192,6 +195,38 @@ class TestARun:
         replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
         eventually(lambda: held[0]() is None)
+
+    def test_has_an_end_by_apschedulers_events_and_a_refused_run_time_has_none(
+        self, make_replica: MakeReplica, make_locks: Callable[..., LockClient]
+    ) -> None:
+        """What docs/metrics.md says of metrics that take the time between these events."""
+        begun: dict[str, list[str]] = {"first kept": [], "granted": []}
+        measured: list[tuple[list[str], list[str]]] = []
+
+        def hear(event: Any) -> None:
+            run_time = str(getattr(event, "scheduled_run_times", [None])[0])
+            if event.code == EVENT_JOB_SUBMITTED:
+                begun["first kept"] = begun["first kept"] or [run_time]
+            elif event.code == EVENT_TASK_LOCK_GRANTED:
+                begun["granted"] = [str(event.scheduled_run_time)]
+            else:
+                measured.append((begun["first kept"], begun["granted"]))
+
+        locks, replica = make_locks(), make_replica()
+        replica.scheduler.add_listener(
+            hear,
+            EVENT_JOB_SUBMITTED | EVENT_JOB_EXECUTED | EVENT_JOB_ERROR | EVENT_TASK_LOCK_GRANTED,
+        )
+        other = claims.held(locks, "job", min_lock=0.0)
+        replica.run_once(int)
+        refused = replica.one(EVENT_TASK_LOCK_REFUSED).scheduled_run_time
+        eventually(lambda: begun["first kept"])
+        locks.release(other)
+        replica.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
+        granted = replica.one(EVENT_TASK_LOCK_GRANTED).scheduled_run_time
+        replica.one(EVENT_JOB_EXECUTED)
+        assert eventually(lambda: measured) == [([str(refused)], [str(granted)])]
+        assert refused < granted
 
     def test_is_refused_on_the_other_replica_and_leaves_no_trace_of_having_run(
         self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
 
 from apscheduler_tasklock._database.retry import BACKOFF
 from apscheduler_tasklock._database.timings import Timings
@@ -570,10 +572,24 @@ class TestEngine:
         with pytest.raises(TaskLockError, match="whose transaction is open"):
             make_locks(engine).check()
 
-    def test_an_engine_with_a_single_connection_is_refused(self, database_url: str) -> None:
+    @pytest.mark.parametrize("pool", [AssertionPool, SingletonThreadPool, StaticPool])
+    def test_an_engine_that_shares_its_connection_is_refused(
+        self, pool: type[Pool], database_url: str
+    ) -> None:
         url = database_url.replace("postgresql://", "postgresql+psycopg://")
-        with pytest.raises(TaskLockOptionError, match="StaticPool has one connection"):
-            TaskLocks(create_engine(url, poolclass=StaticPool))
+        with pytest.raises(TaskLockOptionError, match=f"{pool.__name__} has no connection besides"):
+            TaskLocks(create_engine(url, poolclass=pool))
+
+    @pytest.mark.direct("it connects to the server's own socket")
+    def test_the_folder_of_a_socket_may_be_the_host(
+        self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
+    ) -> None:
+        folder = connection.execute("SHOW unix_socket_directories").fetchone()[0]  # type: ignore[index]  # one row
+        info = connection.info
+        if not Path(folder, f".s.PGSQL.{info.port}").exists():
+            pytest.skip("the server has no socket on this machine")
+        host = quote(folder, safe="")
+        held(make_locks(f"postgresql://{info.user}@{host}:{info.port}/{info.dbname}"))
 
     @pytest.mark.direct("it loses the statements itself")
     def test_prepared_statements_that_a_pooler_loses_are_given_up(

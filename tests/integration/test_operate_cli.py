@@ -262,6 +262,63 @@ class TestRuns:
             "2",
         ]
 
+    def test_they_are_chosen_by_times_as_people_write_them(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "a")
+        midnight = "date_trunc('day', now(), 'UTC')"
+        for token, started in enumerate(
+            [
+                "now() - interval '3 h'",
+                "now() - interval '1 h'",
+                f"{midnight} - interval '1 s'",
+                f"{midnight} - interval '1 day'",
+                f"{midnight} - interval '25 h'",
+                "'2026-01-31 03:00+00'",
+            ],
+            start=1,
+        ):
+            add_run(connection, "a", token, started_at=started)
+
+        def found(*arguments: str, zone: str = "UTC") -> set[int]:
+            env = environment(command.database_url, TZ=zone)
+            answer = run_process(env, "runs", *arguments, "--json")
+            assert answer.status == 0, answer.err
+            return {run["token"] for run in answer.json}
+
+        assert found("--since", "2h") == {2}
+        assert found("--until", "2h ago") == {1, 3, 4, 5, 6}
+        assert found("a", "--since", "4h", "--until", "2h") == {1}
+        assert found("--since", "yesterday", "--until", "today") >= {3, 4}
+        assert 5 not in found("--since", "yesterday", "--until", "today")
+        day = ("--since", "2026-01-31", "--until", "2026-01-31 03:00:01Z")
+        assert found(*day) == {6}
+        assert found(*day[:3], "2026-01-31 03:00:01", zone="Europe/Berlin") == set()
+        assert found(*day[:3], "2026-01-31 04:00:01", zone="Europe/Berlin") == {6}
+
+    def test_it_is_said_if_there_are_more(self, command: Command, connection: Connection) -> None:
+        add_task(connection, "a")
+        for token in (1, 2, 3):
+            add_run(connection, "a", token)
+        for form in ((), ("--json",)):
+            answer = command("runs", "--limit", "2", *form)
+            assert answer.err == (
+                "apscheduler-tasklock: there are more runs: these are the newest 2; --limit shows "
+                "more, and --until earlier ones\n"
+            )
+        assert [run["token"] for run in answer.json] == [3, 2]
+        assert command("runs", "--limit", "3").err == ""
+
+    def test_of_none_it_is_said_for_which_time_and_zone(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        env = environment(database_url, TZ="Europe/Berlin")
+        answer = run_process(env, "runs", "--since", "2026-01-31 02:00", "--until", "2026-07-31")
+        assert answer.err == (
+            "apscheduler-tasklock: no runs since 2026-01-31 02:00:00 CET before 2026-07-31 "
+            "00:00:00 CEST\n"
+        )
+
     @pytest.mark.parametrize("form", [(), ("--json",)], ids=["plain", "JSON"])
     def test_further_ones_are_followed_until_somebody_ends_it(
         self, database_url: str, connection: Connection, form: tuple[str, ...]
@@ -392,6 +449,103 @@ class TestPauseAndResume:
         assert command("resume", "a", "b").out == "a: resumed\nb: resumed\n"
         assert command("status", "--state", "paused").cells == []
         assert command("pause", "a").out == "a: paused until it is resumed\n"
+
+    @pytest.mark.parametrize("form", [(), ("--json",)], ids=["plain", "JSON"])
+    def test_patterns_choose_as_in_status_and_it_is_said_what_they_do_not_cover(
+        self, command: Command, connection: Connection, form: tuple[str, ...]
+    ) -> None:
+        for task in ("report-2", "report-1", "rapport", "other"):
+            add_task(connection, task)
+        answer = command("pause", "rep*", "r?pport", *form)
+        assert answer.status == 0
+        names = ["rapport", "report-1", "report-2"]
+        if form:
+            assert answer.json["paused"] == names
+        else:
+            assert answer.out.splitlines() == [f"{n}: paused until it is resumed" for n in names]
+        assert answer.err == (
+            "apscheduler-tasklock: 3 tasks are paused; those that appear later and match 'rep*', "
+            "'r?pport' are not\n"
+        )
+        add_task(connection, "report-3")
+        assert [row[0] for row in command("status", "--state", "paused").cells] == names
+        answer = command("resume", "rep*", "other", *form)
+        assert answer.status == 0
+        if form:
+            assert answer.json == {"resumed": ["report-1", "report-2"]}
+        else:
+            assert answer.out == ("other: was not paused\nreport-1: resumed\nreport-2: resumed\n")
+        assert answer.err == "apscheduler-tasklock: 2 tasks are resumed\n"
+        assert [row[0] for row in command("status", "--state", "paused").cells] == ["rapport"]
+
+    @pytest.mark.parametrize("operation", ["pause", "resume"])
+    def test_one_pattern_without_a_task_leaves_all_as_they_are(
+        self, command: Command, connection: Connection, operation: str
+    ) -> None:
+        add_task(connection, "report")
+        add_task(connection, "closed", **PAUSED)
+        answer = command(operation, "report", "closed", "tusk*")
+        assert (answer.status, answer.out) == (3, "")
+        assert "no such task: 'tusk*'" in answer.err
+        assert [row[0] for row in command("status", "--state", "paused").cells] == ["closed"]
+
+    def test_patterns_whose_tasks_are_not_paused_resume_none(
+        self, command: Command, connection: Connection
+    ) -> None:
+        add_task(connection, "report")
+        answer = command("resume", "rep*")
+        assert (answer.status, answer.out) == (0, "")
+        assert answer.err == "apscheduler-tasklock: no task is resumed\n"
+
+    @pytest.mark.parametrize("name", ["a*", "a?", "*", "a[1]*", "a\\*"])
+    def test_a_task_of_exactly_that_name_is_meant_alone(
+        self, command: Command, connection: Connection, name: str
+    ) -> None:
+        for task in (name, "a1", "ab", "a[1]", "a\\b"):
+            add_task(connection, task)
+        assert command("pause", name, "--json").json["paused"] == [name]
+        assert command("resume", name, "--json").json["resumed"] == [name]
+        assert len(command("pause", "**", "--json").json["paused"]) == 5
+
+    def test_a_namespace_limits_what_a_pattern_chooses(
+        self, command: Command, connection: Connection
+    ) -> None:
+        for task in ("shop:a", "shop:b", "a"):
+            add_task(connection, task)
+        answer = command("pause", "*", "--namespace", "shop:", "--json")
+        assert answer.json["paused"] == ["shop:a", "shop:b"]
+
+    def test_rows_are_locked_in_the_order_of_names(
+        self, command: Command, connection: Connection, database_url: str
+    ) -> None:
+        """So that two who change the same tasks never wait for each other in a circle."""
+        for task in ("c", "b", "a"):
+            add_task(connection, task)
+        with (
+            psycopg.connect(database_url) as other,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            other.execute("SELECT FROM task_lock WHERE task_name = 'b' FOR UPDATE")
+            pausing = pool.submit(command, "pause", "c", "*")
+            waits = "SELECT FROM pg_locks WHERE NOT granted"
+            eventually(lambda: connection.execute(waits).rowcount)
+            free = "SELECT task_name FROM task_lock ORDER BY 1 FOR UPDATE SKIP LOCKED"
+            assert connection.execute(free).fetchall() == [("c",)]
+            other.rollback()
+            assert pausing.result().status == 0
+        assert len(command("status", "--state", "paused").cells) == 3
+
+    @pytest.mark.parametrize(
+        "arguments", [["run", "rep*"], ["forget", "rep*"], ["free", "rep*", "--token", "7"]]
+    )
+    def test_what_is_for_one_task_takes_no_pattern(
+        self, command: Command, connection: Connection, arguments: list[str]
+    ) -> None:
+        add_task(connection, "report", **DEAD)
+        answer = command(*arguments)
+        assert (answer.status, answer.out) == (3, "")
+        assert "no such task: 'rep*'" in answer.err
+        assert f"`{arguments[0]}` takes one task's exact name" in answer.err
 
     @pytest.mark.parametrize("operation", ["pause", "resume", "forget", "run", "show"])
     def test_a_task_that_is_not_there_is_3(self, command: Command, operation: str) -> None:
@@ -620,15 +774,25 @@ class TestTerminal:
         assert "notes" not in terminal.text
 
     @pytest.mark.parametrize("columns", [40, 80, 120])
-    def test_a_narrow_one_drops_columns_but_no_name_and_no_token(
+    def test_a_narrow_one_drops_columns_but_breaks_no_name_off(
         self, database_url: str, connection: Connection, columns: int
     ) -> None:
+        """Of runs the token goes first, and who ran what and why it failed stay."""
         name, token = "shop:sync-prices-of-all-suppliers", 1795402930123456
         schedule = """'{"type": "cron", "fields": {"day_of_week": "mon-fri", "hour": "3"}}'"""
         holder = "'web-7d9f8-abcde:1:1a2b3c4d'"
         add_task(connection, name, **PAUSED, schedule=schedule, locked_by=holder)
         add_task(connection, "report", **{**OVERDUE, "locked_by": holder})
-        add_run(connection, name, token, slot="1", outcome="'error'", error="'it went wrong'")
+        add_run(
+            connection,
+            name,
+            token,
+            slot="1",
+            outcome="'overtaken'",
+            error="'it went wrong'",
+            replica=holder,
+            started_at="now() - interval '2 days'",
+        )
         add_replica(connection, "web-7d9f8-abcde:1:1a2b3c4d", [name, "report"])
 
         def table(*arguments: str) -> list[str]:
@@ -652,12 +816,41 @@ class TestTerminal:
         assert len(tasks) <= 2 + 2 + 3, tasks
         runs = table("runs")
         assert first_column(runs) == name
-        assert str(token) in runs[2]
-        assert "error" in runs[2]
+        assert "overtaken" in "".join(runs[2:])
+        names = set(runs[0].split())
+        if columns == 40:
+            assert names >= {"task", "outcome"}
+        else:
+            assert names >= {"task", "started", "outcome", "replica", "error"}
+            assert ("token" in names) <= ("kind" in names)
+            assert "it went" in runs[2]
+            assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", runs[2])
         replicas = table("replicas")
         assert first_column(replicas) == "web-7d9f8-abcde:1:1a2b3c4d"
         assert "yes" in replicas[2]
         assert table("doctor")[0].split() == ["what", "how", "it", "is"]
+
+    def test_runs_of_ordinary_names_keep_the_replica_in_one_piece_at_80_columns(
+        self, database_url: str, connection: Connection
+    ) -> None:
+        add_task(connection, "sync-prices")
+        add_run(connection, "sync-prices", 1795402930123456, slot="1", replica="'web-1:68:c'")
+        add_run(
+            connection,
+            "sync-prices",
+            1795402930123457,
+            slot="2",
+            outcome="'error'",
+            error_type="'ValueError'",
+            error="'no price for 4711'",
+            replica="'web-7d9f8:1:1a2b3c4d'",
+        )
+        with OnTerminal(database_url, "runs", COLUMNS="80", NO_COLOR="1") as terminal:
+            assert terminal.status() == 0
+        assert "web-1:68:c" in terminal.text
+        assert "web-7d9f8:1:1a2b3c4d" in terminal.text
+        assert "ValueError" in terminal.text
+        assert "token" not in terminal.text
 
     def test_no_color_is_respected(self, database_url: str, connection: Connection) -> None:
         add_task(connection, "sync", **OVERDUE)
@@ -732,8 +925,10 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
-            (["runs", "--since", "soon"], "2026-01-31T03:00:00Z"),
-            (["runs", "--since", "2026-01-31T03:00:00"], "with its zone"),
+            (["runs", "--since", "soon"], "02:00, yesterday"),
+            (["runs", "--until", "90"], "2026-01-31T03:00:00Z, or a duration ago such as 90s"),
+            (["runs", "--since", "today", "--until", "yesterday"], "must be before --until"),
+            (["runs", "--follow", "--until", "now"], "goes without --until"),
             (["pause", "x", "--for", "5w"], "90s, 15m, 2h or 1d, not '5w'"),
             (["pause", "x", "--for", "0"], "must be above 0"),
             (["status", "--state", "sleepy"], "overdue"),

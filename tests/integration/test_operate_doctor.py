@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
+from collections.abc import Iterator
+from datetime import timezone
 from typing import Any
 
 import psycopg
@@ -94,7 +97,7 @@ def test_a_login_that_is_rejected(command: Command, database_url: str) -> None:
     with role(database_url, f"NOLOGIN PASSWORD '{PASSWORD}'") as (_, url):
         [found] = wrong(command("doctor", "--json", database=url))
     assert "not permitted to log in" in found["says"]
-    assert "check the user" in found["remedy"]
+    assert found["remedy"].endswith(" LOGIN")
 
 
 def test_a_database_that_does_not_exist(command: Command, server: Server) -> None:
@@ -155,12 +158,7 @@ def test_an_old_table(command: Command, connection: Connection, table: str, colu
     assert f"it has no column {column}" in found[0]["says"]
 
 
-def test_an_old_revision_and_one_that_is_newer_and_none(
-    command: Command, connection: Connection
-) -> None:
-    connection.execute("UPDATE task_lock_alembic_version SET version_num = '0001'")
-    [found] = wrong(command("doctor", "--json"))
-    assert (found["what"], "upgrade" in found["remedy"]) == ("revision", True)
+def test_a_revision_that_is_newer_and_none(command: Command, connection: Connection) -> None:
     connection.execute("UPDATE task_lock_alembic_version SET version_num = '9999'")
     answer = command("doctor", "--json")
     assert wrong(answer) == []
@@ -177,7 +175,16 @@ class TestRole:
             grant(connection, name)
             answer = command("doctor", "--json", database=url)
             assert wrong(answer) == []
-            assert finding(answer, "revision")["says"].startswith("not looked at")
+
+    def test_a_revision_that_it_may_not_read_is_a_note_with_the_grant_that_helps(
+        self, command: Command, database_url: str, connection: Connection
+    ) -> None:
+        with role(database_url) as (name, url):
+            grant(connection, name)
+            told = finding(command("doctor", "--json", database=url), "revision")
+            assert (told["level"], told["says"].startswith("not known: ")) == ("note", True)
+            connection.execute(told["remedy"].partition("let that run: ")[2])
+            assert finding(command("doctor", "--json", database=url), "revision")["level"] == "ok"
 
     @pytest.mark.parametrize("table", GRANTS)
     def test_fewer_are_found_with_the_grant_that_helps(
@@ -263,6 +270,135 @@ class TestRole:
             connection.execute("CREATE POLICY own ON task_lock USING (task_name LIKE 'app:%')")
             assert wrong(command("doctor", "--json", database=url))
             assert wrong(command("doctor", "--json", "--namespace", "app:", database=url)) == []
+
+
+class TestAnotherSchema:
+    @pytest.fixture(autouse=True)
+    def moved(self, connection: Connection) -> None:
+        connection.execute("CREATE SCHEMA jobs")
+        for table in GRANTS:
+            connection.execute(f"ALTER TABLE {table} SET SCHEMA jobs")
+        connection.execute("ALTER TABLE task_lock_alembic_version SET SCHEMA jobs")
+
+    def test_a_table_that_the_search_path_lacks_is_found_there(
+        self, command: Command, database_url: str, connection: Connection
+    ) -> None:
+        found = wrong(command("doctor", "--json"))
+        assert [one["what"] for one in found] == [f"table {table}" for table in GRANTS]
+        for one in found:
+            assert "there is one in schema jobs" in one["says"]
+            assert "pass --schema jobs here and schema='jobs' to the executor" in one["remedy"]
+        assert wrong(command("doctor", "--json", "--schema", "jobs")) == []
+        name = sql.Identifier(str(psycopg.conninfo.conninfo_to_dict(database_url)["dbname"]))
+        put = sql.SQL("ALTER DATABASE {} SET search_path = jobs, public").format(name)
+        connection.execute(put)
+        assert wrong(command("doctor", "--json")) == []
+
+    def test_a_table_in_another_schema_than_the_one_that_is_named(self, command: Command) -> None:
+        found = wrong(command("doctor", "--json", "--schema", "public"))
+        assert "it is not in schema public, but there is one in schema jobs" in found[0]["says"]
+        assert "pass --schema jobs" in found[0]["remedy"]
+
+    def test_a_schema_of_the_search_path_that_the_role_may_not_use(
+        self, command: Command, database_url: str, connection: Connection
+    ) -> None:
+        with role(database_url) as (name, url):
+            user = sql.Identifier(name)
+            connection.execute(sql.SQL("ALTER ROLE {} SET search_path = jobs, public").format(user))
+            for table in GRANTS:
+                connection.execute(sql.SQL(f"GRANT ALL ON jobs.{table} TO {{}}").format(user))
+            remedies = {one["remedy"] for one in wrong(command("doctor", "--json", database=url))}
+            assert remedies == {f'let its owner run: GRANT USAGE ON SCHEMA jobs TO "{name}"'}
+            connection.execute(remedies.pop().partition("run: ")[2])
+            assert wrong(command("doctor", "--json", database=url)) == []
+
+    def test_a_table_of_the_same_name_that_is_something_else_is_none_of_ours(
+        self, command: Command, connection: Connection
+    ) -> None:
+        connection.execute("DROP SCHEMA jobs CASCADE")
+        connection.execute("CREATE SCHEMA other")
+        connection.execute("CREATE TABLE other.task_lock (id int)")
+        found = wrong(command("doctor", "--json"))
+        assert {one["remedy"] for one in found} == {"create it with: apscheduler-tasklock upgrade"}
+
+
+class TestLocks:
+    """Each of these blocks claims, and says which session is to be ended."""
+
+    @pytest.fixture
+    def other(self, database_url: str) -> Iterator[Connection]:
+        url = f"{database_url}?application_name=psql%20of%20ann"
+        with psycopg.connect(url) as connection, connection.transaction(force_rollback=True):
+            yield connection
+
+    @pytest.mark.parametrize(
+        ("table", "mode"),
+        [
+            ("task_lock", "ACCESS EXCLUSIVE"),
+            ("task_lock_replica", "ACCESS EXCLUSIVE"),
+            ("task_lock_alembic_version", "ACCESS EXCLUSIVE"),
+            pytest.param("task_lock_run", "ACCESS EXCLUSIVE", marks=pytest.mark.faults),
+            pytest.param("task_lock_job", "EXCLUSIVE", marks=pytest.mark.faults),
+            ("task_lock", "SHARE"),
+        ],
+    )
+    def test_a_table_that_another_session_has_locked(
+        self, command: Command, connection: Connection, other: Connection, table: str, mode: str
+    ) -> None:
+        pid = other.info.backend_pid
+        since = other.execute("SELECT now()").fetchone()[0]
+        other.execute(f"LOCK TABLE {table} IN {mode} MODE")
+        [found] = wrong(command("doctor", "--json"))  # once, wherever it stands in the way
+        assert f"pid {pid} (psql of ann), role postgres, has " in found["says"]
+        assert f"since {since.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%SZ}" in found["says"]
+        assert "idle in transaction" in found["says"]
+        assert "firewall" not in found["remedy"]
+        statement = found["remedy"].partition("superuser: ")[2]
+        assert statement == f"SELECT pg_terminate_backend({pid})"
+        connection.execute(statement)
+        eventually(lambda: wrong(command("doctor", "--json")) == [])
+
+    def test_a_change_of_the_table_that_waits_for_a_reader(
+        self, command: Command, database_url: str, connection: Connection, other: Connection
+    ) -> None:
+        """All claims wait behind it; who has to end is the reader."""
+        other.execute("SELECT FROM task_lock")
+        with psycopg.connect(database_url, autocommit=True) as altering:
+            alter = threading.Thread(
+                target=lambda: altering.execute("ALTER TABLE task_lock ADD COLUMN x int")
+            )
+            alter.start()
+            waits = "SELECT FROM pg_locks WHERE NOT granted AND pid = %s"
+            waiting = altering.info.backend_pid
+            eventually(lambda: connection.execute(waits, [waiting]).rowcount == 1)
+            first, second = wrong(command("doctor", "--json"))
+            assert f"pid {other.info.backend_pid} (psql of ann)" in first["says"]
+            assert "keeps another session waiting" in first["says"]
+            assert f"pid {waiting} " in second["says"]
+            assert "waits for AccessExclusiveLock" in second["says"]
+            other.execute("ROLLBACK")
+            alter.join()
+
+    def test_a_transaction_that_is_open_for_long_and_has_rows_locked(
+        self, command: Command, connection: Connection, other: Connection
+    ) -> None:
+        add_task(connection, "sync")
+        other.execute("SELECT FROM task_lock FOR UPDATE")
+        [found] = eventually(lambda: wrong(command("doctor", "--json")))  # not at once
+        assert found["what"] == "transactions"
+        assert f"pid {other.info.backend_pid} (psql of ann)" in found["says"]
+        assert f"SELECT pg_terminate_backend({other.info.backend_pid})" in found["remedy"]
+
+    def test_a_role_that_may_not_see_other_sessions_is_told_the_pid_all_the_same(
+        self, command: Command, database_url: str, connection: Connection, other: Connection
+    ) -> None:
+        with role(database_url) as (name, url):
+            grant(connection, name)
+            other.execute("LOCK TABLE task_lock")
+            [found] = wrong(command("doctor", "--json", database=url))
+            assert f"pid {other.info.backend_pid} (psql of ann)" in found["says"]
+            assert "since a time that this role may not see" in found["says"]
+            other.execute("ROLLBACK")
 
 
 def test_replicas_of_different_versions(command: Command, connection: Connection) -> None:

@@ -259,6 +259,25 @@ class TestCommand:
         assert "task_lock_job does not exist" in answer.err
         assert "apscheduler-tasklock upgrade" in answer.err
 
+    @pytest.mark.parametrize("columns", [60, 80, 120])
+    @pytest.mark.parametrize(
+        "job_id", ["0f8fad5b-d9cb-469f-a165-70867728950e", "remind-" + "x" * 43]
+    )
+    def test_on_a_narrow_terminal_an_id_is_in_one_piece(
+        self, database_url: str, replica: StoreReplica, columns: int, job_id: str
+    ) -> None:
+        weekly = CronTrigger(day_of_week="mon-fri", hour=3, timezone="Europe/Berlin")
+        for each in (job_id, "other"):
+            replica.scheduler.add_job(note, weekly, args=["x"], id=each, next_run_time=LATER)
+        env = {"COLUMNS": str(columns), "NO_COLOR": "1"}
+        with OnTerminal(database_url, "jobs", **env) as terminal:
+            assert terminal.status() == 0
+            lines = terminal.text.splitlines()
+        assert any(job_id in line and "waiting" in line for line in lines)
+        if columns == 80 and len(job_id) == 36:
+            assert any(job_id in line and "2100-01-01 0" in line for line in lines)
+        assert "function" not in terminal.text if columns < 120 else "trigger" in terminal.text
+
     def test_on_a_terminal_it_is_a_table_with_colours(
         self, database_url: str, replica: StoreReplica
     ) -> None:

@@ -239,8 +239,9 @@ class TestRegistration:
 
 
 class TestPause:
+    @pytest.mark.parametrize("given", ["job", "j*"])
     def test_no_claim_is_granted_once_it_has_returned(
-        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection, given: str
     ) -> None:
         runs: list[datetime] = []
 
@@ -253,7 +254,7 @@ class TestPause:
             replica = make_replica(jobs={"job": {"min_lock": 0}}, **FAST)
             replica.scheduler.add_job(job, "interval", seconds=0.05, id="job", max_instances=5)
         eventually(lambda: len(runs) > 10)
-        operator.pause("job", by="me", reason="why")
+        assert operator.pause(given, by="me", reason="why") == ["job"]
         found = connection.execute("SELECT clock_timestamp()").fetchone()
         assert found is not None
         eventually(lambda: task(operator).state is TaskState.PAUSED)
@@ -262,7 +263,8 @@ class TestPause:
             operator.hold("job", min_lock=0, max_lock=10).__enter__()
         assert len(runs) <= before + 1
         assert all(run < found[0] for run in runs)
-        operator.resume("job")
+        assert operator.resume(given) == ["job"]
+        assert operator.resume(given) == []
         eventually(lambda: len(runs) > before + 3)
 
     def test_a_refused_claim_says_so(self, make_replica: MakeReplica, operator: TaskLocks) -> None:

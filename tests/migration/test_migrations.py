@@ -282,10 +282,10 @@ class TestMigrate:
     def test_an_older_revision_is_gone_back_to(self, empty_database_url: str) -> None:
         engine = create_engine(engine_url(empty_database_url))
         with engine.connect() as connection:
-            for revision in ("head", "0001", "0001", "0003", "-1"):
+            for revision in ("head", "0001", "-1", "+1", "base", "0001"):
                 migrate(connection, revision=revision)
-                found = connection.scalar(text("SELECT version_num FROM task_lock_alembic_version"))
-                assert found == {"head": "0003", "-1": "0002"}.get(revision, revision)
+                found = connection.scalar(text("SELECT to_regclass('task_lock') IS NOT NULL"))
+                assert found is (revision not in ("-1", "base"))
         engine.dispose()
 
     @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ LEVELS = {
 
 # What the files for contributors name that is not here, with where it would be.
 ELSEWHERE = {
-    "alembic/versions/0004_what_it_does.py": "an example",
+    "alembic/versions/0002_what_it_does.py": "an example",
     "manage.py": "a Django project's",
 }
 

@@ -45,7 +45,13 @@ def test_a_tag_without_notes_is_not_released(tag: str, changelog: str, error: st
         notes_of(tag, PROJECT, changelog)
 
 
-def test_the_version_has_notes(checkout: Path) -> None:
+def test_what_comes_next_has_notes(checkout: Path) -> None:
+    """A release renames the section "Unreleased", which the command says until then."""
     project = (checkout / "pyproject.toml").read_text()
+    changelog = (checkout / "CHANGELOG.md").read_text()
     version = project.partition('\nversion = "')[2].partition('"')[0]
-    assert notes_of(f"v{version}", project, (checkout / "CHANGELOG.md").read_text())
+    if f"\n## {version} - " not in changelog:
+        with pytest.raises(ValueError, match='rename the section "Unreleased"'):
+            notes_of(f"v{version}", project, changelog)
+        changelog = changelog.replace("## Unreleased", f"## {version} - 2026-01-01")
+    assert notes_of(f"v{version}", project, changelog)

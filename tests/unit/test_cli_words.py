@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
 
 import pytest
 from apscheduler.triggers.combining import AndTrigger, OrTrigger
@@ -14,8 +17,16 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._scheduler.names import canonical_schedule
 from apscheduler_tasklock.cli.schedules import schedule_in_words, trigger_in_words
-from apscheduler_tasklock.cli.text import one_cell, printable, rfc3339, seconds_in_words, width
-from apscheduler_tasklock.cli.values import duration, since
+from apscheduler_tasklock.cli.text import (
+    exact_seconds,
+    local_time,
+    one_cell,
+    printable,
+    rfc3339,
+    seconds_in_words,
+    width,
+)
+from apscheduler_tasklock.cli.values import duration, moment
 from apscheduler_tasklock.jobstore.triggers import encode_trigger
 
 UTC = timezone.utc
@@ -39,14 +50,86 @@ def test_what_is_no_duration_is_an_error_that_repeats_it(text: str) -> None:
     assert repr(text) in str(error.value)
 
 
-def test_since_is_a_time_with_its_zone_or_a_duration_ago() -> None:
-    assert since("2026-01-31T03:00:00Z") == datetime(2026, 1, 31, 3, tzinfo=UTC)
-    assert since("2026-01-31T03:00:00+02:00") == datetime(2026, 1, 31, 1, tzinfo=UTC)
-    ago = datetime.now(UTC) + timedelta(seconds=1) - since("2h")
-    assert timedelta(hours=2) <= ago < timedelta(hours=3)
-    for text in ("2026-01-31T03:00:00", "yesterday", "0", "99999d"):
-        with pytest.raises(argparse.ArgumentTypeError):
-            since(text)
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], datetime]]:
+    """A reader in Berlin, who writes a time at a time of his, as ``2026-01-31 09:30``."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    zone = ZoneInfo("Europe/Berlin")
+    yield lambda now, text: moment(text, datetime.fromisoformat(now).replace(tzinfo=zone))
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("text", "utc"),
+    [
+        # With a zone.
+        ("2026-01-31T03:00:00Z", "2026-01-31T03:00:00"),
+        ("2026-01-31T03:00:00.5z", "2026-01-31T03:00:00.500000"),
+        ("2026-01-31T03:00:00+02:00", "2026-01-31T01:00:00"),
+        ("2026-01-31 03:00 +0200", "2026-01-31T01:00:00"),
+        ("2026-01-31 03:00-03", "2026-01-31T06:00:00"),
+        ("2026-01-31 03:00 UTC", "2026-01-31T03:00:00"),
+        ("03:00Z", "2026-01-31T03:00:00"),
+        # Without: the reader's.
+        ("2026-01-31T03:00:00", "2026-01-31T02:00:00"),
+        ("2026-01-31 03:00", "2026-01-31T02:00:00"),
+        ("2026-07-31 03:00", "2026-07-31T01:00:00"),
+        ("2026-01-31", "2026-01-30T23:00:00"),
+        ("02:00", "2026-01-31T01:00:00"),
+        ("9:30", "2026-01-31T08:30:00"),
+        ("02:00:30", "2026-01-31T01:00:30"),
+        # The last one that there was: it is half past nine.
+        ("23:00", "2026-01-30T22:00:00"),
+        ("09:31", "2026-01-30T08:31:00"),
+        ("today", "2026-01-30T23:00:00"),
+        ("Yesterday", "2026-01-29T23:00:00"),
+        ("yesterday 22:00", "2026-01-30T21:00:00"),
+        ("today 12:00", "2026-01-31T11:00:00"),
+        ("now", "2026-01-31T08:30:00"),
+        # A duration ago.
+        ("2h", "2026-01-31T06:30:00"),
+        ("2h ago", "2026-01-31T06:30:00"),
+        ("15 m ago", "2026-01-31T08:15:00"),
+        ("90s", "2026-01-31T08:28:30"),
+        ("1.5h", "2026-01-31T07:00:00"),
+        ("1d", "2026-01-30T08:30:00"),
+        (" 2h ", "2026-01-31T06:30:00"),
+    ],
+)
+def test_a_time_is_what_people_write(
+    berlin: Callable[[str, str], datetime], text: str, utc: str
+) -> None:
+    assert berlin("2026-01-31 09:30", text).astimezone(UTC).isoformat() == f"{utc}+00:00"
+
+
+def test_what_the_command_line_prints_can_be_given_to_it(
+    berlin: Callable[[str, str], datetime],
+) -> None:
+    when = datetime(2026, 1, 29, 3, 0, 30, tzinfo=UTC)
+    for text in (rfc3339(when), local_time(when)):
+        assert berlin("2026-01-31 09:30", text) == when
+
+
+def test_a_time_of_a_day_that_the_clocks_change(berlin: Callable[[str, str], datetime]) -> None:
+    now = "2026-03-29 12:00"
+    assert berlin(now, "today").astimezone(UTC).isoformat() == "2026-03-28T23:00:00+00:00"
+    assert berlin(now, "11:00").astimezone(UTC).isoformat() == "2026-03-29T09:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "soon", "90", "0s", "-2h", "99999d", "2h later", "25:00", "\u0660\u0662:00"),
+        *("2026-13-01", "2026-01-31T3", "20260131", "2026-01-31T03:00+99:00"),
+        *("yesterday yesterday", "today Z"),
+    ],
+)
+def test_what_is_no_time_is_an_error_that_repeats_it_and_says_what_is_one(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError) as error:
+        moment(text)
+    assert repr(text) in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +204,13 @@ def test_wide_characters_take_two_places() -> None:
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
-        (0.1234, "0.12 s"),
-        (9.996, "10 s"),
+        (0.1234, "0.123 s"),
+        (0.0004, "0 s"),
+        (0.9996, "1 s"),
+        (1.234, "1.2 s"),
+        (5.005, "5 s"),
+        (9.96, "10 s"),
+        (12.6, "13 s"),
         (59.6, "1 min"),
         (3600, "1 h"),
         (3725, "1 h 2 min"),
@@ -133,6 +221,26 @@ def test_wide_characters_take_two_places() -> None:
 )
 def test_durations_are_told_in_two_units(seconds: float, words: str) -> None:
     assert seconds_in_words(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "exact"),
+    [
+        (0.1234, "0.123s"),
+        (0.9996, "1s"),
+        (1.234, "1.2s"),
+        (5.005, "5s"),
+        (90.5, "90s"),
+        (4210.123, "4210s"),
+        (5400, "5400s"),
+        (1e9, "1000000000s"),
+        (-0.25, "-0.25s"),
+    ],
+)
+def test_durations_for_programs_have_milliseconds_below_a_second_only(
+    seconds: float, exact: str
+) -> None:
+    assert exact_seconds(seconds) == exact
 
 
 def test_the_last_moment_that_there_is_can_be_told() -> None:
@@ -158,6 +266,10 @@ def test_the_last_moment_that_there_is_can_be_told() -> None:
             "cron hour=3 minute=0 UTC-03:00",
         ),
         (DateTrigger(datetime(2026, 1, 31, 3, tzinfo=UTC)), "once at 2026-01-31T03:00:00Z"),
+        (
+            DateTrigger(datetime(2026, 1, 31, 3, 0, 0, 123456, tzinfo=UTC)),
+            "once at 2026-01-31T03:00:00Z",
+        ),
         (
             OrTrigger([CronTrigger(hour=3, timezone=UTC), IntervalTrigger(days=1, timezone=UTC)]),
             "(cron hour=3 minute=0) or (every 1 d)",

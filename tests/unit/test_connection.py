@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from apscheduler_tasklock._database.connection import connect_parameters
-from apscheduler_tasklock._database.url import parse_url
+from apscheduler_tasklock._database.url import describe, parse_url
 from apscheduler_tasklock.errors import TaskLockOptionError
 
 SEVERAL = "postgresql://app@/app?host=one:5432&host=two:5433"
@@ -48,3 +48,63 @@ def test_a_password_with_an_at_sign_is_refused_and_not_shown() -> None:
         parse_url("postgresql://app:secret@rest#x@127.0.0.1:5432/app")
     assert "rest" not in str(refused.value)
     assert parse_url("postgresql://app:secret%40rest@127.0.0.1/app").password == "secret@rest"
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "shown"),
+    [
+        ("postgresql://app@%2Ftmp/app", "/tmp", None, "/tmp, database 'app'"),  # noqa: S108  # never opened
+        ("postgresql://%2Fvar%2Frun:5433/app", "/var/run", 5433, "/var/run:5433, database 'app'"),
+        ("postgresql://app@%40abstract/app", "@abstract", None, "@abstract, database 'app'"),
+        (
+            "postgresql://app@[fe80::1%25eth0]/app",
+            "fe80::1%eth0",
+            None,
+            "fe80::1%eth0, database 'app'",
+        ),
+        ("postgresql://app@%2Ftmp/app?host=db", "db", None, "db, database 'app'"),
+        ("postgresql://app@db/app", "db", None, "db, database 'app'"),
+    ],
+)
+def test_a_host_is_decoded_as_libpq_does(url: str, host: str, port: int | None, shown: str) -> None:
+    parsed = parse_url(url)
+    again = parse_url(parsed.render_as_string(hide_password=False))
+    for one in (parsed, again, parse_url(parsed)):
+        parameters = connect_parameters(one)
+        assert (parameters["host"], parameters.get("port")) == (host, port)
+        assert describe(one) == shown
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (
+            "ssl=true",
+            "the parameter 'ssl', which libpq does not have; write sslmode=require for it",
+        ),
+        ("application_name=shop&ssl=verify-full", "write sslmode=require for it"),
+        ("sslMode=require", "the parameter 'sslMode', .*; write sslmode=require for it"),
+        ("applicationName=shop", "the parameter 'applicationName', .*; write application_name"),
+        ("timeout=5", "the parameter 'timeout', .*; write connect_timeout for it"),
+        (
+            "prepared_statement_cache_size=0",
+            "the parameter 'prepared_statement_cache_size', .*; leave it out",
+        ),
+    ],
+)
+def test_a_parameter_of_another_driver_is_named_with_that_of_libpq(
+    parameters: str, message: str
+) -> None:
+    with pytest.raises(TaskLockOptionError, match=message):
+        parse_url(f"postgresql+asyncpg://app:secret@db/app?{parameters}")
+
+
+def test_a_part_of_a_password_is_not_shown_as_the_name_of_a_parameter() -> None:
+    with pytest.raises(TaskLockOptionError, match="write %40 for it") as refused:
+        parse_url("postgresql://app:p@ss?word=1@db/app")
+    assert "word'" not in str(refused.value)
+
+
+def test_all_parameters_of_libpq_are_taken() -> None:
+    url = parse_url("postgresql://db/app?sslmode=require&options=-c%20role=app&passfile=a@b")
+    assert connect_parameters(url)["options"] == "-c role=app"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import pickle
@@ -174,8 +175,7 @@ def test_options_without_their_names_are_refused(given: Any, named: dict[str, An
 def test_function_and_options_may_be_given_in_one_call() -> None:
     def job() -> None: ...
 
-    assert task_lock(job, max_factor=2) is job
-    assert function_options(job) == TWICE
+    assert function_options(task_lock(job, max_factor=2)) == TWICE
 
 
 def test_outer_decorator_replaces_the_inner_one() -> None:
@@ -187,21 +187,97 @@ def test_outer_decorator_replaces_the_inner_one() -> None:
     check_callable_args(job, (), RESERVED)
 
 
-# The function stays what it is
+# A direct call, as of Flask-APScheduler's `run_job`
+
+
+@pytest.mark.parametrize("function", one_argument())
+@pytest.mark.parametrize("options", [{"max_factor": 3}, False, None])
+def test_a_direct_call_takes_the_reserved_key_out(function: Any, options: Any) -> None:
+    assert function(5, task_lock=options) == 5
+    assert function(first=5, task_lock=options) == 5
+
+
+def test_a_direct_call_of_a_function_takes_the_reserved_key_out() -> None:
+    assert bare(**RESERVED) == "bare"  # type: ignore[call-arg]  # its type is that of the function
+    assert with_options(1, third=5, **RESERVED) == (1, 2, 5)  # type: ignore[arg-type]  # the same
+    assert (BareMethods.class_method(**RESERVED), BareMethods.static_method(**RESERVED)) == (
+        "class",
+        "static",
+    )
+
+
+def test_a_direct_call_of_a_coroutine_function_takes_the_reserved_key_out() -> None:
+    assert asyncio.run(coroutine(5, **RESERVED)) == 5  # type: ignore[arg-type]  # the same
+
+
+def test_a_direct_call_passes_other_keywords_on() -> None:
+    @task_lock
+    def job(**others: Any) -> dict[str, Any]:
+        return others
+
+    assert job(other=1, **RESERVED) == {"other": 1}
+
+
+def test_a_function_that_was_decorated_twice_takes_the_reserved_key_out() -> None:
+    @task_lock(max_factor=2)
+    @task_lock
+    def job(first: int) -> int:
+        return first
+
+    assert job(5, **RESERVED) == 5  # type: ignore[arg-type]  # the same
+
+
+def test_a_call_with_other_arguments_fails_as_ever() -> None:
+    with pytest.raises(TypeError, match=r"bare\(\) got an unexpected keyword argument 'task_lok'"):
+        bare(task_lok=1)  # type: ignore[call-arg]  # on purpose
+
+
+# The function stays what it is for all who use it by its name
 
 
 @pytest.mark.parametrize(
     "decorate", [task_lock, task_lock(), task_lock(max_factor=2), task_lock(False)]
 )
-def test_function_itself_is_returned(decorate: Callable[[Any], Any]) -> None:
+def test_what_is_returned_looks_like_the_function(decorate: Callable[[Any], Any]) -> None:
+    def job(first: int, *, second: int = 2) -> int:
+        """Return both."""
+        return first + second
+
+    job.its_own = 1  # type: ignore[attr-defined]  # as other decorators do
+    made = decorate(job)
+    assert (made.__name__, made.__qualname__, made.__module__, made.__doc__) == (
+        job.__name__,
+        job.__qualname__,
+        job.__module__,
+        job.__doc__,
+    )
+    assert made.its_own == 1
+    assert list(inspect.signature(made).parameters) == ["first", "second", "task_lock"]
+    assert inspect.getsource(made) == inspect.getsource(job)
+    assert isinstance(decorate(classmethod(job)), classmethod)
+    assert isinstance(decorate(staticmethod(job)), staticmethod)
+
+
+@pytest.mark.parametrize("decorate", [task_lock, task_lock(max_factor=2)])
+def test_the_function_itself_has_the_options_too(decorate: Callable[[Any], Any]) -> None:
+    """A decorator below may have kept it, and a call's result may be thrown away."""
+
     def job() -> None: ...
 
-    async def coroutine_job() -> None: ...
+    assert function_options(decorate(job)) == function_options(job) is not None
+    check_callable_args(job, (), RESERVED)
 
-    method = classmethod(lambda cls: None)
-    assert decorate(job) is job
-    assert decorate(coroutine_job) is coroutine_job
-    assert decorate(method) is method
+
+@pytest.mark.parametrize("kind", ["generator", "async generator"])
+def test_generators_which_are_no_jobs_are_left_as_they_are(kind: str) -> None:
+    def generator() -> Any:
+        yield 1
+
+    async def async_generator() -> Any:
+        yield 1
+
+    function: Any = generator if kind == "generator" else async_generator
+    assert task_lock(function) is function
 
 
 def test_function_can_be_called_as_before() -> None:
@@ -270,9 +346,11 @@ def test_function_with_arbitrary_keywords_keeps_its_signature() -> None:
     def job(first: int, **others: Any) -> None: ...
 
     before = inspect.signature(job)
-    assert inspect.signature(task_lock(job)) == before
-    assert not hasattr(job, "__signature__")
+    job = task_lock(job)
+    assert inspect.signature(job) == before
     check_callable_args(job, (1,), RESERVED)
+    with pytest.raises(ValueError, match="have not been supplied: first"):
+        check_callable_args(job, (), RESERVED)
 
 
 def test_wrapper_that_passes_an_argument_of_its_own_keeps_its_signature() -> None:

@@ -1,4 +1,4 @@
-"""Revision 0001: the task lock table. And the models, which Django does not manage."""
+"""Revision 0001: the tables. And the models, which Django does not manage."""
 
 from __future__ import annotations
 

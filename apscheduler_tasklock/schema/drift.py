@@ -1,0 +1,336 @@
+"""What a database has of the tables, beside the revision that is noted, and what follows from that.
+
+Alembic looks at its version table alone. But tables are dropped without it, restored without it,
+made by a newer version of this library, or by one that was never released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Table
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from apscheduler_tasklock.errors import TaskLockSchemaError
+from apscheduler_tasklock.schema.check import UPGRADE_COMMAND, command, old_table
+from apscheduler_tasklock.schema.locking import granting_like, qualified, when_unlocked
+from apscheduler_tasklock.schema.table import (
+    DIALECT,
+    JOB_SUFFIX,
+    VERSION_SUFFIX,
+    literal,
+    quoted,
+    quoted_name,
+    storage_parameters,
+    tables_of,
+    task_lock_table,
+)
+
+# What Alembic calls the state before the first revision.
+BASE = "base"
+
+# SQLSTATEs of what a role may not do.
+_INSUFFICIENT_PRIVILEGE, _NO_SCHEMA = "42501", "3F000"
+
+_LOOK = """
+    SELECT ours.name, namespace.nspname::text, pg_get_userbyid(found.relowner)::text,
+           has_table_privilege(found.oid, 'SELECT'),
+           ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
+                 WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped),
+           current_user::text, place.nspname::text,
+           CASE WHEN pg_get_userbyid(place.nspowner) <> 'pg_database_owner'
+                THEN pg_get_userbyid(place.nspowner) ELSE pg_get_userbyid(datdba) END::text,
+           pg_get_userbyid(datdba)::text
+    FROM (VALUES {names}) AS ours (place, name)
+    JOIN pg_catalog.pg_database ON datname = current_database()
+    LEFT JOIN pg_catalog.pg_namespace AS place ON place.nspname = {schema_or_first}
+    LEFT JOIN (pg_catalog.pg_class AS found
+               JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = found.relnamespace)
+        ON found.relname = ours.name AND found.relkind IN ('r', 'p') AND {is_ours}
+    ORDER BY ours.place
+"""
+
+
+@dataclass(frozen=True)
+class TableThere:
+    """A table that was found.
+
+    :ivar schema: where it is
+    :ivar owner: the role whose it is
+    :ivar readable: whether the role that asks may read it
+    :ivar columns: the names of its columns
+    """
+
+    schema: str
+    owner: str
+    readable: bool
+    columns: frozenset[str]
+
+
+@dataclass(frozen=True)
+class There:
+    """What a database has of the tables.
+
+    :ivar declared: the task lock table as this library declares it
+    :ivar tables: those that there are, by name, without the version table
+    :ivar versions: the version table, if there is one
+    :ivar noted: the revision in it, if there is one
+    :ivar role: who is logged in
+    :ivar schema: where tables are created; ``None`` if that schema does not exist
+    :ivar schema_owner: whose the schema is; of the schema public, the database's owner
+    :ivar database_owner: whose the database is
+    """
+
+    declared: Table
+    tables: Mapping[str, TableThere]
+    versions: TableThere | None
+    noted: str | None
+    role: str
+    schema: str | None
+    schema_owner: str | None
+    database_owner: str
+
+    @property
+    def missing(self) -> list[Table]:
+        """The tables that there are not."""
+        return [table for table in tables_of(self.declared) if table.name not in self.tables]
+
+    @property
+    def incomplete(self) -> tuple[Table, str] | None:
+        """A table that lacks a column that this library needs, and the column, if there is one."""
+        for table in tables_of(self.declared):
+            there = self.tables.get(table.name)
+            for column in table.columns if there else ():
+                if there and column.name not in there.columns:
+                    return table, column.name
+        return None
+
+    @property
+    def versions_name(self) -> str:
+        """The version table's name, as SQL has it."""
+        schema = self.versions.schema if self.versions else self.declared.schema
+        return qualified(self.declared.name + VERSION_SUFFIX, schema)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done before the revisions are run, or in their place.
+
+    :ivar statements: in this order
+    :ivar runs_revisions: whether the revisions are run afterwards
+    :ivar notes: what a user is to be told
+    """
+
+    statements: tuple[str, ...] = ()
+    runs_revisions: bool = False
+    notes: tuple[str, ...] = ()
+
+
+Execute = Callable[[str], Sequence[Any]]
+"""Runs a statement and returns its rows. The statement has its values in it."""
+
+
+def look(execute: Execute, schema: str | None, table: str) -> There:
+    """Return what the database has of the tables.
+
+    :param execute: on the connection that migrates
+    :raises TaskLockSchemaError: the role may not read which revision is noted
+    """
+    declared = task_lock_table(table, schema)
+    ours = [each.name for each in tables_of(declared)]
+    names = [*ours, table + VERSION_SUFFIX]
+    rows = execute(
+        _LOOK.format(
+            names=", ".join(f"({place}, {literal(name)})" for place, name in enumerate(names)),
+            schema_or_first="current_schema()" if schema is None else literal(schema),
+            is_ours=(
+                "pg_table_is_visible(found.oid)"
+                if schema is None
+                else f"namespace.nspname = {literal(schema)}"
+            ),
+        )
+    )
+    found = {
+        name: TableThere(place, owner, readable, frozenset(columns))
+        for name, place, owner, readable, columns, *_ in rows
+        if place is not None
+    }
+    role, place, schema_owner, database_owner = rows[0][5:]
+    versions = found.pop(table + VERSION_SUFFIX, None)
+    there = There(declared, found, versions, None, role, place, schema_owner, database_owner)
+    if versions is None:
+        return there
+    if not versions.readable:
+        said = f"permission denied for table {table}{VERSION_SUFFIX}"
+        raise wrong_role(there, UPGRADE_COMMAND, said)
+    noted = execute(f"SELECT version_num FROM {there.versions_name}")
+    return replace(there, noted=noted[0][0] if noted else None)
+
+
+def upgrading(there: There, known: Sequence[str]) -> Plan:
+    """Return what an upgrade does.
+
+    :param known: the revisions that this library has, the oldest first
+    :raises TaskLockSchemaError: the tables are of an unreleased version, or of somebody else
+    """
+    noted, head = there.noted, known[-1]
+    if not there.tables:
+        return _from_nothing(there)
+    if noted in known and noted != head:
+        return Plan(runs_revisions=True)
+    if there.incomplete:
+        raise _made_otherwise(there, *there.incomplete)
+    missing = there.missing
+    if noted not in (None, head):
+        newer = f"revision {noted}; this one knows {head} as the last"
+        if missing:
+            raise TaskLockSchemaError(
+                f"the tables are of a newer version of this library ({newer}), and "
+                f"{_named(missing)} is missing; upgrade with that version"
+            )
+        return Plan(
+            notes=(
+                f"the tables of {there.declared.fullname} are of a newer version of this library "
+                f"({newer}), and left as they are",
+            )
+        )
+    statements, notes = [], []
+    if missing:
+        statements += _creating(there, missing)
+        notes.append(f"{_named(missing)}: missing beside the other tables, and made anew")
+    if noted is None:
+        statements += _noting(there, head)
+        notes.append(f"no revision was noted beside the tables: noted {head}")
+    return Plan(tuple(statements), notes=tuple(notes), runs_revisions=not statements)
+
+
+def _from_nothing(there: There) -> Plan:
+    if there.noted is None:
+        return Plan(runs_revisions=True)
+    return Plan(
+        (f"DELETE FROM {there.versions_name}",),
+        runs_revisions=True,
+        notes=(
+            f"the tables were missing, although revision {there.noted} was noted: made anew, "
+            "without what they held; other roles have no rights on them, except by default",
+        ),
+    )
+
+
+def dropping(there: There, known: Sequence[str]) -> Plan:
+    """Return what a downgrade to before the first revision does.
+
+    :raises TaskLockSchemaError: the tables are of a newer version, or of somebody else
+    """
+    if there.noted in known:
+        return Plan(runs_revisions=True)
+    if there.tables:
+        if there.noted is None and there.incomplete:
+            raise _made_otherwise(there, *there.incomplete)
+        if there.noted is not None and not there.incomplete:
+            raise newer_than(there, known[-1])
+    elif there.noted is None:
+        return Plan()
+    statements = []
+    if there.tables:
+        dropped = ", ".join(qualified(name, found.schema) for name, found in there.tables.items())
+        statements.append(when_unlocked(f"DROP TABLE {dropped}"))
+    if there.noted is not None:
+        statements.append(f"DELETE FROM {there.versions_name}")
+    return Plan(tuple(statements))
+
+
+def newer_than(there: There, head: str) -> TaskLockSchemaError:
+    """Return the error for tables that this library cannot take back."""
+    return TaskLockSchemaError(
+        f"the tables of {there.declared.fullname} are of a newer version of this library (revision "
+        f"{there.noted}; this one knows {head} as the last); downgrade with that version"
+    )
+
+
+def is_of_rights(error: BaseException | None) -> bool:
+    """Tell whether a driver's error is that the role may not do something."""
+    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return code in (_INSUFFICIENT_PRIVILEGE, _NO_SCHEMA)
+
+
+def wrong_role(there: There, what: str, said: str) -> TaskLockSchemaError:
+    """Return the error for a role that may not migrate the tables.
+
+    :param what: the command that it may run
+    :param said: PostgreSQL's own words
+    """
+    role = quoted(there.role)
+    problem = f"role {role} may not change the tables of the task lock (PostgreSQL: {said})"
+    found = [*there.tables.values(), *([there.versions] if there.versions else [])]
+    owners = sorted({each.owner for each in found} - {there.role})
+    where = there.declared.schema
+    if owners:
+        named = " and ".join(map(quoted, owners))
+        remedy = f"they belong to role {named}, as which to run: {command(what, there.declared)}"
+    elif there.schema is not None:
+        remedy = (
+            f"let role {quoted(there.schema_owner or '')}, which may grant that, run: "
+            f"GRANT CREATE ON SCHEMA {quoted(there.schema)} TO {role}"
+        )
+    elif where is not None:
+        remedy = (
+            f"let role {quoted(there.database_owner)}, the database's owner, run: "
+            f"CREATE SCHEMA {quoted(where)} AUTHORIZATION {role}"
+        )
+    else:
+        remedy = f"pass --schema, or name one: ALTER ROLE {role} SET search_path = ..."
+    return TaskLockSchemaError(f"{problem}; {remedy}")
+
+
+def _made_otherwise(there: There, table: Table, column: str) -> TaskLockSchemaError:
+    if there.noted is not None:
+        return old_table(there.declared, column, table)
+    return TaskLockSchemaError(
+        f"the table {table.fullname} was not made by this library (it has no column {column}, and "
+        "no revision is noted); take another name with --table, or another schema with --schema; "
+        f"or drop it: DROP TABLE {quoted_name(table)}"
+    )
+
+
+def _named(tables: Sequence[Table]) -> str:
+    return ", ".join(table.fullname for table in tables)
+
+
+def _creating(there: There, missing: Sequence[Table]) -> list[str]:
+    """Return the statements that make some tables beside the others, with the same grants."""
+    first_name, first = next(iter(there.tables.items()))
+    # Where the others are: the search_path may begin with another schema by now.
+    declared = task_lock_table(there.declared.name, first.schema)
+    names = {table.name for table in missing}
+    statements = []
+    for table in tables_of(declared):
+        if table.name not in names:
+            continue
+        statements.append(str(CreateTable(table).compile(dialect=DIALECT)))
+        parameters = storage_parameters(table, declared)
+        if parameters:
+            told = ", ".join(f"{name} = {value}" for name, value in parameters.items())
+            statements.append(f"ALTER TABLE {quoted_name(table)} SET ({told})")
+        statements += [
+            str(CreateIndex(index).compile(dialect=DIALECT))
+            for index in sorted(table.indexes, key=lambda index: str(index.name))
+        ]
+        deletes = table.name == declared.name + JOB_SUFFIX
+        statements.append(granting_like(first_name, table.name, first.schema, deletes=deletes))
+    return statements
+
+
+def _noting(there: There, revision: str) -> list[str]:
+    """Return the statements that note a revision, as Alembic does."""
+    first = next(iter(there.tables.values()))
+    name = there.declared.name + VERSION_SUFFIX
+    versions = qualified(name, there.versions.schema if there.versions else first.schema)
+    key = quoted(f"{name}_pkc")
+    return [
+        f"CREATE TABLE IF NOT EXISTS {versions} (version_num VARCHAR(32) NOT NULL, "
+        f"CONSTRAINT {key} PRIMARY KEY (version_num))",
+        f"INSERT INTO {versions} (version_num) VALUES ({literal(revision)})",
+    ]
