@@ -15,11 +15,15 @@ import psycopg
 from psycopg.abc import AdaptContext, Buffer
 from psycopg.abc import Loader as AbstractLoader
 from psycopg.adapt import AdaptersMap, Loader
+from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 from psycopg.types.datetime import TimestamptzBinaryLoader
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, Closing, Deadline
+
+# Seconds in which a server that has cancelled a statement says so, and then why it took so long.
+ASKING_LIMIT = 0.2
 
 # How often it is read from a connection at most, to see whether it has ended.
 _MOST_READS = 10
@@ -69,12 +73,14 @@ class BoundedWait:
         """Wait as psycopg does, within the limits."""
         try:
             return self._wait(_until(gen, self.seconds, self._deadline), *args, **kwargs)
-        except _NoAnswerError:
+        except NoAnswerError:
             # The statement should not be carried out later, when nobody waits for it. Where libpq
             # is too old to do this within a time limit, closing the connection has to do.
             if psycopg.capabilities.has_cancel_safe():
                 with suppress(psycopg.Error):
                     self._connection.cancel_safe(timeout=CANCEL_LIMIT)
+                    if self._deadline.seconds_left > 0:  # so that it can be asked why
+                        _read_results(self._connection.pgconn, ASKING_LIMIT)
             raise
 
 
@@ -165,20 +171,61 @@ def ended_by(connection: psycopg.Connection[Any]) -> str | None:
     return None
 
 
+def who_locks(connection: psycopg.Connection[Any], query: bytes) -> str | None:
+    """Return who has something locked, after a statement that was cancelled.
+
+    :param query: a SELECT that returns a text, or no row
+    :return: that text; ``None`` if there is no row, or no answer in a short time
+    """
+    pgconn = connection.pgconn
+    try:
+        if pgconn.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            return None  # the cancelled statement has not been answered
+        pgconn.send_query(query)
+        for result in _read_results(pgconn, ASKING_LIMIT):
+            if result.ntuples:
+                value = result.get_value(0, 0)
+                return None if value is None else value.decode(errors="replace")
+    except psycopg.Error:
+        pass
+    return None
+
+
+def _read_results(pgconn: PGconn, seconds: float) -> list[PGresult]:
+    """Return what is still to come of what was sent; nothing if it does not come in that time."""
+    results: list[PGresult] = []
+    until = time.monotonic() + seconds
+    while True:
+        while pgconn.is_busy():
+            left = until - time.monotonic()
+            if left <= 0 or not _readable(pgconn.socket, left):
+                return []
+            pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is None:
+            return results
+        results.append(result)
+
+
+def _readable(socket: int, seconds: float) -> bool:
+    """Wait until there is something to be read, at most for so long; tell whether there is."""
+    if not hasattr(select, "poll"):  # Windows
+        return bool(select.select([socket], [], [], seconds)[0])
+    # A selector does the same in four times the time.
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
 def _has_input(connection: psycopg.Connection[Any]) -> bool:
     """Tell whether there is something to be read, or the connection is broken."""
     try:
-        if not hasattr(select, "poll"):  # Windows
-            return bool(select.select([connection], [], [], 0)[0])
-        # A selector does the same in four times the time.
-        poll = select.poll()
-        poll.register(connection.fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+        return _readable(connection.fileno(), 0)
     except (psycopg.Error, OSError, ValueError):
         return True
 
 
-class _NoAnswerError(psycopg.OperationalError):
+class NoAnswerError(psycopg.OperationalError):
     """The server did not answer in time."""
 
 
@@ -200,7 +247,7 @@ def _until(
             # What has come is read: the process may have been paused while the server answered. But
             # what goes on to come has a limit, too.
             if not ready or now > over_at + CANCEL_LIMIT:
-                raise _NoAnswerError(f"no answer from the server within {now - begun:.1f} sec")
+                raise NoAnswerError(f"no answer from the server within {now - begun:.1f} sec")
 
 
 def attempt_limit(timeout: float) -> float:

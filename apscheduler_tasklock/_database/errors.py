@@ -56,6 +56,13 @@ class RowLockedError(ConflictError):
     """The server is there, and some session has the task's row locked."""
 
 
+class TableLockedError(TaskLockDatabaseError):
+    """The server is there, and another session has a whole table locked.
+
+    Nobody can claim, renew or release meanwhile, so it counts as an outage.
+    """
+
+
 class ServerFullError(TaskLockDatabaseError):
     """The server is there, and has no connection left."""
 

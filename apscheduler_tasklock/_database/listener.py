@@ -100,10 +100,14 @@ class Listener:
             logger.debug("Changes of jobs are not told for now: %s", unavailable)
             return self._reconnect_after
         self._backoff = min(_LONGEST_BACKOFF, self._backoff * 2 or self._reconnect_after)
+        why = one_line(error) or type(error).__name__
         self._rejections.begin(
             NOTIFICATIONS,
-            "listening for changes of jobs on other replicas failed, so that they are found by "
-            f"polling: {one_line(error) or type(error).__name__}",
+            "changes of jobs on other replicas are not told at once, but found by polling, since "
+            f"listening for them failed: {why}",
+        )
+        logger.debug(
+            "Listening for changes of jobs is tried again in some %.1f sec: %s", self._backoff, why
         )
         return self._backoff
 

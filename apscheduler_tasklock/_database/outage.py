@@ -7,7 +7,7 @@ import threading
 import time
 from math import inf
 
-from apscheduler_tasklock._database.errors import ServerFullError
+from apscheduler_tasklock._database.errors import ServerFullError, TableLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
@@ -35,6 +35,7 @@ class Outage:
         self.reason: str | None = None
         self._over_at: float | None = None
         self._only_full = False
+        self._is_locked = False  # whether it began as that
         self._doubted_at = -inf
         # Nothing is known of the time before the start: an outage may just have ended.
         self._stable_from: float | None = None
@@ -55,6 +56,14 @@ class Outage:
             if self._since is not None:
                 return
             self._since = time.monotonic()
+            self._is_locked = isinstance(error, TableLockedError)
+        if isinstance(error, TableLockedError):
+            logger.warning(
+                "A task lock table is locked (%s): %s (each run that it costs is logged)",
+                self._where,
+                error,
+            )
+            return
         logger.warning(
             "The task lock database is unavailable (%s): %s (each run that it costs is logged)",
             self._where,
@@ -146,6 +155,14 @@ class Outage:
             doubted = self._stable_from is not None and self._over_at < self._stable_from
             if not (self._only_full and doubted):
                 self._stable_from = self._over_at + self.grace
+        if self._is_locked:
+            logger.info(
+                "The task lock tables are no longer locked (%s), %.1f sec after this replica "
+                "noticed",
+                self._where,
+                time.monotonic() - since,
+            )
+            return
         logger.info(
             "The task lock database is back (%s), %.1f sec after this replica noticed",
             self._where,

@@ -15,14 +15,21 @@ from sqlalchemy.engine import URL
 from sqlalchemy.pool import PoolProxiedConnection
 
 from apscheduler_tasklock._database.connection import (
+    NoAnswerError,
     attempt_limit,
     bounded_waits,
     connector,
     ended_by,
     raw_cursor,
+    who_locks,
 )
 from apscheduler_tasklock._database.deadline import Closing, Deadline
-from apscheduler_tasklock._database.errors import LOST_STATEMENT_STATES, as_unavailable
+from apscheduler_tasklock._database.errors import (
+    LOST_STATEMENT_STATES,
+    TableLockedError,
+    as_unavailable,
+    one_line,
+)
 from apscheduler_tasklock._database.url import as_url, check_engine
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -180,9 +187,13 @@ class Pool:
     :param source: where they come from
     :param attempt: seconds within which each answer has to come
     :param own: whether nobody else uses them
+    :param lock_query: what tells, after a statement that was cancelled, who has our tables locked
     """
 
-    def __init__(self, source: Source, attempt: float, *, own: bool) -> None:
+    def __init__(
+        self, source: Source, attempt: float, *, own: bool, lock_query: bytes | None = None
+    ) -> None:
+        self._lock_query = lock_query
         self._source = source
         self.attempt = attempt
         self._own = own
@@ -236,12 +247,23 @@ class Pool:
         except psycopg.Error as error:
             if error.sqlstate in LOST_STATEMENT_STATES:
                 self._prepares = False  # it is a pooler that was not recognized as one
-            unavailable = as_unavailable(error)
+            unavailable = self._locked(pooled.connection, error) or as_unavailable(error)
             if unavailable is None:
                 raise
             raise unavailable from error
         finally:
             self._source.release(pooled, reusable=reusable)
+
+    def _locked(
+        self, connection: psycopg.Connection[Any], error: psycopg.Error
+    ) -> TableLockedError | None:
+        """Return the error if a statement was cancelled since somebody has a table locked."""
+        if self._lock_query is None or not isinstance(
+            error, (NoAnswerError, psycopg.errors.QueryCanceled)
+        ):
+            return None
+        who = who_locks(connection, self._lock_query)
+        return None if who is None else TableLockedError(f"{one_line(error)}, since {who}")
 
     def _as_it_was(self, connection: psycopg.Connection[Any]) -> AbstractContextManager[None]:
         """Prepare nothing where others use the connection, and where a pooler loses statements.
@@ -323,6 +345,7 @@ def make_pool(
     application_name: str,
     closing: Closing | None,
     ended: Ended,
+    lock_query: bytes | None = None,
 ) -> Pool:
     """Return the connections of a URL, or those of an application's engine.
 
@@ -331,14 +354,16 @@ def make_pool(
     :param application_name: shown by ``pg_stat_activity``, unless an engine is given
     :param closing: says when claiming is stopped, from when on connecting is short
     :param ended: called when an idle connection turns out to have been ended by the other side
+    :param lock_query: as of :class:`Pool`
     :raises TaskLockOptionError: the task lock cannot use this database
     """
     attempt = attempt_limit(timeout)
     if isinstance(database, Engine):
         check_engine(database)
-        return Pool(EngineConnections(database, ended), attempt, own=False)
+        source = EngineConnections(database, ended)
+        return Pool(source, attempt, own=False, lock_query=lock_query)
     connect = connector(as_url(database), attempt, application_name, closing)
-    return Pool(OwnConnection(connect, ended), attempt, own=True)
+    return Pool(OwnConnection(connect, ended), attempt, own=True, lock_query=lock_query)
 
 
 def make_second_pool(

@@ -104,7 +104,7 @@ class Rejections:
         :param until_taken: whether no missing right, table or column explains it
         :param leave_out: whether it is left out for a while; else the next is tried at once
         """
-        now, message, cause = self._clock(), str(error), _cause_of(error)
+        now, message, cause = self._clock(), str(error), _cause_of(error, quiet=quiet)
         with self._lock:
             before = self._rejected.get(what)
             if before is not None and before.cause != cause:  # another one tells that it goes on
@@ -187,11 +187,11 @@ class Rejections:
             )
 
 
-def _cause_of(error: Exception | str) -> str:
+def _cause_of(error: Exception | str, *, quiet: bool) -> str:
     """Return what an error has in common with those of the same cause.
 
-    That is what it says before PostgreSQL's own words, which name the statement's part, and before
-    the remedy, which names as many rights as are known to be missing.
+    That is what it says before PostgreSQL's own words, and before the remedy, which names as many
+    rights as are known to be missing. The right to delete is another matter.
     """
     cause, *_ = re.split(r"; | \(PostgreSQL: ", str(error), maxsplit=1)
-    return cause
+    return f"quiet: {cause}" if quiet else cause

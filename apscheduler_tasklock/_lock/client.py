@@ -83,6 +83,7 @@ from apscheduler_tasklock.schema.check import (
     explain_refusal,
     explain_rejection,
     find_problem,
+    lock_query,
 )
 from apscheduler_tasklock.schema.table import (
     DEFAULT_TABLE,
@@ -218,6 +219,7 @@ class LockClient:
             application_name=self._application_name,
             closing=self._closing,
             ended=self.outage.idle_connection_ended,
+            lock_query=lock_query(list(self.table.metadata.tables.values())),
         )
         second = make_second_pool(
             settings.database,

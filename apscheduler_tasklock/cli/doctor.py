@@ -56,6 +56,7 @@ from apscheduler_tasklock.schema.inspection import (
     read_connections,
     read_elsewhere,
     read_open_transactions,
+    read_rejected,
     read_revision,
     read_server,
     read_table,
@@ -469,6 +470,11 @@ class _Examination:
             yield Finding("replicas", "ok", says)
         else:
             yield Finding("replicas", "note", "none is alive", "start a scheduler, or see its log")
+        if "rejected" not in state.columns:
+            return  # told already
+        rejected = read_rejected(self._cursor, self._task_lock, _ALIVE_FOR)
+        for entry, replicas in rejected.items():
+            yield _rejected(entry, replicas)
 
 
 _NO_TABLE = TableState(False, (), (), (), 0, 0, None)
@@ -478,6 +484,14 @@ def _wrong(what: str, error: TaskLockError, says: str = "") -> Finding:
     """Return a finding of an error, whose message names the remedy last."""
     problem, _, remedy = str(error).partition("; ")
     return Finding(what, "wrong", says or problem, remedy)
+
+
+def _rejected(entry: str, replicas: Sequence[str]) -> Finding:
+    """Return a finding of what the database rejects of replicas' work, as they have told."""
+    what, _, why = entry.partition(": ")
+    problem, _, remedy = why.partition("; ")
+    says = f"{what} rejected on {', '.join(replicas)}: {problem}"
+    return Finding("rejected", "wrong", says, remedy or "see the logs of these replicas")
 
 
 def blocking(what: str, blocker: Blocker) -> Finding:

@@ -25,6 +25,10 @@ def replicas(options: argparse.Namespace) -> int:
     shown = output()
     rows = [_row(replica, shown) for replica in found]
     shown.print_table(Table(_COLUMNS, rows, numbers=frozenset({"tasks"}), dropped=_DROPPED))
+    for replica in found:
+        for entry in replica.rejected if replica.alive else ():
+            what, _, why = entry.partition(": ")
+            shown.print(f"{what} rejected on {replica.replica_id}: {why}", "bold red")
     if not found:
         say("no replica has told of itself")
     return OK

@@ -17,6 +17,7 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, Ta
 from apscheduler_tasklock.schema.table import (
     DEFAULT_TABLE,
     job_table,
+    literal,
     quoted,
     quoted_name,
     replica_table,
@@ -165,6 +166,31 @@ def _rights_needed(task_lock: Table, table: Table) -> Sequence[str]:
     """Return the rights that a replica needs on a table."""
     deletes = ("DELETE",) if table is job_table(task_lock) else ()
     return (*_NEEDED_RIGHTS, *deletes)
+
+
+def lock_query(tables: Sequence[Table]) -> bytes:
+    """Return the query that tells, as one text, who has tables locked against claims.
+
+    It returns no row if nobody has. A session that waits for such a lock stands against claims as
+    well, as an ALTER TABLE behind a transaction that has only read.
+    """
+    names = ", ".join(f"to_regclass({literal(quoted_name(table))})" for table in tables)
+    return f"""
+        SELECT format('pid %s (%s) %s %s on %s%s; let it end its transaction, or run: '
+                      'SELECT pg_terminate_backend(%s)',
+                      lock.pid, COALESCE(NULLIF(application_name, ''), 'without a name'),
+                      CASE WHEN granted THEN 'has' ELSE 'waits for' END, mode, relation::regclass,
+                      ', in a transaction since ' || date_trunc('second', xact_start), lock.pid)
+        FROM pg_catalog.pg_locks AS lock
+             LEFT JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = lock.pid
+        WHERE locktype = 'relation' AND relation = ANY (ARRAY[{names}]::oid[])
+              AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
+                           'AccessExclusiveLock')
+              AND lock.pid IS NOT NULL AND lock.pid <> pg_backend_pid()
+              AND database = (SELECT oid FROM pg_catalog.pg_database
+                              WHERE datname = current_database())
+        ORDER BY granted DESC, xact_start LIMIT 1
+    """.encode()
 
 
 UPGRADE_COMMAND = "apscheduler-tasklock upgrade"

@@ -349,6 +349,22 @@ def read_versions(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, 
     return {row["version"]: row["replicas"] for row in rows}
 
 
+def read_rejected(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, list[str]]:
+    """Return what the database rejects of replicas' work, and of which replicas.
+
+    :param alive_for: seconds after its last sign that a replica counts as alive
+    """
+    cursor.row_factory = dict_row
+    query = f"""
+        SELECT entry, array_agg(replica_id ORDER BY replica_id) AS replicas
+        FROM {quoted_name(replica_table(task_lock))}, unnest(rejected) AS entry
+        WHERE stopped_at IS NULL AND seen_at > now() - $1 * interval '1 second'
+        GROUP BY entry ORDER BY entry
+    """
+    rows = cursor.execute(query, [alive_for]).fetchall()
+    return {row["entry"]: row["replicas"] for row in rows}
+
+
 def limit_locks(cursor: Any) -> None:
     """Let what follows in this transaction wait for a lock for 3 seconds at most."""
     cursor.row_factory = tuple_row

@@ -112,7 +112,7 @@ class TestTable:
         replica = Replica(empty_database_url)
         with pytest.raises(
             TaskLockSchemaError,
-            match=r"table task_lock does not exist .* apscheduler-tasklock upgrade$",
+            match=r"tables task_lock, .* do not exist .* apscheduler-tasklock upgrade$",
         ):
             replica.scheduler.start()
 
@@ -120,7 +120,7 @@ class TestTable:
         replica = Replica(database_url, schema="jobs", table="locks")
         with pytest.raises(
             TaskLockSchemaError,
-            match=r"table jobs\.locks .*upgrade --schema jobs --table locks$",
+            match=r"tables jobs\.locks, .*upgrade --schema jobs --table locks$",
         ):
             replica.scheduler.start()
 
@@ -170,11 +170,13 @@ class TestTable:
 
 
 class TestRole:
-    def test_select_insert_and_update_on_the_table_are_enough(
+    def test_select_insert_and_update_on_the_tables_are_enough(
         self, make_replica: MakeReplica, database_url: str, connection: Connection
     ) -> None:
         with role(database_url) as (name, url):
-            grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+            grant = sql.SQL(
+                "GRANT SELECT, INSERT, UPDATE ON task_lock, task_lock_run, task_lock_replica TO {}"
+            )
             connection.execute(grant.format(sql.Identifier(name)))
             replica = make_replica(url)
             replica.run_once(lambda: None)  # an unknown task: INSERT
@@ -196,7 +198,7 @@ class TestRole:
             replica = Replica(url)
             with pytest.raises(
                 TaskLockSchemaError,
-                match=f'GRANT SELECT, INSERT, UPDATE ON task_lock TO "{name}"',
+                match=f'GRANT UPDATE ON task_lock TO "{name}"; GRANT SELECT, INSERT, UPDATE ON ',
             ):
                 replica.scheduler.start()
 
@@ -210,7 +212,9 @@ class TestRole:
     ) -> None:
         caplog.set_level(logging.DEBUG)
         with role(database_url) as (name, url):
-            grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+            grant = sql.SQL(
+                "GRANT SELECT, INSERT, UPDATE ON task_lock, task_lock_run, task_lock_replica TO {}"
+            )
             connection.execute(grant.format(sql.Identifier(name)))
             replica = make_replica(url, claim_timeout=0.2)
             replica.run_once(lambda: None)

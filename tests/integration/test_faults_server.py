@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +77,7 @@ def role(direct_url: str, connection: Connection) -> Iterator[Role]:
     name = f"app_{secrets.token_hex(6)}"
     found = Role("", name, connection)
     found.set("CREATE ROLE {} LOGIN PASSWORD 'secret'")
-    found.set("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+    found.set("GRANT SELECT, INSERT, UPDATE ON task_lock, task_lock_run, task_lock_replica TO {}")
     url = make_url(direct_url).set(username=name, password="secret")
     found.url = url.render_as_string(hide_password=False)
     yield found
@@ -252,3 +253,48 @@ def test_a_restart_of_the_server_under_a_job(
     if beyond:
         assert told.count(UNAVAILABLE) == 2
     assert told.count(UNAVAILABLE) == told.count(BACK) <= 2
+
+
+@pytest.mark.skipif(
+    not psycopg.capabilities.has_cancel_safe(), reason="libpq cannot cancel within a limit"
+)
+@pytest.mark.parametrize("setting", ["", "SET statement_timeout = '300ms'"], ids=["ours", "role's"])
+@pytest.mark.parametrize("waits", [False, True], ids=["locked", "behind one that waits"])
+def test_a_table_that_a_session_has_locked_is_told_with_that_session(
+    role: Role,
+    direct_url: str,
+    make_replica: MakeReplica,
+    caplog: pytest.LogCaptureFixture,
+    job: Job,
+    setting: str,
+    waits: bool,
+) -> None:
+    caplog.set_level(logging.INFO)
+    job.go_on.set()
+    if setting:
+        role.set(f"ALTER ROLE {{}} {setting}")
+    replica = make_replica(role.url, claim_timeout=3, poll_interval=0.3)
+    replica.run_once(job.run)
+    replica.one(EVENT_JOB_EXECUTED)
+    with (
+        psycopg.connect(direct_url, application_name="reader") as reader,
+        closing(psycopg.connect(direct_url, application_name="an operator's psql")) as other,
+    ):
+        if waits:
+            reader.execute("SELECT FROM task_lock")
+            other.pgconn.send_query(b"ALTER TABLE task_lock ADD COLUMN odd integer")
+        else:
+            other.execute("LOCK TABLE task_lock")
+        pid = other.info.backend_pid
+        eventually(lambda: "A task lock table is locked" in caplog.text)
+        [told] = [r.getMessage() for r in caplog.records if "table is locked (" in r.getMessage()]
+        does = "waits for" if waits else "has"
+        remedy = f"SELECT pg_terminate_backend({pid})"
+        assert f"pid {pid} (an operator's psql) {does} AccessExclusiveLock on task_lock" in told
+        assert f"let it end its transaction, or run: {remedy}" in told
+        eventually(lambda: any(remedy in each for each in replica.executor.health().degraded))
+        role.connection.execute(remedy)
+        reader.rollback()
+    eventually(lambda: "The task lock tables are no longer locked" in caplog.text)
+    assert "is unavailable" not in caplog.text
+    replica.shutdown()

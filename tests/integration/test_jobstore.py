@@ -1287,23 +1287,23 @@ class TestLimits:
         replica.scheduler.remove_jobstore("second", shutdown=False)
 
     def test_a_table_that_is_missing_is_a_clear_error(
-        self, make: Make, connection: Connection
+        self, database_url: str, connection: Connection
     ) -> None:
         connection.execute("DROP TABLE task_lock_job")
-        replica = make(start=False)
+        store = TaskLockJobStore(database_url, functions=["tests."])
         with pytest.raises(TaskLockSchemaError, match="task_lock_job does not exist"):
-            replica.start()
-        replica.executor.shutdown()
+            store.start(BackgroundScheduler(), "default")
 
     def test_a_role_that_may_not_delete_is_told_the_grant(
         self, database_url: str, connection: Connection
     ) -> None:
         with role(database_url) as (name, url):
             connection.execute(
-                f'GRANT SELECT, INSERT, UPDATE ON task_lock, task_lock_job TO "{name}"'
+                "GRANT SELECT, INSERT, UPDATE ON task_lock, task_lock_run, task_lock_replica, "
+                f'task_lock_job TO "{name}"'
             )
             store = TaskLockJobStore(url, functions=["tests."])
-            with pytest.raises(TaskLockSchemaError, match="UPDATE, DELETE ON task_lock_job"):
+            with pytest.raises(TaskLockSchemaError, match="run: GRANT DELETE ON task_lock_job"):
                 store.start(BackgroundScheduler(), "default")
 
     def test_a_paused_scheduler_keeps_nothing_for_itself(self, make: Make, key: str) -> None:

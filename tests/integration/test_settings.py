@@ -137,7 +137,8 @@ def test_row_level_security_without_a_policy_is_an_error_at_start_that_names_it(
     with role(database_url) as (name, url):
         user = sql.Identifier(name)
         connection.execute("ALTER TABLE task_lock ENABLE ROW LEVEL SECURITY")
-        grant = sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}")
+        tables = "task_lock, task_lock_run, task_lock_replica"
+        grant = sql.SQL(f"GRANT SELECT, INSERT, UPDATE ON {tables} TO {{}}")
         connection.execute(grant.format(user))
         for command in policies:
             connection.execute(
