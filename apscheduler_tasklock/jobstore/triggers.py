@@ -29,8 +29,8 @@ except ImportError:  # APScheduler 3.10 has none
 
 _STORED = "cron, interval, date, calendarinterval, and, or"
 
-# APScheduler 3.10 makes zones of pytz of names, and its triggers reckon differently with them when
-# a clock changes: in elapsed time. Later versions have none.
+# APScheduler 3.10 makes zones of pytz of names. With these its triggers reckon in elapsed time, and
+# with others by the clock, from the start's own zone. Later versions have zones of Python's own.
 _HAS_PYTZ = is_of_pytz(astimezone("UTC"))
 
 
@@ -155,10 +155,13 @@ def _encode_cron(trigger: Any) -> dict[str, Any]:
 
 
 def _limits(trigger: Any) -> dict[str, Any]:
+    zone = trigger.timezone
+    if _HAS_PYTZ and type(trigger) is IntervalTrigger:
+        zone = trigger.start_date.tzinfo
     return {
         "start_date": _moment(trigger.start_date),
         "end_date": _moment(trigger.end_date),
-        **_zone(trigger.timezone),
+        **_zone(zone),
         "jitter": trigger.jitter,
     }
 
