@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import date, datetime, timedelta, timezone, tzinfo
+from datetime import date, datetime, timezone, tzinfo
 from typing import Any
 
 from apscheduler.triggers.combining import AndTrigger, OrTrigger
@@ -13,7 +13,14 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler.util import astimezone
 
 from apscheduler_tasklock._scheduler.triggers import time_of_day
-from apscheduler_tasklock.jobstore.values import UnreadableError, UnstorableError
+from apscheduler_tasklock.jobstore.values import (
+    UnreadableError,
+    UnstorableError,
+    decode_zone,
+    encode_zone,
+    is_of_pytz,
+    meaning_of_zone,
+)
 
 try:
     from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
@@ -21,6 +28,10 @@ except ImportError:  # APScheduler 3.10 has none
     CalendarIntervalTrigger = None
 
 _STORED = "cron, interval, date, calendarinterval, and, or"
+
+# APScheduler 3.10 makes zones of pytz of names. With these its triggers reckon in elapsed time, and
+# with others by the clock, from the start's own zone. Later versions have zones of Python's own.
+_HAS_PYTZ = is_of_pytz(astimezone("UTC"))
 
 
 def encode_trigger(trigger: Any) -> dict[str, Any]:
@@ -57,7 +68,9 @@ def decode_trigger(data: Any) -> Any:
         raise UnreadableError(f"it has a trigger of an unknown type, {kind!r}")
     try:
         return _DECODERS[kind](data)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+    except UnreadableError:
+        raise
+    except Exception as error:  # such as OSError, of the time zone "Europe", which is a folder
         raise UnreadableError(f"it has a {kind} trigger that cannot be read: {error}") from error
 
 
@@ -66,12 +79,16 @@ def declared_schedule(data: Mapping[str, Any]) -> Any:
 
     Without the default start of an interval, which is the moment of its making, and that of a
     calendar interval, which is the day: each replica that declares the job makes up another one.
+    A time zone is what it means, not how it is called; intervals and dates mean the same in all.
     """
-    if data.get("type") in ("and", "or"):
+    kind = data.get("type")
+    if kind in ("and", "or"):
         return {**data, "triggers": [declared_schedule(part) for part in data["triggers"]]}
-    if has_default_start(data):
-        return {key: value for key, value in data.items() if key != "start_date"}
-    return data
+    left_out = {"pytz", "timezone"} | ({"start_date"} if has_default_start(data) else set())
+    declared = {key: value for key, value in data.items() if key not in left_out}
+    if kind in ("cron", "calendarinterval"):
+        declared["timezone"] = meaning_of_zone(data.get("timezone"))
+    return declared
 
 
 def has_default_start(data: Mapping[str, Any]) -> bool:
@@ -90,24 +107,31 @@ def starts_from_now(trigger: Any) -> bool:
     return bool(trigger.start_date.microsecond)
 
 
-def _zone(zone: Any) -> str:
-    name = getattr(zone, "key", None) or getattr(zone, "zone", None)  # of zoneinfo, and of pytz
-    if isinstance(name, str):
-        return name
-    if isinstance(zone, timezone):
-        return str(zone.utcoffset(None) // timedelta(microseconds=1))
-    raise UnstorableError(f"the trigger's time zone {zone!r} cannot be stored: it has no name")
+def _zone(zone: tzinfo) -> dict[str, Any]:
+    if _HAS_PYTZ and is_of_pytz(zone) and zone.utcoffset(None) is None:
+        return {"timezone": str(zone), "pytz": True}
+    remedy = (
+        "pass timezone='Europe/Berlin', or another name, to the trigger or the scheduler, or set "
+        "the environment variable TZ to it"
+    )
+    return {"timezone": encode_zone(zone, "the trigger", remedy)}
 
 
-def _read_zone(written: str) -> tzinfo:
-    if written.lstrip("-").isdigit():
-        return timezone(timedelta(microseconds=int(written)))
-    zone: tzinfo = astimezone(written)
-    return zone
+def _read_zone(data: Mapping[str, Any]) -> tzinfo:
+    if _HAS_PYTZ and data.get("pytz"):
+        zone: tzinfo = astimezone(data["timezone"])
+        return zone
+    return decode_zone(data["timezone"])
 
 
 def _moment(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.astimezone(timezone.utc).isoformat()
+    try:
+        return None if moment is None else moment.astimezone(timezone.utc).isoformat()
+    except OverflowError:
+        raise UnstorableError(
+            f"the trigger cannot be stored: {moment} is no time in UTC; pass an earlier or later "
+            "one, or None"
+        ) from None
 
 
 def _read_moment(written: str | None, zone: tzinfo) -> datetime | None:
@@ -131,16 +155,19 @@ def _encode_cron(trigger: Any) -> dict[str, Any]:
 
 
 def _limits(trigger: Any) -> dict[str, Any]:
+    zone = trigger.timezone
+    if _HAS_PYTZ and type(trigger) is IntervalTrigger:
+        zone = trigger.start_date.tzinfo
     return {
         "start_date": _moment(trigger.start_date),
         "end_date": _moment(trigger.end_date),
-        "timezone": _zone(trigger.timezone),
+        **_zone(zone),
         "jitter": trigger.jitter,
     }
 
 
 def _read_limits(data: Mapping[str, Any]) -> dict[str, Any]:
-    zone = _read_zone(data["timezone"])
+    zone = _read_zone(data)
     return {
         "start_date": _read_moment(data["start_date"], zone),
         "end_date": _read_moment(data["end_date"], zone),
@@ -166,11 +193,15 @@ def _read_interval(data: Mapping[str, Any]) -> Any:
 
 def _encode_date(trigger: Any) -> dict[str, Any]:
     moment = trigger.run_date
-    return {"type": "date", "run_date": _moment(moment), "timezone": _zone(moment.tzinfo)}
+    try:
+        zone = _zone(moment.tzinfo)
+    except UnstorableError:  # a moment is the same in any zone, and keeps its clock's time
+        zone = _zone(timezone(moment.utcoffset()))
+    return {"type": "date", "run_date": _moment(moment), **zone}
 
 
 def _read_date_trigger(data: Mapping[str, Any]) -> Any:
-    return DateTrigger(_read_moment(data["run_date"], _read_zone(data["timezone"])))
+    return DateTrigger(_read_moment(data["run_date"], _read_zone(data)))
 
 
 def _encode_calendar(trigger: Any) -> dict[str, Any]:
@@ -180,7 +211,7 @@ def _encode_calendar(trigger: Any) -> dict[str, Any]:
         "time": time_of_day(trigger),
         "start_date": _date(trigger.start_date),
         "end_date": _date(trigger.end_date),
-        "timezone": _zone(trigger.timezone),
+        **_zone(trigger.timezone),
         "jitter": trigger.jitter,
     }
 
@@ -198,7 +229,7 @@ def _read_calendar(data: Mapping[str, Any]) -> Any:
         second=second,
         start_date=_read_date(data["start_date"]),
         end_date=_read_date(data["end_date"]),
-        timezone=_read_zone(data["timezone"]),
+        timezone=_read_zone(data),
         jitter=data["jitter"],
     )
 

@@ -2,17 +2,23 @@
 
 What would come back different is rejected, with its place: a tuple would be a list, the key 1 the
 key "1". Types that JSON does not have are objects with the key ``$``, which says the type.
+
+A time zone is stored by what it means, whichever library has made it: by its name in the time zone
+database, or by its offset from UTC. It comes back as one of Python's own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from datetime import date, datetime, time, timedelta, timezone
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
+
+from tzlocal import get_localzone
 
 from apscheduler_tasklock.errors import TaskLockOptionError
 
@@ -24,6 +30,12 @@ _DEEPEST = 50
 # PostgreSQL's jsonb and Python both read integers of so many digits.
 _MOST_DIGITS = 4000
 _LARGEST_INTEGER = 10**_MOST_DIGITS
+
+# At which times two zones are compared that ought to be the same: every two weeks of two years, as
+# daylight saving time lasts longer than that.
+_COMPARED = [timedelta(weeks=weeks) for weeks in range(0, 104, 2)]
+# For how many hours what a zone means is told exactly: those of two years.
+_TOLD_HOURS = 2 * 366 * 24
 
 
 class UnstorableError(TaskLockOptionError):
@@ -59,8 +71,133 @@ def decode(data: Any) -> Any:
         raise UnreadableError(f"it has a value of an unknown type, {kind!r}")
     try:
         return _DECODERS[kind](data)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+    except UnreadableError:
+        raise
+    except Exception as error:  # such as OSError, of the time zone "Europe", which is a folder
         raise UnreadableError(f"it has a {kind} that cannot be read: {data!r}") from error
+
+
+def encode_zone(zone: tzinfo, where: str, remedy: str) -> str:
+    """Return the text that stands for a time zone: one text for zones that are the same by name.
+
+    A zone without clock changes is written as its offset in microseconds, and UTC as ``"UTC"``.
+
+    :param where: whose zone it is, for messages
+    :param remedy: what to pass instead, for messages
+    :raises UnstorableError: it has neither a name that this machine knows, nor one offset
+    """
+    plain = _plain_zone(zone, where, remedy)
+    if isinstance(plain, ZoneInfo):
+        return plain.key
+    offset = plain.utcoffset(None)
+    return str(offset // timedelta(microseconds=1)) if offset else "UTC"
+
+
+def decode_zone(written: str) -> tzinfo:
+    """Return the time zone that a text stands for.
+
+    :raises Exception: it stands for none; whatever the time zone database raises
+    """
+    if written == "UTC":
+        return timezone.utc
+    if written.lstrip("-").isdigit():
+        return timezone(timedelta(microseconds=int(written)))
+    return ZoneInfo(written)
+
+
+def meaning_of_zone(written: Any) -> Any:
+    """Return what is the same for zones that mean the same, as of ``Europe/Kiev`` and its new name.
+
+    These are the offsets of this year and the next; the text itself, if it stands for no zone.
+    """
+    try:
+        return _offsets(written, datetime.now(timezone.utc).year)
+    except Exception:  # noqa: BLE001  # whatever the time zone database raises
+        return written
+
+
+@lru_cache(maxsize=32)
+def _offsets(written: str, year: int) -> tuple[tuple[int, timedelta | None], ...]:
+    """Return the offset at the start of a year, and each other one with the hour of its begin."""
+    zone, start = decode_zone(written), datetime(year, 1, 1, tzinfo=timezone.utc)
+    changes: list[tuple[int, timedelta | None]] = []
+    for hour in range(_TOLD_HOURS):
+        offset = (start + timedelta(hours=hour)).astimezone(zone).utcoffset()
+        if not changes or changes[-1][1] != offset:
+            changes.append((hour, offset))
+    return tuple(changes)
+
+
+def is_of_pytz(zone: tzinfo) -> bool:
+    """Tell whether a time zone is one of pytz, which need not be installed."""
+    return type(zone).__module__.partition(".")[0] == "pytz"
+
+
+def _plain_zone(zone: tzinfo, where: str, remedy: str) -> timezone | ZoneInfo:
+    """Return the time zone of Python's own that means the same; see :func:`encode_zone`."""
+    if type(zone) is timezone:
+        return zone
+    for name in _names(zone):
+        named = _named(name)
+        # The data of pytz may be older, or newer, than the machine's.
+        if named is not None and (named is zone or is_of_pytz(zone) or _agree(named, zone)):
+            offset = named.utcoffset(None)
+            return named if offset is None else timezone(offset)
+    fixed = _fixed(zone)
+    if fixed is None:
+        raise UnstorableError(
+            f"{where} cannot be stored: its time zone {zone!r} (a {type(zone).__module__}."
+            f"{type(zone).__qualname__}) has no name that the time zone database of this machine "
+            f"knows; {remedy}"
+        )
+    return fixed
+
+
+def _fixed(zone: tzinfo) -> timezone | None:
+    """Return the offset of a zone that has one only, as a zone."""
+    try:
+        offset = zone.utcoffset(None)
+        fixed = None if offset is None else timezone(offset)
+    except Exception:  # noqa: BLE001  # a zone of an application's own may need a datetime
+        return None
+    return fixed if fixed is not None and _agree(fixed, zone) else None
+
+
+def _names(zone: tzinfo) -> Iterator[str]:
+    """Give the names that a time zone may have."""
+    # Of zoneinfo, of pytz, and of dateutil. That of pytz is asked for second: what warns of its use
+    # in other libraries has both.
+    for attribute in ("key", "zone", "_filename"):
+        name = getattr(zone, attribute, None)
+        if isinstance(name, str):
+            yield name.rpartition("zoneinfo/")[2]
+            break
+    else:
+        name = ""
+    if "local" in f"{type(zone).__name__} {name}".lower():  # dateutil's tzlocal(), /etc/localtime
+        try:
+            yield str(get_localzone())
+        except Exception:  # noqa: BLE001  # TZ, or the machine's configuration, makes no sense
+            return
+
+
+def _named(name: str) -> ZoneInfo | None:
+    try:
+        return ZoneInfo(name)
+    except Exception:  # noqa: BLE001  # whatever the time zone database raises
+        return None
+
+
+def _agree(one: tzinfo, other: tzinfo) -> bool:
+    """Tell whether two zones have the same offsets from now on, as far as they are compared."""
+    now = datetime.now(timezone.utc)
+    try:
+        return all(
+            (now + later).astimezone(one).utcoffset() == (now + later).astimezone(other).utcoffset()
+            for later in _COMPARED
+        )
+    except Exception:  # noqa: BLE001  # whatever a zone of an application's own raises
+        return False
 
 
 def _encode(value: Any, where: str, depth: int) -> Any:
@@ -138,18 +275,43 @@ def _float(value: float, _where: str) -> Any:
 
 def _moment(value: datetime | time, where: str) -> Any:
     """Return a date with time, or a time, with its time zone by name if it has one of a name."""
-    zone, kind = value.tzinfo, type(value).__name__
-    written: dict[str, Any] = {TYPE_KEY: kind}
-    if zone is None or type(zone) is timezone:
-        written["value"] = value.isoformat()
-    elif type(zone) is ZoneInfo and zone.key:
-        written |= {"value": value.replace(tzinfo=None).isoformat(), "zone": zone.key}
+    written: dict[str, Any] = {TYPE_KEY: type(value).__name__}
+    value = _in_plain_zone(value, where)
+    if isinstance(value.tzinfo, ZoneInfo):
+        written |= {
+            "value": value.replace(tzinfo=None).isoformat(),
+            "zone": value.tzinfo.key,
+        }
     else:
-        raise UnstorableError(
-            f"{where} cannot be stored: its time zone is a {type(zone).__module__}."
-            f"{type(zone).__qualname__}; pass one of datetime.timezone or zoneinfo.ZoneInfo"
-        )
+        offset = value.utcoffset()
+        if offset is not None and offset.microseconds:  # which fromisoformat loses
+            raise UnstorableError(
+                f"{where} cannot be stored: its time zone is off by a fraction of a second; pass "
+                "one of whole seconds"
+            )
+        written["value"] = value.isoformat()
     return written | ({"fold": 1} if value.fold else {})
+
+
+def _in_plain_zone(value: datetime | time, where: str) -> datetime | time:
+    """Return the same moment, as the same clock shows it, in a time zone of Python's own."""
+    zone = value.tzinfo
+    if zone is None or type(zone) is timezone:
+        return value
+    if type(zone) is ZoneInfo and _named(zone.key) is zone:
+        return value
+    plain = _plain_zone(
+        zone, where, "pass one of zoneinfo.ZoneInfo by its name, or of datetime.timezone"
+    )
+    offset = value.utcoffset()
+    # pytz tells the two hours of a clock that is set back apart by the zone, and not by the fold.
+    for fold in (value.fold, 1 - value.fold):
+        again = value.replace(tzinfo=plain, fold=fold)
+        if again.utcoffset() == offset:
+            return again
+    # A moment of pytz that was reckoned with, or made without its localize(), has an offset that
+    # its zone does not have then.
+    return value.replace(tzinfo=timezone(offset) if offset is not None else plain)
 
 
 def _read_moment(kind: type[datetime] | type[time]) -> Callable[[Mapping[str, Any]], Any]:

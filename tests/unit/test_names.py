@@ -17,8 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import NAMESPACE_DNS, UUID, uuid5
+from zoneinfo import ZoneInfo
 
 import pytest
+import pytz
 from apscheduler.jobstores.base import BaseJobStore
 from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -27,6 +29,7 @@ from apscheduler.triggers.combining import AndTrigger, OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
+from dateutil import tz
 
 from apscheduler_tasklock._scheduler.names import (
     UnnamedTask,
@@ -281,6 +284,16 @@ def test_name_is_pinned() -> None:
             id="cron-written-in-another-way",
         ),
         pytest.param(
+            lambda: CronTrigger(hour=3, start_date=utc(2030, 1, 1), timezone=pytz.utc),
+            lambda: CronTrigger(hour=3, start_date="2030-01-01", timezone=ZoneInfo("Etc/UTC")),
+            id="zone-of-pytz",
+        ),
+        pytest.param(
+            lambda: DateTrigger(pytz.timezone("Europe/Berlin").localize(datetime(2030, 7, 1, 2))),
+            lambda: DateTrigger(datetime(2030, 7, 1, tzinfo=tz.tzutc())),
+            id="date-of-pytz",
+        ),
+        pytest.param(
             lambda: OrTrigger([CronTrigger(hour=3), CronTrigger(hour=4)]),
             lambda: OrTrigger([CronTrigger(hour=4), CronTrigger(hour=3)]),
             id="parts-in-another-order",
@@ -352,6 +365,10 @@ ZONE = timezone(timedelta(hours=9))
         (({"x", "y", "z"},), (frozenset("zyx"),)),
         (([1, [2]],), ((1, (2,)),)),
         ((datetime(2030, 1, 1, 9, tzinfo=ZONE),), (utc(2030, 1, 1),)),
+        ((datetime(2030, 1, 1, tzinfo=pytz.utc),), (datetime(2030, 1, 1, tzinfo=tz.UTC),)),
+        ((datetime(2030, 1, 1, tzinfo=ZoneInfo("UTC")),), (utc(2030, 1, 1),)),
+        ((time(3, tzinfo=pytz.utc),), (time(3, tzinfo=timezone.utc),)),
+        ((time(3, tzinfo=ZONE),), (time(3, tzinfo=tz.tzoffset("JST", 32400)),)),
     ],
 )
 def test_equal_arguments_give_one_name(one: Any, same: Any) -> None:
