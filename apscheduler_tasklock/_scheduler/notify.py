@@ -150,7 +150,9 @@ class Reports:
         task_name = self._submission.task_name
         if not refusal.blocked or (self._submission.failover and refusal.waits):
             return  # nothing blocks it, or what does is run again
-        if self._notifier.blocked.first_seen(task_name, refusal.token, renewed=refusal.renewed):
+        # A one-off job has no next run time that may find the task free.
+        renewed = refusal.renewed and not self._submission.one_off
+        if self._notifier.blocked.first_seen(task_name, refusal.token, renewed=renewed):
             logger.warning(
                 "Task %r: the run time %s is not run, because %r %s the task (token %s), locked "
                 "until %s unless that is renewed. If that run hangs or is dead, free the task: %s",

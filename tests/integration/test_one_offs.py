@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 from zoneinfo import ZoneInfo
@@ -26,7 +27,9 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
+from tests.support.outages import Job
 from tests.support.polling import eventually
+from tests.support.pool_jobs import wait_for
 from tests.support.schedulers import Replica
 
 MakeReplica = Callable[..., Replica]
@@ -348,25 +351,23 @@ def test_that_it_runs_without_a_lock_is_told_at_debug(
     assert "hunter2" not in caplog.text
 
 
-def test_one_that_waits_for_a_worker_at_a_shutdown_runs(
-    make_replica: MakeReplica, connection: Connection
+@pytest.mark.parametrize("executor", ["threadpool", "processpool"])
+def test_ones_that_wait_for_a_worker_at_a_shutdown_run(
+    make_replica: MakeReplica, tmp_path: Path, executor: str
 ) -> None:
-    """No other replica could run it."""
-    go_on, begun = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        go_on.wait(60)
-
-    replica = make_replica(max_workers=1)
-    jobs = [replica.scheduler.add_job(wait, misfire_grace_time=None)]
-    begun.wait(60)
-    jobs.append(replica.scheduler.add_job(takes_one, args=["x"], misfire_grace_time=None))
+    """No other replica could run them."""
+    go_on = tmp_path / "go on"
+    replica = make_replica(executor=executor, max_workers=1)
+    jobs = [
+        replica.scheduler.add_job(function, args=[str(go_on)], misfire_grace_time=None)
+        for function in (wait_for, *[takes_one] * 4)
+    ]
     replica.finish_pass()
+    eventually(lambda: replica.scheduler.get_jobs() == [])
     stopping = threading.Thread(target=replica.scheduler.shutdown)
     stopping.start()
     eventually(lambda: replica.executor.locks.closed)
-    go_on.set()
+    go_on.touch()
     stopping.join(60)
     ended(replica, *jobs)
 
@@ -503,6 +504,20 @@ def test_one_of_an_id_that_another_replica_used_is_told_of_at_info(
         codes(replica, job)
     [line] = [r for r in caplog.records if "skipped the run time" in r.getMessage()]
     assert line.levelno == logging.INFO
+
+
+def test_one_that_is_refused_since_another_date_of_its_id_still_runs_is_told_of(
+    make_replica: MakeReplica, caplog: pytest.LogCaptureFixture, job: Job
+) -> None:
+    one, other = make_replica(), make_replica()
+    options = {"id": "job", "misfire_grace_time": None}
+    one.scheduler.add_job(job.run, "date", run_date=ago(90), **options)
+    job.begun.wait(60)
+    other.scheduler.add_job(alike, "date", run_date=ago(1), **options)
+    other.one(EVENT_TASK_LOCK_REFUSED)
+    [warning] = warnings(caplog)
+    assert "is not run, because" in warning
+    assert "still runs the task" in warning
 
 
 # Whatever runs them
