@@ -53,7 +53,7 @@ def _started_module(module: str) -> str:
     if name is not None and name not in _MAIN:  # python -m package.module
         return str(name).removesuffix(".__main__")
     file = getattr(main, "__file__", None)
-    return module if file is None else _module_of(os.path.abspath(file)) or "__main__"
+    return "__main__" if file is None else _module_of(os.path.abspath(file)) or "__main__"
 
 
 @cache
@@ -65,7 +65,9 @@ def _module_of(file: str) -> str:
         if not (folder / "__init__.py").is_file():
             break
         names.insert(0, folder.name)
-    return ".".join(names).removesuffix("__main__").removesuffix(".")
+    if names[-1] in ("__main__", "__init__"):  # what a package, or else a folder, runs
+        names.pop()
+    return ".".join(names)
 
 
 @dataclass(frozen=True)

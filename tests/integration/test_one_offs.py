@@ -376,7 +376,7 @@ def test_ones_that_wait_for_a_worker_at_a_shutdown_run(
 
 
 def test_in_a_persistent_store_it_is_a_task_of_its_id(
-    make_replica: MakeReplica, connection: Connection, engine: Engine
+    engine: Engine, make_replica: MakeReplica
 ) -> None:
     replica = make_replica(start=False)
     replica.scheduler.add_jobstore(SQLAlchemyJobStore(engine=engine), "stored")

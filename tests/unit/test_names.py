@@ -13,8 +13,9 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import IntEnum
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import NAMESPACE_DNS, UUID, uuid5
 
@@ -191,6 +192,46 @@ def test_local_function_has_a_reference() -> None:
 
     where = "test_local_function_has_a_reference.<locals>.local"
     assert function_reference(added_job(local)) == f"{HERE}:{where}"
+
+
+@pytest.mark.parametrize(
+    ("file", "spec", "name"),
+    [
+        pytest.param("app.py", None, "app", id="script"),
+        pytest.param("app", None, "app", id="without-ending"),
+        pytest.param("app__main__.py", None, "app__main__", id="odd-name"),
+        pytest.param("pk/app.py", None, "pk.app", id="in-a-package"),
+        pytest.param("pk/__main__.py", None, "pk", id="package"),
+        pytest.param("folder/app.py", None, "app", id="in-a-folder"),
+        pytest.param("folder/__main__.py", "__main__", "__main__", id="folder"),
+        pytest.param("pk/app.py", "pk.app", "pk.app", id="module"),
+        pytest.param("pk/__main__.py", "pk.__main__", "pk", id="module-package"),
+        pytest.param("folder/app.py", "folder.app", "folder.app", id="module-without-init"),
+        pytest.param(None, None, "__main__", id="no-file"),
+    ],
+)
+@pytest.mark.parametrize("main", ["__main__", "__mp_main__"])
+def test_a_function_of_main_is_named_by_the_module_that_was_started(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    main: str,
+    file: str | None,
+    spec: str | None,
+    name: str,
+) -> None:
+    (tmp_path / "pk").mkdir()
+    (tmp_path / "pk" / "__init__.py").touch()
+    module = ModuleType(main)
+    module.__file__ = None if file is None else str(tmp_path / file)
+    module.__spec__ = None if spec is None else ModuleSpec(spec, None)
+    monkeypatch.setitem(sys.modules, main, module)
+
+    def function() -> None: ...
+
+    function.__module__, function.__qualname__ = main, "function"
+    expected = f"{name}:function"
+    assert function_reference(added_job(function)) == expected
+    assert function_reference(added_job(functools.partial(function))) == expected
 
 
 def job_of(trigger: Any = None, function: Any = module_function, **options: Any) -> Any:
