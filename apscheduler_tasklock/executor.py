@@ -117,7 +117,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     :param executor: executor to wrap: an instance, a plugin alias such as ``"processpool"``, or a
         mapping as in a scheduler's configuration, ``{"type": "processpool", "max_workers": 2}``;
         by default the scheduler's own default executor
-    :param min_factor: minimum lock, as a multiple of the job's period; 0 or more
+    :param min_factor: minimum lock, as a multiple of the job's period; 0 or more. By default 0.9;
+        of one-off jobs, 60 s are the minimum lock instead.
     :param max_factor: maximum lock, as a multiple of the job's period; above 0
     :param lease: how long after its last sign of life a holder counts as dead; a ``timedelta`` or
         seconds, 1 or more. By default 60 s, or a third of the maximum lock if that is shorter;
@@ -157,7 +158,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         database: str | URL | Engine,
         executor: str | Mapping[str, Any] | BaseExecutor | None = None,
         *,
-        min_factor: float | str = 0.9,
+        min_factor: float | str | Default = DEFAULT,
         max_factor: float | str = 5.0,
         lease: timedelta | float | str | Default | None = DEFAULT,
         failover: bool | str = False,
@@ -190,6 +191,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             "period": period,
         }
         self._defaults = LockOptions.parse(options, where).over(DEFAULTS, where)
+        self._defaults.check_default_minimum(where)
         tasks = Tasks(self._defaults, jobs or {}, namespace, where)
         if on_database_error not in ("skip", "run"):
             raise TaskLockOptionError(
@@ -276,8 +278,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._check_scheduler(scheduler)
         is_again = self._leave_failed_start()
         super().start(scheduler, alias)
-        for job, jobstore in self._adapter.pending_jobs(alias):
-            self._jobs.resolve(job, jobstore)
         inner = make_inner(self._executor, self._executor_options, scheduler)
         if isinstance(inner, TaskLockExecutor):
             raise TaskLockOptionError(
@@ -291,6 +291,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             )
         check_importable(self.locks.settings.redact, inner)
         self._inner = inner
+        for job, jobstore in self._adapter.pending_jobs(alias):
+            self._jobs.resolve(job, jobstore)
         self._contexts = {}  # which are of the last one, if this start follows one that failed
         if self.locks.closed or not is_made_for_now(self.locks):
             self._begin(remade_for_now(self.locks))
@@ -462,7 +464,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """Hand a job to the wrapped executor; its worker will claim it. No database work here.
 
         :raises MaxInstancesReachedError: as many instances as allowed are running
-        :raises TaskLockOptionError: the job's options are impossible
+        :raises TaskLockOptionError: the job's options are impossible, or its function never runs
         """
         scheduler_pass = self._passes.submitting(run_times[-1])
         jobstore = jobstore_of(job)
@@ -476,6 +478,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                     )
                 )
             raise
+        if task.own_because is not None:
+            logger.debug(
+                "Job %s: run here, without a lock: it is a one-off job without an id, and %s",
+                job.id,
+                task.own_because,
+            )
         submission = self._jobs.submission(job, jobstore, task, run_times, scheduler_pass)
         submission = self._marked_if_set_by_hand(submission)
         self._know(job, jobstore, task)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, Literal
@@ -39,7 +39,8 @@ class LockOptions:
     """The lock options given in one place. ``None`` leaves an option to the next weaker place.
 
     :ivar name: the task's name, instead of the job's id
-    :ivar min_factor: minimum lock, as a multiple of the period; 0 or more
+    :ivar min_factor: minimum lock, as a multiple of the period; 0 or more. If no minimum lock is
+        given, it is 0.9, and of a one-off job the minimum lock is 60 s.
     :ivar max_factor: maximum lock, as a multiple of the period; above 0
     :ivar min_lock: minimum lock in seconds, instead of a factor
     :ivar max_lock: maximum lock in seconds, instead of a factor
@@ -126,15 +127,34 @@ class LockOptions:
             if getattr(self, factor) is not None and getattr(self, time) is not None:
                 raise TaskLockOptionError(f"{where}: give {factor} or {time}, not both")
 
-    def lock_times(self, period: float) -> tuple[float, float]:
+    @property
+    def given(self) -> list[str]:
+        """The names of the options that are given."""
+        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
+
+    def check_default_minimum(self, where: str) -> None:
+        """Make sure that a recurring job's minimum factor, if none is given, is not too large.
+
+        :raises TaskLockOptionError: it is above the maximum factor
+        """
+        if self.min_factor is None and self.min_lock is None:
+            replace(self, min_factor=DEFAULT_MIN_FACTOR)._check_pairs(where)
+
+    def lock_times(self, period: float, *, one_off: bool = False) -> tuple[float, float]:
         """Return the minimum and maximum lock for a run time, in seconds.
 
         An absolute maximum may well be below a minimum that comes from a factor: the one says when
         a dead holder is given up, the other how long the window is.
 
         :param period: seconds from the run time to the next one
+        :param one_off: whether no run time follows, as of a date
         """
-        least = self.min_lock if self.min_lock is not None else (self.min_factor or 0) * period
+        if self.min_lock is not None:
+            least = self.min_lock
+        elif self.min_factor is not None:
+            least = self.min_factor * period
+        else:
+            least = ONE_OFF_MIN_LOCK if one_off else DEFAULT_MIN_FACTOR * period
         most = self.max_lock if self.max_lock is not None else (self.max_factor or 0) * period
         return min(least, LONGEST_SECONDS), min(most, LONGEST_SECONDS)
 
@@ -154,10 +174,15 @@ class LockOptions:
 # Seconds. Three renewals go into a lease, each over the network and on a thread of a busy process.
 SHORTEST_LEASE = 1.0
 
-# What holds where nobody says otherwise (0.9 and not 1.0, because with 1.0 a replica's
-# next fire misses its window by milliseconds).
+# The minimum lock where none is given, as a multiple of the period: 0.9 and not 1.0, because with
+# 1.0 a replica's next fire misses its window by milliseconds.
+DEFAULT_MIN_FACTOR = 0.9
+# Seconds that the minimum lock of a one-off job lasts where none is given: replicas that add the
+# same one do so within that time, and an id that is used again later runs again.
+ONE_OFF_MIN_LOCK = 60.0
+
+# What else holds where nobody says otherwise.
 DEFAULTS = LockOptions(
-    min_factor=0.9,
     max_factor=5.0,
     period=3600.0,
     failover=False,

@@ -38,6 +38,11 @@ logging.getLogger(QUIET_LOGGER).addFilter(lambda _record: False)
 # Seconds for which a job may be due until its scheduler counts as standing still.
 LATEST_WAKEUP = 60.0
 
+# APScheduler's modules whose executors call a job's function, and await nothing.
+_AWAIT_NOTHING = {
+    f"apscheduler.executors.{name}" for name in ("debug", "gevent", "pool", "twisted")
+}
+
 # Attribute of a wrapped executor, from its start until its shutdown: who wraps it.
 _WRAPPED_BY = "_tasklock_executor"
 
@@ -105,6 +110,17 @@ class SchedulerAdapter:
         """Its job stores, by alias."""
         jobstores: Mapping[str, Any] = self._scheduler._jobstores
         return jobstores
+
+    @property
+    def awaits_nothing(self) -> str | None:
+        """The name of the wrapped executor's class, if that one awaits no coroutines.
+
+        ``None`` also before the start, and of one that APScheduler does not have.
+        """
+        inner = self._executor.inner
+        submits = getattr(type(inner), "_do_submit_job", None)
+        has_none = getattr(submits, "__module__", None) in _AWAIT_NOTHING
+        return type(inner).__name__ if has_none else None
 
     def has_listener(self, code: int) -> bool:
         """Tell whether somebody listens to events of this kind."""

@@ -17,8 +17,9 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler_tasklock._lock.messages import Registration, RunState
 from apscheduler_tasklock._scheduler.adapter import SchedulerAdapter, jobstore_of
 from apscheduler_tasklock._scheduler.due import STANDBY_AFTER
+from apscheduler_tasklock._scheduler.functions import check_runs, function_reference
 from apscheduler_tasklock._scheduler.lateness import SchedulerPass
-from apscheduler_tasklock._scheduler.names import canonical_schedule, function_reference
+from apscheduler_tasklock._scheduler.names import canonical_schedule
 from apscheduler_tasklock._scheduler.submission import (
     JobKey,
     Submission,
@@ -66,8 +67,9 @@ class ExecutorJobs:
     def resolve(self, job: Any, jobstore: str) -> ResolvedTask:
         """Return the task that a job is, and its lock options.
 
-        :raises TaskLockOptionError: they are invalid
+        :raises TaskLockOptionError: they are invalid, or the job's function would never run
         """
+        check_runs(job.func, f"job {job.id!r}", awaiting=self._scheduler.awaits_nothing)
         if self._tasks is None:
             return ResolvedTask(job.id, None)
         return self._tasks.resolve(job, jobstore, self._scheduler.jobstores)

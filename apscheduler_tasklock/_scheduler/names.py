@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from functools import partial
-from types import BuiltinMethodType, MethodType
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +19,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
+from apscheduler_tasklock._scheduler.functions import function_reference, identity_of
 from apscheduler_tasklock._scheduler.triggers import time_of_day
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import RESERVED_KEY
@@ -50,27 +50,20 @@ def is_unnamed(job: Any, jobstore: Any) -> bool:
     return isinstance(jobstore, MemoryJobStore) and _RANDOM_ID.fullmatch(job.id) is not None
 
 
-def function_reference(job: Any) -> str:
-    """Return the reference of a job's function, which is the same on every replica."""
-    if job.func_ref:
-        return str(job.func_ref)
-    function = _unwrapped(job.func)
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{getattr(function, '__module__', '')}:{name}"
-
-
 @dataclass(frozen=True)
 class UnnamedTask:
     """The name of a job's task that is made of what is the same on every replica.
 
-    :ivar name: function reference and hash
+    :ivar name: function reference and hash; ``""`` of a one-off job that is its replica's own
     :ivar has_arguments: whether the arguments are in the hash; some have no canonical form
     :ivar is_one_off: whether it runs once, at a date
+    :ivar own_because: why a one-off job is its replica's own: what no other replica can compare
     """
 
     name: str
     has_arguments: bool
     is_one_off: bool
+    own_because: str | None = None
 
     @classmethod
     def of(cls, job: Any) -> UnnamedTask:
@@ -81,33 +74,58 @@ class UnnamedTask:
             "trigger": canonical_trigger(job.trigger),
             "arguments": arguments,
         }
+        is_one_off = isinstance(job.trigger, DateTrigger)
+        if is_one_off:
+            function = _canonical_function(job.func)
+            own_because = _why_own(job.trigger, function, arguments)
+            if own_because is not None:
+                return cls("", arguments is not None, is_one_off, own_because)
+            if function:
+                form["function"] = function
         # Text may have lone surrogates, which UTF-8 proper has not.
         digest = hashlib.sha256(_as_json(form).encode("utf-8", "surrogatepass")).hexdigest()
-        return cls(
-            name=f"{function_reference(job)}-{digest[:16]}",
-            has_arguments=arguments is not None,
-            is_one_off=type(job.trigger) is DateTrigger,
-        )
+        name = f"{function_reference(job)}-{digest[:16]}"
+        return cls(name, arguments is not None, is_one_off)
+
+
+def _why_own(trigger: Any, function: Any, arguments: Any) -> str | None:
+    """Return why no other replica can have the same one-off job; ``None`` if it may."""
+    if type(trigger) is not DateTrigger:
+        return f"its trigger is of the class {type(trigger).__qualname__}"
+    if trigger.run_date.microsecond:
+        return "its date has fractions of a second"
+    if function is None:
+        return "its function belongs to an object, or carries values that cannot be compared"
+    return "its arguments cannot be compared" if arguments is None else None
+
+
+def _canonical_function(function: Any) -> Any:
+    """Return what tells a function from others of its reference, as JSON-like data.
+
+    :return: empty if the reference alone does; ``None`` if no other replica can compare it
+    """
+    identity = identity_of(function)
+    if identity is None:
+        return None
+    try:
+        values = [_canonical(value, 0) for value in identity.values]
+    except _NoCanonicalFormError:
+        return None
+    return [identity.form, values] if identity.form else []
 
 
 def reject_duplicate_unnamed(job: Any, other: Any, task: UnnamedTask) -> None:
-    """Reject two jobs of one scheduler whose tasks got the same name, as they have no ids.
+    """Reject two recurring jobs of one scheduler whose tasks got the same name, without ids.
 
-    Each would run in place of the other. One-off jobs may be the same in everything: then it does
-    not matter which of them runs.
+    Each would run in place of the other.
 
     :param other: another job whose task has this name
     :param task: the task of both
-    :raises TaskLockOptionError: they may not share it
+    :raises TaskLockOptionError: always
     """
+    alike = "trigger and arguments"
     if not task.has_arguments:
         alike = "trigger, and their arguments are of types that cannot be put into a task's name"
-    elif not task.is_one_off:
-        alike = "trigger and arguments"
-    elif not _is_same_function(_unwrapped(job.func), _unwrapped(other.func)):
-        alike = "trigger and arguments, with another function of that name"
-    else:
-        return
     raise TaskLockOptionError(
         f"jobs {job.id} and {other.id} were added without an id (32 hexadecimal digits count as "
         f"none) and both call {function_reference(job)} with the same {alike}, so that no replica "
@@ -171,7 +189,7 @@ def canonical_schedule(trigger: Any) -> str:
 def canonical_arguments(job: Any) -> Any:
     """Return a job's arguments as JSON-like data, or ``None`` if some have no canonical form.
 
-    Those that a partial carries are arguments too; the lock's options are none.
+    Arguments bound by functools.partial count. The reserved task_lock kwarg does not.
     """
     args, kwargs = job.args, job.kwargs
     if not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping):
@@ -256,17 +274,3 @@ def _jitter(trigger: Any) -> float:
 
 def _as_json(form: Any) -> str:
     return json.dumps(form, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-
-
-def _unwrapped(function: Any) -> Any:
-    while isinstance(function, partial):
-        function = function.func
-    return function
-
-
-def _is_same_function(one: Any, other: Any) -> bool:
-    # Each access to a method makes a new object; methods are equal if they are of one instance.
-    methods = (MethodType, BuiltinMethodType)
-    return one is other or (
-        isinstance(one, methods) and isinstance(other, methods) and bool(one == other)
-    )

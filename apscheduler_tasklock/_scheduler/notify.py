@@ -150,7 +150,9 @@ class Reports:
         task_name = self._submission.task_name
         if not refusal.blocked or (self._submission.failover and refusal.waits):
             return  # nothing blocks it, or what does is run again
-        if self._notifier.blocked.first_seen(task_name, refusal.token, renewed=refusal.renewed):
+        # A one-off job has no next run time that may find the task free.
+        renewed = refusal.renewed and not self._submission.one_off
+        if self._notifier.blocked.first_seen(task_name, refusal.token, renewed=renewed):
             logger.warning(
                 "Task %r: the run time %s is not run, because %r %s the task (token %s), locked "
                 "until %s unless that is renewed. If that run hangs or is dead, free the task: %s",
@@ -177,20 +179,40 @@ class Reports:
             return
         if not request.exact and not self._is_set_by_hand(request.run_time, refusal):
             return
-        if self._submission.one_off and refusal.holder != self._locks.replica_id:
-            return  # another replica has added the same one, a moment before
+        level = logging.WARNING
+        if self._submission.one_off and not self._is_own(refusal):
+            if (request.run_time - refusal.window_start).total_seconds() <= TOGETHER:
+                return  # another replica has added the same one, a moment before
+            level = logging.INFO
         if self._notifier.blocked.is_first("window", self._submission.task_name):
-            logger.warning(
-                "Task %r: the run time %s is not run, because the window of the one of %s lasts "
-                "until %s. Give a one-off job another id, or a shorter period; a job that was "
-                "modified or rescheduled, a shorter minimum lock. To run a job now, whatever its "
-                "windows: %s",
+            logger.log(
+                level,
+                "Task %r: skipped the run time %s, because it falls into the window of the run "
+                "time %s, which ends at %s. %s. To run a job now, whatever its windows: %s",
                 self._submission.task_name,
                 self.run_time,
                 refusal.window_start,
                 refusal.locked_until,
+                self._remedy,
                 self._locks.command_line("run", task=self._submission.task_name),
             )
+
+    def _is_own(self, refusal: Refusal) -> bool:
+        """Tell whether this replica holds what stood against a claim, or has held it."""
+        own, holder = self._locks.replica_id, refusal.holder
+        return own.partition(" worker ")[0] == holder.partition(" worker ")[0]
+
+    @property
+    def _remedy(self) -> str:
+        """What lets a run time run that falls into an earlier window."""
+        submission = self._submission
+        assert submission.options is not None
+        if not submission.one_off:
+            return "Give a job that was modified or rescheduled a shorter minimum lock"
+        if submission.options.name:
+            return "Give it another name, or a shorter min_lock"
+        has_id = submission.task_name.endswith(submission.job.id)
+        return f"Give it {'another id' if has_id else 'an id'}, or a shorter min_lock"
 
     def _is_set_by_hand(self, run_time: datetime, refusal: Refusal) -> bool:
         """Tell whether somebody wanted the job to run now, and it has not run just before either.
@@ -198,7 +220,7 @@ class Reports:
         Run times that each replica has of its own fall into each other's windows all the time. So
         do those that several replicas set at once, as when they start.
         """
-        is_own = refusal.holder == self._locks.replica_id
+        is_own = self._is_own(refusal)
         before = (run_time - refusal.window_start).total_seconds()
         return self._submission.set_by_hand and (is_own or before > TOGETHER)
 

@@ -20,7 +20,7 @@ from opentelemetry import context, metrics, trace
 from opentelemetry.trace import Span, Status, StatusCode
 
 from apscheduler_tasklock._lock.messages import Refusal, RunEnd
-from apscheduler_tasklock._scheduler.names import function_reference
+from apscheduler_tasklock._scheduler.functions import function_reference
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._scheduler.telemetry import RunTelemetry
 from apscheduler_tasklock.lock import HeldLock

@@ -182,7 +182,7 @@ class Submission:
     def lock_times(self, period: float | None) -> tuple[float, float]:
         """Return the minimum and maximum lock of a run time with this period, in seconds."""
         assert self.options is not None
-        return self.options.lock_times(period or self.options.period or 0)
+        return self.options.lock_times(period or self.options.period or 0, one_off=self.one_off)
 
     def is_last_run(self, nominal: datetime, period: float | None) -> bool:
         """Tell whether no run time follows a nominal one, as after an end date."""

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from apscheduler.triggers.date import DateTrigger
 from apscheduler.util import iscoroutinefunction_partial
 
+from apscheduler_tasklock._scheduler.functions import function_reference
 from apscheduler_tasklock._scheduler.names import UnnamedTask, is_unnamed, reject_duplicate_unnamed
+from apscheduler_tasklock._scheduler.submission import trigger_of
 from apscheduler_tasklock.decorator import function_options
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import (
@@ -32,10 +35,12 @@ class ResolvedTask:
 
     :ivar name: the task's name; of a job without a lock, its id
     :ivar options: its lock options, or ``None`` if it has no lock
+    :ivar own_because: why it is a one-off job of this replica alone, which has no lock
     """
 
     name: str
     options: LockOptions | None
+    own_because: str | None = None
 
 
 class Tasks:
@@ -58,6 +63,7 @@ class Tasks:
         }
         self._namespace = namespace
         self._unnamed = _UnnamedJobs()
+        self._told_without_effect: set[str] = set()  # references of functions
 
     @property
     def job_ids(self) -> set[str]:
@@ -88,22 +94,51 @@ class Tasks:
         if not is_unnamed(job, store):
             return ResolvedTask(check_name(f"{prefix}{job.id}", where), options)
         unnamed = self._unnamed.named(job, store)
+        if unnamed.task.own_because is not None:
+            self._tell_without_effect(job, unnamed.task.own_because)
+            return ResolvedTask(job.id, None, unnamed.task.own_because)
         name = check_name(f"{prefix}{unnamed.task.name}", where)
         unnamed.warn_once(job, name)
         return ResolvedTask(name, options)
 
     def _options(self, job: Any) -> LockOptions | Literal[False]:
-        own = job.kwargs.get(RESERVED_KEY), self._jobs.get(job.id), function_options(job.func)
+        own, where = self._own_options(job), f"job {job.id!r}"
         if own == (None, None, None):
             return self._defaults
-        return resolve(*own, self._defaults, where=f"job {job.id!r}")
+        options = resolve(*own, self._defaults, where=where)
+        if options is not False and not isinstance(trigger_of(job), DateTrigger):
+            options.check_default_minimum(where)
+        return options
+
+    def _own_options(self, job: Any) -> tuple[Any, Any, Any]:
+        """Return what each place says of a job, from the strongest to the weakest."""
+        return job.kwargs.get(RESERVED_KEY), self._jobs.get(job.id), function_options(job.func)
+
+    def _tell_without_effect(self, job: Any, own_because: str) -> None:
+        """Warn, once for a function, if a job without a lock was given options of a lock."""
+        reference = function_reference(job)
+        if reference in self._told_without_effect:
+            return
+        where = f"job {job.id!r}"
+        given = [parse_job_options(each, where) for each in self._own_options(job) if each]
+        options = sorted({name for each in given if each for name in each.given})
+        if not options:
+            return
+        self._told_without_effect.add(reference)
+        logger.warning(
+            "Job %s: its lock options (%s) have no effect: it is a one-off job without an id (32 "
+            "hexadecimal digits count as none), and %s, so that it runs here, without a lock. Give "
+            "it an id in add_job(..., id=...), or the option 'name'",
+            job.id,
+            ", ".join(options),
+            own_because,
+        )
 
 
 class _UnnamedJob:
     """A job without an id, as it was when its task was named.
 
     :ivar task: the task's name, and what it is made of
-    :ivar rejection: why it never runs; only of a one-off job
     """
 
     def __init__(self, job: Any, on_dropped: Callable[[_UnnamedJob], None]) -> None:
@@ -118,7 +153,6 @@ class _UnnamedJob:
         self._is_warned = False
         self.identity = id(job)
         self.task = UnnamedTask.of(job)
-        self.rejection: str | None = None
 
     def is_current(self, job: Any) -> bool:
         """Tell whether the job has not changed since. APScheduler replaces what it changes."""
@@ -144,6 +178,22 @@ class _UnnamedJob:
             job.id,
             made_of,
             name,
+        )
+
+    def warn_of_twin(self, job: Any, twin: tuple[_UnnamedJob, Any]) -> None:
+        """Warn, once, of a one-off job that is the same as another one in everything."""
+        other, other_job = twin
+        if self._is_warned or other._is_warned:
+            return
+        self._is_warned = other._is_warned = True
+        logger.warning(
+            "Jobs %s and %s were added without an id (32 hexadecimal digits count as none) and are "
+            "the same one-off job: both call %s at %s with the same arguments, so that one of them "
+            "runs, on one replica. Give each an id in add_job(..., id=...) if both are to run",
+            job.id,
+            other_job.id,
+            function_reference(job),
+            job.trigger.run_date,
         )
 
 
@@ -177,7 +227,8 @@ class _UnnamedJobs:
                 unnamed = _UnnamedJob(job, self._dropped.append)
                 self._jobs[unnamed.identity] = unnamed
                 self._sharing.setdefault(unnamed.task.name, set()).add(unnamed)
-            self._reject_duplicate(job, unnamed, store)
+            if unnamed.task.own_because is None:
+                self._look_for_duplicate(job, unnamed, store)
         return unnamed
 
     def _remove(self, unnamed: _UnnamedJob) -> None:
@@ -188,22 +239,15 @@ class _UnnamedJobs:
         if not sharing:
             self._sharing.pop(unnamed.task.name, None)
 
-    def _reject_duplicate(self, job: Any, unnamed: _UnnamedJob, store: Any) -> None:
-        if unnamed.rejection is not None:
-            raise TaskLockOptionError(unnamed.rejection)
+    def _look_for_duplicate(self, job: Any, unnamed: _UnnamedJob, store: Any) -> None:
         sharing = self._sharing[unnamed.task.name]
-        others = (other.job_in(store) for other in sharing if other is not unnamed)
-        other_job = next((other for other in others if other is not None), None)
-        if other_job is None:
+        others = ((other, other.job_in(store)) for other in sharing if other is not unnamed)
+        found = next((pair for pair in others if pair[1] is not None), None)
+        if found is None:
             return
-        try:
-            reject_duplicate_unnamed(job, other_job, unnamed.task)
-        except TaskLockOptionError as error:
-            if unnamed.task.is_one_off:
-                # The store drops each of them when it is due. The last one does not run either.
-                for each in sharing:
-                    each.rejection = str(error)
-            raise
+        if not unnamed.task.is_one_off:
+            reject_duplicate_unnamed(job, found[1], unnamed.task)
+        unnamed.warn_of_twin(job, found)
 
 
 def _parts(job: Any) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from apscheduler_tasklock._lock.completion import result_of
 from apscheduler_tasklock._lock.messages import ClaimRequest
 from apscheduler_tasklock._scheduler import LOADING_SINCE
 from apscheduler_tasklock._scheduler.attempt import RunAttempt, is_being_cancelled
+from apscheduler_tasklock._scheduler.functions import events_of_what_ran
 from apscheduler_tasklock._scheduler.lateness import WorkerQueue
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier
 from apscheduler_tasklock._scheduler.queued import QueuedRuns
@@ -125,9 +126,10 @@ class LockedRun:
                 try:
                     job.func = self._context.wrap_function(job.func)
                     with turn.job(), attempt.holding():
-                        events = run_job(
+                        told = run_job(
                             job, submission.jobstore, [attempt.run_time], submission.logger_name
                         )
+                    events = events_of_what_ran(told, submission.logger_name)
                 finally:
                     attempt.end(events)
                 result.extend(events)
@@ -193,7 +195,7 @@ class LockedRun:
                 "pool does not await; use an AsyncIOScheduler, or a plain function"
             )
         # A process pool pickles what it runs when a worker is about to be free for it.
-        if locks.closed:
+        if locks.closed and submission.options is not None:
             return CancelledRun, (submission.claim_ids,)
         return WorkerProcessRun, (submission, locks.settings.for_process(), locks.stable)
 
@@ -278,9 +280,10 @@ async def _run_to_its_end(
     try:
         job.func = context.wrap_function(job.func)
         with attempt.holding():
-            events = await run_coroutine_job(
+            told = await run_coroutine_job(
                 job, submission.jobstore, [attempt.run_time], submission.logger_name
             )
+        events = events_of_what_ran(told, submission.logger_name)
     finally:
         # APScheduler tells of a cancellation like of any exception of the job.
         raised = [exception for event in events or () if (exception := _exception(event))]

@@ -34,6 +34,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.jobs import JobChange, JobRow, StoredTask
 from apscheduler_tasklock._lock.stand_in import current_standing
+from apscheduler_tasklock._scheduler.functions import check_runs
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -491,6 +492,8 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
                 f"{type(self).__name__}, where one run of a job goes on at a time; leave it at 1"
             )
         executor, task_name = self._executor_of(job), None
+        if not isinstance(job.func, MissingFunction):
+            check_runs(job.func, f"job {job.id!r}")
         if executor is not None and not isinstance(job.func, MissingFunction):
             task_name = executor.check_stored_job(job, self._alias)
         signature = self._codec.sign(job.id, definition)

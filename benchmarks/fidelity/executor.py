@@ -107,6 +107,7 @@ class OneJob:
     """
 
     timezone = timezone.utc
+    awaits_nothing = None
 
     def hands_out(self, _jobstore: str) -> bool:
         """Say that the job is in a store of this replica's own."""

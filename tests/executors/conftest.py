@@ -26,6 +26,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     # gevent patches the whole process; test_gevent.py starts one for it.
     names = ["gevent"] if gevent_patched() else [name for name in HOSTS if name != "gevent"]
+    if "job" not in metafunc.fixturenames:
+        metafunc.parametrize("host", names, indirect=True)
+        return
     kinds = [
         (name, kind)
         for name in names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,43 @@ def token(**kwargs: Any) -> tuple[int, dict[str, Any]]:
 async def token_coroutine(**kwargs: Any) -> tuple[int, dict[str, Any]]:
     await asyncio.sleep(0)
     return token(**kwargs)
+
+
+def has_lock(*_args: Any, **_kwargs: Any) -> bool:
+    return current_lock() is not None
+
+
+async def has_lock_coroutine(*_args: Any, **_kwargs: Any) -> bool:
+    await asyncio.sleep(0)
+    return has_lock()
+
+
+class Callable:
+    """A job whose object has the coroutine, so that APScheduler takes it for a function."""
+
+    async def __call__(self) -> None: ...
+
+    async def method(self) -> bool:
+        return has_lock()
+
+
+async_callable = Callable()
+
+
+async def async_generator(**_: Any) -> AsyncIterator[int]:
+    yield 1
+
+
+def generator(**_: Any) -> Iterator[int]:
+    yield 1
+
+
+def makes_a_coroutine() -> Any:
+    return token_coroutine()
+
+
+async def makes_a_coroutine_coroutine() -> Any:
+    return token_coroutine()
 
 
 def fail() -> None:

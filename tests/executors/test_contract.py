@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from apscheduler.events import (
 from apscheduler.util import obj_to_ref
 
 from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
@@ -27,7 +29,9 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.messages import ClaimRequest
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.schema.table import task_lock_table
+from tests.executors import jobs
 from tests.support.hosts import Host
 from tests.support.internals import instances
 from tests.support.polling import eventually
@@ -170,6 +174,88 @@ def test_shutdown_releases_what_runs_and_claims_nothing_new(
         "SELECT task_name FROM task_lock WHERE kind IS NOT NULL"
     ).fetchall() == [("job",)]
     eventually(lambda: _connections(connection) == 0)
+
+
+@pytest.mark.parametrize("value", ["x", jobs.async_callable], ids=["text", "object"])
+def test_one_offs_without_an_id_run_each_time_without_a_lock(
+    make_replica: MakeReplica, job: Jobs, connection: Connection, value: Any
+) -> None:
+    replica = make_replica()
+    for _ in range(3):
+        added = replica.scheduler.add_job(job("has_lock"), args=[value], misfire_grace_time=None)
+        assert replica.one(EVENT_JOB_EXECUTED, added.id).retval is False
+        replica.idle()
+        assert replica.codes(added.id) == [EVENT_JOB_EXECUTED]
+    assert connection.execute("SELECT FROM task_lock").rowcount == 0
+
+
+def test_a_one_off_of_a_whole_second_without_an_id_runs_on_one_replica(
+    make_replica: MakeReplica, job: Jobs
+) -> None:
+    date = datetime.now(timezone.utc).replace(microsecond=0)
+    told = []
+    for _ in range(2):
+        replica = make_replica()
+        added = replica.scheduler.add_job(
+            job("has_lock"), "date", run_date=date, args=["x"], misfire_grace_time=None
+        )
+        eventually(lambda replica=replica, added=added: replica.of(added.id))
+        replica.idle()
+        told.append(replica.codes(added.id))
+    assert told == [RUN, [EVENT_TASK_LOCK_REFUSED]]
+
+
+NEVER_RUN = {
+    "async-callable": jobs.async_callable,
+    "partial-of-it": partial(jobs.async_callable),
+    "async-generator": jobs.async_generator,
+    "partial-of-generator": partial(jobs.generator),
+}
+
+
+@pytest.mark.parametrize("lock", [{}, False], ids=["lock", "no-lock"])
+@pytest.mark.parametrize("function", NEVER_RUN.values(), ids=NEVER_RUN)
+def test_a_job_whose_body_would_never_run_is_an_error(
+    make_replica: MakeReplica,
+    connection: Connection,
+    caplog: pytest.LogCaptureFixture,
+    function: Any,
+    lock: Any,
+) -> None:
+    replica = make_replica(jobs={"job": lock})
+    replica.run_once(function)
+    error = replica.one(EVENT_TASK_LOCK_ERROR).exception
+    assert isinstance(error, TaskLockOptionError)
+    assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
+    assert f"Job 'job' will not run: {error}" in caplog.text
+    assert connection.execute("SELECT FROM task_lock WHERE kind IS NOT NULL").rowcount == 0
+
+
+def test_a_coroutine_runs_only_where_it_is_awaited(
+    host: Host, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = make_replica()
+    replica.run_once(partial(jobs.Callable().method))
+    if host.coroutines:
+        assert replica.one(EVENT_JOB_EXECUTED).retval is True
+        return
+    eventually(lambda: replica.of() or "Error running job" in caplog.text)
+    replica.idle()
+    assert EVENT_JOB_EXECUTED not in replica.codes()
+    assert "not await" in caplog.text
+
+
+def test_a_function_that_has_only_made_a_coroutine_has_failed(
+    make_replica: MakeReplica, job: Jobs, connection: Connection
+) -> None:
+    replica = make_replica()
+    replica.run_once(job("makes_a_coroutine"))
+    error = replica.one(EVENT_JOB_ERROR).exception
+    assert "has returned a coroutine, which nobody runs" in str(error)
+    replica.idle()
+    assert replica.codes() == RAISED
+    [(error_type,)] = connection.execute("SELECT error_type FROM task_lock_run").fetchall()
+    assert error_type.endswith("TaskLockOptionError")
 
 
 def test_a_dead_holders_window_is_run_again(

@@ -120,6 +120,32 @@ scheduler.add_job(job, "interval", seconds=1, start_date="2026-01-01", id="job")
 """
 
 
+ONE_OFFS = """
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler_tasklock import current_lock
+from apscheduler_tasklock.django import DjangoTaskLockExecutor
+
+class User:
+    pass
+
+def mail(user):
+    print("mailed", type(user).__name__, current_lock(), flush=True)
+
+scheduler = BackgroundScheduler(executors={"default": DjangoTaskLockExecutor()})
+for _ in range(3):
+    scheduler.add_job(mail, args=[User()], misfire_grace_time=None)
+"""
+
+
+def test_one_offs_without_an_id_all_run(ready: DjangoProject, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    ready.write("project/scheduling.py", ONE_OFFS)
+    with ready.scheduler(log) as process:
+        eventually(lambda: log.read_text().count("mailed User None") == 3)
+        process.terminate()
+        assert process.wait(60) == 0, log.read_text()
+
+
 def test_two_share_a_job(
     ready: DjangoProject, connection: psycopg.Connection[Any], tmp_path: Path
 ) -> None:

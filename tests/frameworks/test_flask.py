@@ -83,6 +83,23 @@ def test_a_job_runs_in_a_context_of_the_application_under_its_lock(make_app: Mak
     assert seen == [("shop", True), ("torn down", 3, None, True)]
 
 
+def test_one_offs_that_requests_add_without_an_id_all_run_in_a_context(make_app: MakeApp) -> None:
+    app = make_app()
+    scheduler = TaskLockScheduler(app)
+    sent: queue.Queue[Any] = queue.Queue()
+
+    def mail(user: object) -> None:
+        sent.put((current_app.name, user, current_lock()))
+
+    app.extensions["tasklock"].start()
+    users = [object() for _ in range(3)]
+    for user in users:
+        with app.test_request_context():
+            scheduler.apscheduler.add_job(mail, args=[user], misfire_grace_time=None)
+    found = [sent.get(timeout=60) for _ in users]
+    assert sorted(map(str, found)) == sorted(str(("shop", user, None)) for user in users)
+
+
 def test_the_teardown_gets_the_exception_of_a_job_that_fails(
     make_app: MakeApp, connection: psycopg.Connection[Any]
 ) -> None:

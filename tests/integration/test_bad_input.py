@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED
+from apscheduler.events import EVENT_JOB_EXECUTED
 from apscheduler.executors.asyncio import AsyncIOExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.gevent import GeventScheduler
@@ -289,17 +289,6 @@ class TestOptions:
         error = replica.one(EVENT_TASK_LOCK_ERROR)
         assert isinstance(error.exception, TaskLockOptionError)
         assert replica.codes() == [EVENT_TASK_LOCK_ERROR]
-
-    def test_a_coroutine_function_is_an_error_in_an_executor_that_does_not_await_it(
-        self, make_replica: MakeReplica, connection: Connection
-    ) -> None:
-        async def coroutine() -> None: ...
-
-        replica = make_replica()
-        replica.run_once(coroutine)
-        error = replica.one(EVENT_JOB_ERROR).exception
-        assert "is a coroutine, which ThreadPoolExecutor does not await" in str(error)
-        assert connection.execute("SELECT FROM task_lock WHERE kind IS NOT NULL").rowcount == 0
 
 
 def _takes_anything(**_: Any) -> None: ...

@@ -584,24 +584,6 @@ class TestJobsWithoutAnId:
         assert len(warnings) == 2  # one on each replica
         assert all(name in warning and "add_job(..., id=...)" in warning for warning in warnings)
 
-    def test_a_one_off_one_that_each_replica_adds_runs_once_without_a_warning(
-        self,
-        make_replica: MakeReplica,
-        connection: psycopg.Connection[Any],
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        codes = []
-        for _ in range(2):
-            replica = make_replica()
-            job = replica.scheduler.add_job(_takes, args=["hunter2"], misfire_grace_time=None)
-            eventually(lambda replica=replica, job=job: replica.of(job.id))
-            replica.idle()
-            codes.append(replica.codes(job.id))
-        assert codes == [RUN, [EVENT_TASK_LOCK_REFUSED]]
-        assert len(rows(connection)) == 1
-        assert "without an id" not in caplog.text
-        assert "hunter2" not in caplog.text + str(rows(connection))
-
     def test_a_decorated_one_runs_on_one_replica(
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
     ) -> None:
@@ -620,18 +602,6 @@ class TestJobsWithoutAnId:
         assert name.startswith(f"{__name__}:")
         assert ".clean_up-" in name
 
-    def test_one_whose_id_was_just_used_is_told_of_once(
-        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        replica = make_replica()
-        for count in range(1, 4):
-            replica.scheduler.add_job(_takes, args=[0], id="job", misfire_grace_time=None)
-            eventually(lambda count=count: len(replica.of()) == 2 + count)
-            replica.idle()
-        assert replica.codes() == [*RUN, *[EVENT_TASK_LOCK_REFUSED] * 2]
-        [warning] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-        assert "Give a one-off job another id" in warning
-
     def test_one_that_was_rescheduled_into_its_last_window_is_told_of(
         self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -647,15 +617,6 @@ class TestJobsWithoutAnId:
         other.one(EVENT_TASK_LOCK_REFUSED)
         [warning] = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
         assert "modified or rescheduled" in warning
-
-    def test_one_off_ones_with_random_ids_all_run(self, make_replica: MakeReplica) -> None:
-        replica = make_replica()
-        jobs = [
-            replica.scheduler.add_job(_takes, args=[n], id=uuid4().hex, misfire_grace_time=None)
-            for n in range(3)
-        ]
-        for job in jobs:
-            replica.one(EVENT_JOB_EXECUTED, job.id)
 
     def test_interval_jobs_of_two_tenants_both_run_on_one_replica(
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
@@ -729,33 +690,6 @@ class TestJobsWithoutAnId:
         change(other)
         replica.scheduler.resume()
         replica.one(EVENT_JOB_EXECUTED, job.id)
-
-    def test_three_one_off_ones_with_objects_as_arguments_do_not_run(
-        self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
-    ) -> None:
-        """The scheduler removes each as it is due, so that the last one is alone in the end."""
-        replica = make_replica()
-        replica.scheduler.pause()
-        jobs = [replica.scheduler.add_job(_takes, args=[object()], **now()) for _ in range(3)]
-        replica.scheduler.resume()
-        for job in jobs:
-            replica.one(EVENT_TASK_LOCK_ERROR, job.id)
-        assert rows(connection) == {}
-
-    def test_one_off_ones_that_are_the_same_in_everything_run_once(
-        self, make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        replica = make_replica()
-        replica.scheduler.pause()
-        jobs = [replica.scheduler.add_job(_takes, args=[1], **now()) for _ in range(2)]
-        replica.scheduler.resume()
-        for job in jobs:
-            eventually(lambda job=job: replica.of(job.id))
-        replica.idle()
-        codes = [code for job in jobs for code in replica.codes(job.id)]
-        assert codes.count(EVENT_JOB_EXECUTED) == 1
-        assert codes.count(EVENT_TASK_LOCK_REFUSED) == 1
-        assert "will not run" not in caplog.text
 
     def test_one_without_a_lock_or_with_a_name_does_not_count(
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any]

@@ -246,15 +246,6 @@ def test_what_a_worker_cannot_have_is_refused_at_the_start(
         make_pooled(redact=redact)
 
 
-def test_a_coroutine_says_that_a_process_pool_does_not_await_it(
-    make_pooled: MakeReplica, caplog: pytest.LogCaptureFixture
-) -> None:
-    replica = make_pooled()
-    replica.run_once(pool_jobs.coroutine)
-    eventually(lambda: "a process pool does not await" in caplog.text)
-    replica.idle()
-
-
 SLOW = """
 import sys, time
 

@@ -43,6 +43,3 @@ def wait_for(file: str) -> None:
     """Work until somebody makes the file."""
     while not Path(file).exists():
         time.sleep(0.01)
-
-
-async def coroutine() -> None: ...

@@ -26,7 +26,9 @@ from apscheduler_tasklock.options import (
     DEFAULT,
     DEFAULT_LEASE,
     DEFAULT_LEASE_SHARE,
+    DEFAULT_MIN_FACTOR,
     DEFAULTS,
+    ONE_OFF_MIN_LOCK,
     LockOptions,
 )
 from apscheduler_tasklock.schema.table import (
@@ -75,6 +77,7 @@ def rows(text: str) -> dict[str, list[str]]:
 # What the page says of a default that is not simply the value in the signature.
 TOLD = {
     "executor": "the scheduler's own default",
+    "min_factor": f"{DEFAULT_MIN_FACTOR}; of one-off jobs {ONE_OFF_MIN_LOCK:g} s instead",
     "lease": f"{DEFAULT_LEASE:g} s, or a third of the maximum lock if that is shorter",
     "period": "1 hour",
     "replica_id": "host, process, random",
@@ -117,10 +120,11 @@ def test_the_defaults_that_are_told_in_words_hold() -> None:
     parameters = inspect.signature(TaskLockExecutor).parameters
     assert parameters["period"].default == timedelta(hours=1)
     assert parameters["lease"].default is DEFAULT
+    assert parameters["min_factor"].default is DEFAULT
     assert pytest.approx(1 / 3) == DEFAULT_LEASE_SHARE
     assert parameters["schema"].default is None
     assert parameters["table"].default == DEFAULT_TABLE
-    for name in ("min_factor", "max_factor", "failover", "max_takeovers"):
+    for name in ("max_factor", "failover", "max_takeovers"):
         assert parameters[name].default == getattr(DEFAULTS, name)
     assert DEFAULTS.period == timedelta(hours=1).total_seconds()
 

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import IntEnum
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import NAMESPACE_DNS, UUID, uuid5
 from zoneinfo import ZoneInfo
@@ -31,9 +32,9 @@ from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 from dateutil import tz
 
+from apscheduler_tasklock._scheduler.functions import function_reference
 from apscheduler_tasklock._scheduler.names import (
     UnnamedTask,
-    function_reference,
     is_unnamed,
     reject_duplicate_unnamed,
 )
@@ -196,6 +197,46 @@ def test_local_function_has_a_reference() -> None:
     assert function_reference(added_job(local)) == f"{HERE}:{where}"
 
 
+@pytest.mark.parametrize(
+    ("file", "spec", "name"),
+    [
+        pytest.param("app.py", None, "app", id="script"),
+        pytest.param("app", None, "app", id="without-ending"),
+        pytest.param("app__main__.py", None, "app__main__", id="odd-name"),
+        pytest.param("pk/app.py", None, "pk.app", id="in-a-package"),
+        pytest.param("pk/__main__.py", None, "pk", id="package"),
+        pytest.param("folder/app.py", None, "app", id="in-a-folder"),
+        pytest.param("folder/__main__.py", "__main__", "__main__", id="folder"),
+        pytest.param("pk/app.py", "pk.app", "pk.app", id="module"),
+        pytest.param("pk/__main__.py", "pk.__main__", "pk", id="module-package"),
+        pytest.param("folder/app.py", "folder.app", "folder.app", id="module-without-init"),
+        pytest.param(None, None, "__main__", id="no-file"),
+    ],
+)
+@pytest.mark.parametrize("main", ["__main__", "__mp_main__"])
+def test_a_function_of_main_is_named_by_the_module_that_was_started(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    main: str,
+    file: str | None,
+    spec: str | None,
+    name: str,
+) -> None:
+    (tmp_path / "pk").mkdir()
+    (tmp_path / "pk" / "__init__.py").touch()
+    module = ModuleType(main)
+    module.__file__ = None if file is None else str(tmp_path / file)
+    module.__spec__ = None if spec is None else ModuleSpec(spec, None)
+    monkeypatch.setitem(sys.modules, main, module)
+
+    def function() -> None: ...
+
+    function.__module__, function.__qualname__ = main, "function"
+    expected = f"{name}:function"
+    assert function_reference(added_job(function)) == expected
+    assert function_reference(added_job(functools.partial(function))) == expected
+
+
 def job_of(trigger: Any = None, function: Any = module_function, **options: Any) -> Any:
     """Return a job as APScheduler itself makes it, every hour by default."""
     return BackgroundScheduler(timezone="UTC").add_job(
@@ -267,12 +308,6 @@ def test_name_is_pinned() -> None:
             ),
             id="calendar-start",
         ),
-        pytest.param(DateTrigger, lambda: DateTrigger(timezone="Asia/Tokyo"), id="now"),
-        pytest.param(
-            lambda: DateTrigger(datetime.now(timezone.utc) + timedelta(seconds=30, microseconds=1)),
-            lambda: DateTrigger(datetime.now(timezone.utc) + timedelta(seconds=40, microseconds=1)),
-            id="in-some-seconds",
-        ),
         pytest.param(
             lambda: DateTrigger("2030-01-01 09:00:00", timezone="Asia/Tokyo"),
             lambda: DateTrigger(utc(2030, 1, 1)),
@@ -330,7 +365,6 @@ def test_each_trigger_has_a_name_of_its_own() -> None:
         CronTrigger(hour=3, day="last"),
         CronTrigger(hour=3, day="1-31/2"),
         CronTrigger(hour=3, jitter=1),
-        DateTrigger(),
         DateTrigger("2030-01-01"),
         DateTrigger("2030-01-02"),
         AndTrigger([cron]),
@@ -485,8 +519,6 @@ def jobs_for_other_processes() -> list[Any]:
         CronTrigger(hour=3, day="last", jitter=60),
         IntervalTrigger(hours=1),
         IntervalTrigger(hours=1, start_date=utc(2030, 1, 1)),
-        DateTrigger(),
-        DateTrigger(utc(2030, 1, 1)),
         AndTrigger([CronTrigger(hour=3), CronTrigger(day=1, hour=3)]),
         OrTrigger([IntervalTrigger(hours=1), DateTrigger(), OwnTrigger()]),
     ]
@@ -496,10 +528,14 @@ def jobs_for_other_processes() -> list[Any]:
     words = ["alpha", "beta", "gamma", "delta"]
     kwargs = {"words": set(words), "nested": dict.fromkeys(set(words), frozenset(words))}
     arguments = [{"args": words}, {"kwargs": kwargs}, {"args": [object()]}]
+    jobs = [(takes, trigger, given) for trigger in triggers for given in arguments]
+    one_off = DateTrigger(utc(2030, 1, 1))
+    jobs += [(takes, one_off, given) for given in arguments[:2]]
+    # A set in a function's code is in another order in each process.
+    jobs.append((lambda word: word in {"alpha", "beta", "gamma"}, one_off, {"args": ["alpha"]}))
     return [
-        BackgroundScheduler().add_job(takes, trigger, **given)
-        for trigger in triggers
-        for given in arguments
+        BackgroundScheduler().add_job(function, trigger, **given)
+        for function, trigger, given in jobs
     ]
 
 
@@ -555,9 +591,6 @@ class Opaque:
         pytest.param(lambda: job_of(None, functools.partial(takes, SECRET)), id="partial"),
         pytest.param(lambda: job_of(None, takes, kwargs={"a": SECRET}), id="keyword"),
         pytest.param(lambda: job_of(None, takes, args=[Opaque()]), id="other-argument"),
-        pytest.param(lambda: job_of("date", takes, args=[Opaque()]), id="one-off-other-argument"),
-        pytest.param(lambda: job_of("date", lambda: None), id="one-off-lambda"),
-        pytest.param(lambda: job_of("date", Service().method), id="one-off-method"),
     ],
 )
 def test_duplicates_are_rejected_with_both_ids_function_and_remedy(
@@ -570,23 +603,113 @@ def test_duplicates_are_rejected_with_both_ids_function_and_remedy(
     assert SECRET not in message
 
 
-SERVICE, LIST = Service(), [0]
+# One-off jobs
+
+
+DATE = utc(2030, 1, 1)
+
+
+class OwnDate(DateTrigger):
+    pass
+
+
+SERVICE = Service()
+
+
+def nested(value: Any = None) -> Callable[[], Any]:
+    def function() -> Any:
+        return value
+
+    return function
+
+
+class Parent:
+    @classmethod
+    def run(cls) -> None: ...
+
+
+class Child(Parent):
+    pass
+
+
+def one_off(function: Any = module_function, trigger: Any = None, **options: Any) -> UnnamedTask:
+    return UnnamedTask.of(job_of(trigger or DateTrigger(DATE), function, **options))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        pytest.param(lambda: one_off(trigger=DateTrigger()), "fractions of a second", id="now"),
+        pytest.param(
+            lambda: one_off(trigger=OwnDate(DATE)),
+            "its trigger is of the class OwnDate",
+            id="class",
+        ),
+        pytest.param(
+            lambda: one_off(takes, args=[object()]), "its arguments cannot be compared", id="object"
+        ),
+        *(
+            pytest.param(
+                lambda function=function: one_off(function), "its function belongs to", id=name
+            )
+            for name, function in {
+                "method": Service().method,
+                "callable-object": Service(),
+                "list-method": [].clear,
+                "partial-of-method": functools.partial(Service().method),
+                "captures-an-object": nested(object()),
+                "default-object": lambda value=SERVICE: value,
+            }.items()
+        ),
+    ],
+)
+def test_a_one_off_that_no_other_replica_can_compare_has_no_name(
+    make: Callable[[], UnnamedTask], reason: str
+) -> None:
+    task = make()
+    assert task.name == ""
+    assert task.own_because is not None
+    assert reason in task.own_because
+
+
+def test_one_offs_of_other_functions_have_other_names() -> None:
+    functions = [
+        module_function,
+        Service.static_method,
+        Parent.run,
+        Child.run,
+        os.getcwd,
+        dict,
+        lambda: 1,
+        lambda: 2,
+        lambda: module_function,
+        lambda: SOME_UUID4,
+        lambda: [1 for _ in ()],
+        lambda: [2 for _ in ()],
+        lambda value=1: value,
+        lambda value=2: value,
+        lambda *, value=1: value,
+        nested(1),
+        nested("1"),
+        nested([1]),
+        functools.partial(Child.run),
+    ]
+    tasks = [one_off(function) for function in functions]
+    assert [task.own_because for task in tasks] == [None] * len(tasks)
+    assert len({task.name for task in tasks}) == len(tasks)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(lambda: job_of("date"), id="function"),
-        pytest.param(lambda: job_of("date", SERVICE.method), id="method-of-one-object"),
-        pytest.param(lambda: job_of("date", LIST.append, args=[1]), id="builtin-method"),
-        pytest.param(lambda: job_of("date", functools.partial(takes, 1)), id="partial"),
+        pytest.param(lambda: lambda: 1, id="lambda"),
+        pytest.param(lambda: nested({"a": [1]}), id="nested"),
+        pytest.param(lambda: functools.partial(takes, 1), id="partial"),
     ],
 )
-def test_one_off_jobs_may_be_the_same_in_everything(make: Callable[[], Any]) -> None:
-    job, other = make(), make()
-    task = UnnamedTask.of(job)
-    assert UnnamedTask.of(other) == task
-    reject_duplicate_unnamed(job, other, task)
+def test_the_same_function_made_anew_gives_one_name(make: Callable[[], Any]) -> None:
+    assert one_off(make()) == one_off(make())
+    assert one_off(make()).name
 
 
 # Replicas
