@@ -1,4 +1,4 @@
-"""The jobs of the job store.
+"""The jobs of the job store; how the last run ended, and what runs on a replica.
 
 Revision ID: 0003
 Revises: 0002
@@ -8,17 +8,26 @@ import sqlalchemy as sa
 from alembic.operations import Operations
 from sqlalchemy.dialects.postgresql import JSONB
 
-from apscheduler_tasklock.schema.locking import grant_like, qualified
-from apscheduler_tasklock.schema.table import JOB_SUFFIX
+from apscheduler_tasklock.schema.locking import execute_when_unlocked, grant_like, qualified
+from apscheduler_tasklock.schema.table import JOB_SUFFIX, REPLICA_SUFFIX
 
 revision = "0003"
 down_revision = "0002"
 branch_labels = None
 depends_on = None
 
+COLUMNS = {
+    "last_outcome": "text",
+    "overran": "boolean NOT NULL DEFAULT false",
+}
+REPLICA_COLUMNS = {"running": "jsonb NOT NULL DEFAULT '[]'"}
+
 
 def upgrade(op: Operations, table: str, schema: str | None) -> None:
-    """Create the table. Whoever may use the task lock table may use it, and delete from it."""
+    """Create the table, and add the columns.
+
+    Whoever may use the task lock table may use the jobs, and delete from them.
+    """
     jobs = table + JOB_SUFFIX
     op.create_table(
         jobs,
@@ -56,10 +65,16 @@ def upgrade(op: Operations, table: str, schema: str | None) -> None:
     _create_index(op, jobs, schema, "handed", ["handed_id"], "handed_id IS NOT NULL")
     _create_index(op, jobs, schema, "ended", ["id"], "ended")
     grant_like(op, table, jobs, schema, deletes=True)
+    for name, columns in ((table + REPLICA_SUFFIX, REPLICA_COLUMNS), (table, COLUMNS)):
+        added = ", ".join(f"ADD COLUMN {column} {type_}" for column, type_ in columns.items())
+        execute_when_unlocked(op, f"ALTER TABLE {qualified(name, schema)} {added}")
 
 
 def downgrade(op: Operations, table: str, schema: str | None) -> None:
-    """Drop the table, and with it the jobs."""
+    """Drop the table, and with it the jobs; and the columns."""
+    for name, columns in ((table, COLUMNS), (table + REPLICA_SUFFIX, REPLICA_COLUMNS)):
+        dropped = ", ".join(f"DROP COLUMN {column}" for column in columns)
+        execute_when_unlocked(op, f"ALTER TABLE {qualified(name, schema)} {dropped}")
     op.drop_table(table + JOB_SUFFIX, schema=schema)
 
 

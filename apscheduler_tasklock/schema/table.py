@@ -115,6 +115,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("seen_at", moment(), nullable=False),
         Column("tasks", ARRAY(Text), nullable=False),
         Column("stopped_at", moment(), nullable=True),
+        Column("running", JSONB, nullable=False, server_default=text("'[]'")),
         schema=schema,
     )
     jobs = Table(
@@ -186,6 +187,8 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("requested_by", Text, nullable=True),
         Column("requested_at", moment(), nullable=True),
         Column("request_until", moment(), nullable=True),
+        Column("last_outcome", Text, nullable=True),
+        Column("overran", Boolean, nullable=False, server_default=text("false")),
         schema=schema,
     )
 
