@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from apscheduler_tasklock._lock.statements import (
 )
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.schema.table import job_table, quoted_name, replica_table, run_table
+from apscheduler_tasklock.status import RunningRun
 
 logger = logging.getLogger(__name__)
 
@@ -382,7 +384,8 @@ class TaskLockProtocol:
         parameters = {
             "task_names": [renewal.task_name for renewal in renewals],
             "claim_ids": [renewal.claim_id for renewal in renewals],
-            "leases": [float(renewal.lease) for renewal in renewals],
+            "leases": [None if each.lease is None else float(each.lease) for each in renewals],
+            "last": [renewal.is_last for renewal in renewals],
         }
         rows = self._rows(cursor, self._renew, parameters)
         return {row.pop("claim_id"): LockTimes(**row) for row in rows}
@@ -457,6 +460,7 @@ class TaskLockProtocol:
         dropped: Collection[str] = (),
         *,
         has_all: bool = True,
+        running: Sequence[RunningRun] = (),
     ) -> datetime:
         """Say that this replica is alive, and which tasks it has; return when its id started.
 
@@ -466,12 +470,14 @@ class TaskLockProtocol:
         :param dropped: the tasks that it had, and that were removed here
         :param has_all: whether it has had the time to get all of its jobs: what a replica before it
             had, and it has not, was removed then
+        :param running: what runs there
         """
         parameters = {
             "host": host,
             "version": version,
             "tasks": list(tasks),
             "started_at": started_at,
+            "running": json.dumps([run.reported for run in running]),
         }
         cursor.row_factory = dict_row
         row = self._execute(cursor, self._report_replica, parameters).fetchone()

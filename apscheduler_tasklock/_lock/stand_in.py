@@ -29,6 +29,7 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
     TakeoverRequest,
 )
+from apscheduler_tasklock.status import RunningRun
 
 
 class LockProtocol(Protocol):
@@ -140,6 +141,7 @@ class LockProtocol(Protocol):
         dropped: Collection[str] = (),
         *,
         has_all: bool = True,
+        running: Sequence[RunningRun] = (),
     ) -> datetime:
         """Say that this replica is alive, and which tasks it has."""
 

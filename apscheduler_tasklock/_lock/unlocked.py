@@ -28,6 +28,7 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
     TakeoverRequest,
 )
+from apscheduler_tasklock.status import RunningRun
 
 _AT_ONCE = ReadTimes()
 
@@ -267,6 +268,7 @@ class UnlockedProtocol:
         dropped: Collection[str] = (),
         *,
         has_all: bool = True,
+        running: Sequence[RunningRun] = (),
     ) -> datetime:
         """Return since when the replica is known."""
         return started_at or monotonic_now()

@@ -16,6 +16,7 @@ from apscheduler_tasklock._lock.messages import Registered, Registration, RunSta
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.status import RunningRun
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class Registrar:
         self._report_at = 0.0  # on the monotonic clock
         self._has_all_at = 0.0  # likewise: jobs are added after the start, one by one
         self._reported: list[str] = []
+        self._reported_lost: frozenset[int] = frozenset()  # the tokens of what ran without its lock
         # The tasks that this replica had, and until when it says so, on the monotonic clock.
         self._dropped: dict[str, float] = {}
         self._fresh: dict[str, _Fresh] = {}  # by task
@@ -276,7 +278,11 @@ class Registrar:
                 self.note(key, moved=True)
 
     def _report(self) -> None:
-        """Tell that this replica is alive, and at once if it has other tasks than before."""
+        """Tell that this replica is alive, and what runs here.
+
+        At once if it has other tasks than before, or if a run has outlived its lock or has ended
+        after that: no row tells of such a run.
+        """
         if self._poll.closed:
             return
         is_first = self._report_at == 0
@@ -285,11 +291,14 @@ class Registrar:
         if time.monotonic() >= self._report_at:
             self._list_stored()
         names = sorted(set(self._poll.task_names()))
-        if time.monotonic() < self._report_at and names == self._reported:
+        running = self._locks.what_runs()
+        lost = frozenset(run.token for run in running if run.lost)
+        is_known = names == self._reported and lost == self._reported_lost
+        if time.monotonic() < self._report_at and is_known:
             return
         self._note_dropped(names)
         try:
-            self._report_tasks(names)
+            self._report_tasks(names, running)
         except TaskLockDatabaseError:
             raise
         except TaskLockError as error:
@@ -302,7 +311,7 @@ class Registrar:
             return
         # Not before it has succeeded: after an outage nobody waits for the next one.
         self._report_at = time.monotonic() + self._report_interval
-        self._reported = names
+        self._reported, self._reported_lost = names, lost
         if is_first:
             self._clean_up()
 
@@ -313,13 +322,14 @@ class Registrar:
             dropped.pop(name, None)
         self._dropped = {name: until for name, until in dropped.items() if now < until}
 
-    def _report_tasks(self, names: Sequence[str]) -> None:
+    def _report_tasks(self, names: Sequence[str], running: Sequence[RunningRun]) -> None:
         try:
             self._locks.report_replica(
                 _version(),
                 names,
                 list(self._dropped),
                 has_all=time.monotonic() >= self._has_all_at,
+                running=running,
             )
         except TaskLockDatabaseError:
             raise

@@ -34,6 +34,7 @@ from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._scheduler.tasks import Tasks
 from apscheduler_tasklock.options import LockOptions
+from apscheduler_tasklock.status import RunningRun
 from benchmarks.fidelity.clock import TravellingDatabase
 from benchmarks.fidelity.trace import Fire
 
@@ -74,6 +75,10 @@ class TravellingClient:
         """Take it on to tell that a task is overdue."""
         return self._protocol.tell_overdue(self._cursor(), task_name)
 
+    def what_runs(self) -> list[RunningRun]:
+        """Return nothing: operators see no simulated runs."""
+        return []
+
     def report_replica(
         self,
         version: str,
@@ -81,6 +86,7 @@ class TravellingClient:
         dropped: Sequence[str] = (),
         *,
         has_all: bool = True,
+        running: Sequence[RunningRun] = (),
     ) -> None:
         """Leave it: nothing here depends on who is alive."""
 

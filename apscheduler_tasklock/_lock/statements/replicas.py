@@ -28,9 +28,14 @@ _REGISTRATION_TYPES = {
     "repeated": "boolean",
 }
 
-# Seconds after its last sign that a replica counts as alive: three of its intervals.
+# Seconds after its last sign for which a replica may be alive: three of its intervals.
 ALIVE_FOR = 90.0
 IS_ALIVE = f"(stopped_at IS NULL AND seen_at > now() - {ALIVE_FOR} * interval '1 second')"
+
+
+# Seconds after its last sign of life after which operators see it as silent: one was missed.
+SILENT_AFTER = 45.0
+IS_HEARD = f"(stopped_at IS NULL AND seen_at > now() - {SILENT_AFTER} * interval '1 second')"
 
 
 def register(table: str) -> str:
@@ -105,17 +110,20 @@ def tell_overdue(table: str) -> str:
 
 
 def report_replica(replicas: str) -> str:
-    """Return the statement by which a replica says that it is alive, and which tasks it has.
+    """Return the statement by which a replica says that it is alive, what it has, and what runs.
 
     The first time it does, ``started_at`` is null, and all of the row becomes its own: the id may
     be that of a process before it. It returns the ``started_at`` that stands.
     """
     return f"""
-        INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks)
+        INSERT INTO {replicas} AS replica
+               (replica_id, host, version, started_at, seen_at, tasks, running)
         VALUES (%(replica_id)s, %(host)s, %(version)s,
-                COALESCE(%(started_at)s::timestamptz, now()), now(), %(tasks)s::text[])
+                COALESCE(%(started_at)s::timestamptz, now()), now(), %(tasks)s::text[],
+                %(running)s::jsonb)
         ON CONFLICT (replica_id) DO UPDATE SET
             host = excluded.host, version = excluded.version, seen_at = now(), stopped_at = NULL,
+            running = excluded.running,
             started_at = CASE WHEN %(started_at)s::timestamptz IS NULL THEN now()
                               ELSE replica.started_at END,
             tasks = CASE WHEN replica.tasks = excluded.tasks THEN replica.tasks
