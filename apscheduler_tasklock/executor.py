@@ -102,6 +102,8 @@ logger = logging.getLogger(__name__)
 # Seconds that a shutdown waits for claims under way to be given up, or made and handed over, and
 # for those of coroutines that it cuts. A claim without an answer is given up a second before.
 CLOSING_TIMEOUT = 2.5
+# So many jobs are named that a stop waits for.
+MOST_TOLD = 5
 
 
 class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
@@ -245,7 +247,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._idle = threading.Condition()  # told when one of these is over
         self._lost_workers = LostWorkers(locks)
         self._poll = Poll(
-            locks, self._jobs.list_tasks, lambda: self._adapter.state, self._poll_interval
+            locks,
+            self._jobs.list_tasks,
+            lambda: self._adapter.state,
+            self._poll_interval,
+            tell_waiting=self._tell_waiting,
+            timings=self.timings,
         )
         self._registrar = Registrar(
             locks,
@@ -367,12 +374,15 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self.locks.stop_claiming()
         self._poll.close()
         self._registrar.close()
-        if self._inner is not None:
-            begun = time.monotonic()
-            with shutting_down(self._inner):
-                self._inner.shutdown(wait)
-            unwrap(self._inner)
-            over_at += time.monotonic() - begun
+        try:
+            if self._inner is not None:
+                begun = time.monotonic()
+                with shutting_down(self._inner):
+                    self._inner.shutdown(wait)
+                unwrap(self._inner)
+                over_at += time.monotonic() - begun
+        finally:
+            self._poll.end()
         deadline = time.monotonic() + CLOSING_TIMEOUT
         runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
         # Coroutines that the wrapped executor has cancelled, and that have not noticed.
@@ -386,6 +396,26 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._remove_listeners()
         self.locks.close(blocking=True, until=over_at)
         self._started_in = None
+
+    def _tell_waiting(self) -> None:
+        """Say which jobs a stop waits for."""
+        # What waits in a pool of threads is not begun any more; a process pool does not tell.
+        may_wait = not has_own_threads(self._inner)
+        running = [active for active in list(self._active.values()) if active.begun_at or may_wait]
+        if running:
+            more = len(running) - MOST_TOLD
+            logger.warning(
+                "The stop waits for jobs to end: %s",
+                ", ".join(
+                    [active.in_words() for active in running[:MOST_TOLD]]
+                    + [f"{more} more"] * (more > 0)
+                ),
+            )
+
+    def _note_begun(self, submission: Submission) -> None:
+        active = self._active.get(submission.claim_ids[0])
+        if active is not None:
+            active.begun_at = time.monotonic()
 
     def _add_listeners(self, scheduler: Any) -> None:
         scheduler.add_listener(self._check_job, EVENT_JOB_ADDED | EVENT_JOB_MODIFIED)
@@ -574,6 +604,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 self._coroutines,
                 self._queued,
                 self._wrap,
+                self._note_begun,
             )
         return context
 
@@ -793,8 +824,17 @@ class _Active:
     """A submission that is not over.
 
     :ivar processes: of the pool that runs it, by their ids
+    :ivar begun_at: when a worker of this process began it, on the monotonic clock
     """
 
     def __init__(self, submission: Submission) -> None:
         self.submission = submission
         self.processes: Mapping[int, Any] = {}
+        self.begun_at: float | None = None
+
+    def in_words(self) -> str:
+        """Return which job it is, and for how long it has run."""
+        told = f"{self.submission.job.id!r} (task {self.submission.task_name!r}"
+        if self.begun_at is not None:
+            told += f", has run for {time.monotonic() - self.begun_at:.0f} s"
+        return f"{told})"

@@ -56,7 +56,7 @@ class _Gauge:
 def _overdue(task: TaskStatus) -> float:
     """Return 1 for an overdue task, also for one whose last run is dead: its state is that.
 
-    Or it is too long, if it was renewed until its maximum lock ended.
+    Or it is too long, if it has outlived its maximum lock.
     """
     if task.gone:  # which is a note and not an alarm
         return 0.0
@@ -67,6 +67,11 @@ def _overdue(task: TaskStatus) -> float:
     if (task.state is TaskState.DEAD or is_over) and task.overdue_at is not None:
         return float(task.overdue_at < now)
     return float(task.state is TaskState.OVERDUE)
+
+
+def _cut(task: TaskStatus) -> float:
+    """Return 1 for a task whose last run was cut, unless it is paused or gone."""
+    return float(task.cut_for is not None and task.paused_until is None and not task.gone)
 
 
 def _last_success(task: TaskStatus) -> float | None:
@@ -86,6 +91,9 @@ GAUGES = (
         "",
         "Runs that failed since the last that ended well",
         lambda task: float(task.failures),
+    ),
+    _Gauge(
+        "tasklock.task.cut", "", "1 if a stop has cut the last run, and nobody ran its window", _cut
     ),
 )
 

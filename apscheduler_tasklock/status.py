@@ -18,7 +18,7 @@ class TaskState(str, Enum):
     TOO_LONG = "too long"
     """It runs for longer than ``max_runtime``, by default its maximum lock.
 
-    After its maximum lock nobody can tell whether it still runs, or died in its last lease.
+    Also while another replica runs a later window: see ``TaskStatus.stuck``.
     """
     RUNNING = "running"
     PAUSED = "paused"
@@ -28,11 +28,38 @@ class TaskState(str, Enum):
     """It was due, and neither then nor in the grace time after that has anybody run it."""
     LATE = "late"
     """It is due, and its grace time has not passed."""
+    CUT = "cut"
+    """A stop has cut its last run, as that of a coroutine, and nobody has run its window."""
     FAILING = "failing"
     """Its last run failed."""
     NEW = "new"
     """A replica has it, and it has never run."""
     OK = "ok"
+
+
+@dataclass(frozen=True)
+class RunningRun:
+    """A run that goes on.
+
+    :ivar task: the task's name
+    :ivar token: its fencing token
+    :ivar replica: who runs it
+    :ivar since: when it was granted
+    :ivar lost: whether its lock is lost, so that others may run the task: it has outlived its
+        maximum lock, or was taken for dead, or freed
+    """
+
+    task: str
+    token: int
+    replica: str
+    since: datetime
+    lost: bool = False
+
+    @property
+    def reported(self) -> dict[str, Any]:
+        """What the replica's row has of it."""
+        since = self.since.isoformat()
+        return {"task": self.task, "token": self.token, "since": since, "lost": self.lost}
 
 
 @dataclass(frozen=True)
@@ -54,7 +81,12 @@ class TaskStatus:
     :ivar due_at: when the next run is due; ``None`` if none is, or nobody knows
     :ivar overdue_at: when that counts as overdue
     :ivar late_by: seconds for which it is due; ``None`` if it is not, or runs, or is paused
-    :ivar took: seconds that the last run took, or takes so far
+    :ivar took: seconds that the last run took, or takes so far; of one that died or was cut, until
+        its lease ended
+    :ivar outcome: how the last run ended, as of :class:`Run`, or ``"cut"`` by a stop; ``None``
+        while it goes on, and if nobody knows
+    :ivar cut_for: seconds since its last run was cut, if it was and nobody has run its window
+    :ivar stuck: runs that go on although they have outlived their maximum lock, the oldest first
     :ivar succeeded_at: when a run last ended well
     :ivar failed_at: when a run last failed, or was found to have died
     :ivar failures: how many in a row have failed since the last that ended well
@@ -84,6 +116,9 @@ class TaskStatus:
     overdue_at: datetime | None
     late_by: float | None
     took: float | None
+    outcome: str | None
+    cut_for: float | None
+    stuck: tuple[RunningRun, ...]
     succeeded_at: datetime | None
     failed_at: datetime | None
     failures: int
@@ -148,7 +183,7 @@ class JobStatus:
 
 
 # How a run can end; see :class:`Run`.
-OUTCOMES = ("ok", "error", "cancelled", "died", "overtaken", "freed", "missed")
+OUTCOMES = ("ok", "error", "cancelled", "died", "overran", "overtaken", "freed", "missed")
 
 
 @dataclass(frozen=True)
@@ -159,11 +194,12 @@ class Run:
     :ivar token: its fencing token
     :ivar scheduled_at: its run time; ``None`` of a manual run and of ``hold``
     :ivar started_at: when it was granted
-    :ivar ended_at: when it was released; of one that died, when its lease ended
+    :ivar ended_at: when it was released; of one that died or overran, when its lease ended
     :ivar replica: who ran it
     :ivar kind: ``"schedule"``, ``"takeover"``, ``"manual"`` or ``"hold"``
     :ivar outcome: ``"ok"``, ``"error"``, ``"cancelled"``; ``"died"`` with its holder;
-        ``"freed"`` by an operator; ``"overtaken"``: it was taken for dead, or freed, and ended
+        ``"overran"``: it outlived its maximum lock, while its holder lived; ``"freed"`` by an
+        operator; ``"overtaken"``: it was taken for dead, or freed, and ended
         later; ``"missed"``: the last run time of a job of the job store, which never began
     :ivar error_type: class of its exception
     :ivar error: what that said, 500 characters at most
@@ -186,6 +222,19 @@ class Run:
         return (self.ended_at - self.started_at).total_seconds()
 
 
+class ReplicaState(str, Enum):
+    """What is known of a replica."""
+
+    ALIVE = "alive"
+    """It has said so in the last 45 seconds; it does every 30 seconds."""
+    SILENT = "silent"
+    """Nobody has heard of it for 45 seconds: it was killed, hangs, or cannot reach the database."""
+    DIED = "died"
+    """A run of it has died, and nobody has heard of it since."""
+    STOPPED = "stopped"
+    """It was shut down in good order."""
+
+
 @dataclass(frozen=True)
 class ReplicaStatus:
     """A replica: one running scheduler process.
@@ -195,9 +244,9 @@ class ReplicaStatus:
     :ivar version: of this library
     :ivar started_at: when it started
     :ivar seen_at: when it last said that it is alive; it does so every 30 seconds
-    :ivar alive: whether that was less than 90 seconds ago
+    :ivar state: what is known of it
     :ivar tasks: the tasks that it has, by name
-    :ivar running: those of them that it runs
+    :ivar running: what it runs, by the tasks' names
     :ivar rejected: what the database rejects of its work, each as ``"history: <why, and what to
         do>"``; empty if nothing
     """
@@ -207,9 +256,15 @@ class ReplicaStatus:
     version: str
     started_at: datetime
     seen_at: datetime
-    alive: bool
+    state: ReplicaState
     tasks: tuple[str, ...]
-    running: tuple[str, ...]
+    running: tuple[RunningRun, ...]
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is alive, for all that is known."""
+        return self.state is ReplicaState.ALIVE
+
     rejected: tuple[str, ...] = ()
 
 

@@ -79,6 +79,8 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("requested_by", sa.Text, nullable=True),
         _moment("requested_at", nullable=True),
         _moment("request_until", nullable=True),
+        sa.Column("last_outcome", sa.Text, nullable=True),
+        sa.Column("overran", sa.Boolean, nullable=False, server_default=sa.text("false")),
         schema=schema,
     )
     # Half of each page stays empty, so that rows are updated in place.
@@ -115,6 +117,7 @@ def _create_replicas(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("tasks", ARRAY(sa.Text), nullable=False),
         _moment("stopped_at", nullable=True),
         sa.Column("rejected", ARRAY(sa.Text), nullable=False, server_default=sa.text("'{}'")),
+        sa.Column("running", JSONB, nullable=False, server_default=sa.text("'[]'")),
         schema=schema,
     )
 

@@ -25,8 +25,9 @@ class Timings:
         gives a right back: a release, and the run history. All else is tried again with each look.
     :ivar closing_timeout: for which pending releases are sent at a shutdown while the database is
         unavailable, as when a server restarts under a deployment. All attempts are over by then.
-    :ivar report_interval: from one sign of life of a replica to the next; three of them make it
-        count as alive
+    :ivar report_interval: from one sign of life of a replica to the next; one that misses one is
+        silent to operators
+    :ivar waiting_interval: from one log line that says which jobs a stop waits for to the next
     :ivar refusal_age: for which it is believed that the window of a queued run time is taken. After
         that it may have been opened again, while the application's own jobs kept the workers busy.
     :ivar give_back_after: for which a hand-out of the job store waits for a worker. Then it is
@@ -43,6 +44,7 @@ class Timings:
     rejected_interval: float = 5.0
     closing_timeout: float = 3.0
     report_interval: float = 30.0
+    waiting_interval: float = 10.0
     refusal_age: float = 5.0
     give_back_after: float = 5.0
     ended_kept: float = 10.0

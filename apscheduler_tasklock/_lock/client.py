@@ -92,6 +92,7 @@ from apscheduler_tasklock.schema.table import (
     run_table,
     task_lock_table,
 )
+from apscheduler_tasklock.status import RunningRun
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ AnyAttempt: TypeAlias = ClaimAttempt | TakeoverAttempt | ManualAttempt | HandOut
 
 # The share of a lease in which a renewal must have been sent; else it gets a connection of its own.
 RENEWAL_TURN = 1 / 6
+# Seconds that stand for the lease of a claim without one, for the time that its renewal may take.
+UNLEASED_RENEWAL = 3.0
 # Seconds for which extending a lock is tried.
 EXTEND_TIMEOUT = 2.0
 
@@ -202,6 +205,7 @@ class LockClient:
             self._exchange, self._protocol, self._closing, settings.timings
         )
         self._context = ClaimContext(self._protocol, self.clock, self.outage, self._pending)
+        self._running: dict[UUID, tuple[HeldLock, datetime]] = {}  # and since when
         self._heartbeat = Heartbeat(
             self._renew, self._second_pool.close_idle, settings.timings, self.rejections
         )
@@ -470,15 +474,23 @@ class LockClient:
             was_overdue=answer.was_overdue,
             extender=self._extend,
         )
-        if held.lease is not None:
-            try:
-                self._heartbeat.add(held)
-            except BaseException:  # threads are limited, and the lease could not be renewed
+        try:
+            self._heartbeat.add(held)
+        except BaseException:  # threads are limited, and the lease could not be renewed
+            if held.lease is not None:
                 is_hold = isinstance(request, ClaimRequest) and not request.runs
                 ending = Ending.OPEN if is_hold else Ending.HAND_OVER
                 self._pending.add(_release_of(held, RunEnd(ending)), seconds=held.seconds_left)
                 raise
+        self._running[held.claim_id] = (held, answer.database_time)
         return held
+
+    def what_runs(self) -> list[RunningRun]:
+        """Return what runs here under a lock, or went on when that was lost."""
+        return [
+            RunningRun(held.name, held.token, self.replica_id, since, lost=held.lost)
+            for held, since in list(self._running.values())
+        ]
 
     def prepare_release(self, held: HeldLock, end: RunEnd) -> Release | None:
         """Return a release that can be sent, and then :meth:`release` be called with it.
@@ -535,6 +547,7 @@ class LockClient:
             self._pending.add(_release_of(held, end), seconds=held.seconds_left)
             raise
         finally:
+            self._running.pop(held.claim_id, None)
             if held.end():
                 self.in_use.end_use()
 
@@ -552,6 +565,7 @@ class LockClient:
     def abandon(self, held: HeldLock) -> None:
         """Renew a claim no more, and never release it, as if its process were killed."""
         self._heartbeat.remove(held)
+        self._running.pop(held.claim_id, None)
         if held.end():
             self.in_use.end_use()
 
@@ -630,9 +644,13 @@ class LockClient:
         return self.ask(partial(self._protocol.tell_overdue, task_name=task_name))
 
     def report_replica(
-        self, version: str, tasks: Sequence[str], rejected: Sequence[str] = ()
+        self,
+        version: str,
+        tasks: Sequence[str],
+        rejected: Sequence[str] = (),
+        running: Sequence[RunningRun] = (),
     ) -> None:
-        """Say that this replica is alive, which tasks it has, and what is rejected of its work.
+        """Say that this replica is alive, which tasks it has, what is rejected, and what runs.
 
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects that, as for a role without the right
@@ -644,6 +662,7 @@ class LockClient:
                 version=version,
                 tasks=tasks,
                 rejected=rejected,
+                running=running,
                 started_at=self._started_at,
             )
         )
@@ -838,11 +857,17 @@ class LockClient:
                 _note(held, times, sent)
             return times is not None
 
-    def _renew(self, held: Sequence[HeldLock]) -> dict[UUID, bool]:
-        """Renew claims with one statement; return which stand, and whether each was renewed."""
+    def _renew(self, held: Sequence[HeldLock], last: frozenset[UUID]) -> dict[UUID, bool]:
+        """Renew claims with one statement; return which stand, and whether each was renewed.
+
+        :param last: the ids of those that are renewed for the last time
+        """
         sent = time.monotonic()
-        lease = min(claim.lease or inf for claim in held)
-        renewals = [_renewal(claim) for claim in held]
+        lease = min(claim.lease or UNLEASED_RENEWAL for claim in held)
+        renewals = [
+            Renewal(claim.name, claim.claim_id, claim.lease, is_last=claim.claim_id in last)
+            for claim in held
+        ]
         times = self._ask_beside(
             lambda cursor: self._protocol.renew(cursor, renewals),
             turn_within=lease * RENEWAL_TURN,
@@ -887,11 +912,6 @@ def _note(held: HeldLock, times: LockTimes, sent: float) -> None:
 
 def _release_of(held: HeldLock, end: RunEnd) -> ReleaseRequest:
     return ReleaseRequest(held.name, held.claim_id, end, held.token)
-
-
-def _renewal(held: HeldLock) -> Renewal:
-    assert held.lease is not None
-    return Renewal(held.name, held.claim_id, held.lease)
 
 
 def client_now(client: LockClient) -> LockClient:

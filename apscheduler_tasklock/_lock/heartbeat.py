@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from uuid import UUID
 
 from apscheduler_tasklock._database.rejections import RENEWALS, Rejections
@@ -21,25 +22,40 @@ logger = logging.getLogger(__name__)
 LINGER = 5.0
 # Seconds after which a renewal that failed is tried again, or sooner if the lease is short.
 RETRY_INTERVAL = 0.5
+# Seconds before the end of a maximum lock at which it is renewed for the last time, or a fifth of
+# what is left of it when it begins.
+LAST_RENEWAL = 1.0
+LAST_RENEWAL_SHARE = 0.2
 
-Renew = Callable[[Sequence[HeldLock]], "dict[UUID, bool]"]
+Renew = Callable[[Sequence[HeldLock], "frozenset[UUID]"], "dict[UUID, bool]"]
 
 
 @dataclass(eq=False)
 class _Lease:
     held: HeldLock
     due: float  # when to renew it, on the monotonic clock
+    last: float  # seconds before the end of the maximum lock of the last renewal
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a renewal that is sent now is the last one."""
+        # It is due at `last`; a batch of others may take it along a little sooner.
+        return self.held.seconds_left <= self.last * 1.5
 
 
 class Heartbeat:
     """Renews what a replica holds, all of it with one statement.
 
+    The last renewal, right before the maximum lock ends, says that the run is about to overrun it
+    while its holder lives. A claim without a lease has that one only.
+
     One thread, which starts with the first lease and is gone some time after the last. The workers
     and event loops that the jobs run on have no part in it, and may be as busy as they like.
 
-    :param renew: renews claims, notes their new ends, and returns which stand, by id, and whether
-        each was renewed; raises ``TaskLockDatabaseError`` if the database is unavailable,
-        and ``TaskLockError`` if it rejects that
+    :param renew: gets claims, and the ids of those that are renewed for the last time; renews them,
+        notes their new ends, and returns which stand, by id, and whether each was renewed; raises
+        ``TaskLockDatabaseError`` if the database is unavailable, and ``TaskLockError`` if it
+        rejects that
     :param on_idle: called when there is nothing to renew any more, after a renewal
     :param timings: has the number of renewals in a lease
     :param rejections: is told if the database rejects a renewal
@@ -72,7 +88,7 @@ class Heartbeat:
                 # Before all else: where threads are limited, it fails, and nobody gets the lock.
                 thread.start()
                 self._thread = thread
-            lease = self._leases[held.claim_id] = _Lease(held, self._first_due(held))
+            lease = self._leases[held.claim_id] = self._lease_of(held)
             # Else the thread looks early enough. To wake it for each claim costs as much as one.
             if lease.due < self._looks_at:
                 self._changed.notify_all()
@@ -88,6 +104,8 @@ class Heartbeat:
         """Let the thread end as soon as there is nothing to renew."""
         with self._changed:
             self._closed = True
+            for lease in [each for each in self._leases.values() if each.held.lease is None]:
+                del self._leases[lease.held.claim_id]
             self._changed.notify_all()
 
     @property
@@ -147,7 +165,7 @@ class Heartbeat:
                 )
                 self.remove(lease.held)
             elif lease.held.lost:
-                self._lose(lease)
+                self._lose(lease)  # without a lease its job is told when it ends
             else:
                 standing.append(lease)
         if not standing:
@@ -155,15 +173,18 @@ class Heartbeat:
         now = time.monotonic()
         self._has_renewed = True
         try:
-            renewed = self._renew([lease.held for lease in standing])
+            last = frozenset(lease.held.claim_id for lease in standing if lease.is_last)
+            renewed = self._renew([lease.held for lease in standing], last)
         except TaskLockError as error:
             self._note_rejected(error)
             _put_off(standing)
             return
         self._rejections.end(RENEWALS)
         for lease in standing:
-            lease.due = self._due(lease.held, now)
-            if lease.held.claim_id not in renewed:
+            is_last = lease.held.claim_id in last
+            lease.due = self._due(lease, now, is_last=is_last)
+            is_over = lease.held.lease is None and is_last and renewed.get(lease.held.claim_id)
+            if lease.held.claim_id not in renewed or is_over:
                 self._lose(lease)
         # Somebody has their rows locked, maybe for a moment only.
         _put_off([lease for lease in standing if renewed.get(lease.held.claim_id) is False])
@@ -175,27 +196,39 @@ class Heartbeat:
     def _lose(self, lost: _Lease) -> None:
         with self._changed:
             released = self._leases.pop(lost.held.claim_id, None) is None
-        if not released:
+        if not released and lost.held.lease is not None:
             lost.held.lose()
 
     def _is_nearly_due(self, lease: _Lease) -> bool:
         """Tell whether a lease is renewed together with those that are due, in one statement."""
-        assert lease.held.lease is not None
-        return lease.due <= time.monotonic() + lease.held.lease / self._per_lease / 2
+        early = 0.0 if lease.held.lease is None else lease.held.lease / self._per_lease / 2
+        return lease.due <= time.monotonic() + early
 
-    def _first_due(self, held: HeldLock) -> float:
-        assert held.lease is not None
-        # The claim's answer may have taken most of the first lease.
-        return time.monotonic() + min(held.lease, held.lease_left) / self._per_lease
+    def _lease_of(self, held: HeldLock) -> _Lease:
+        last = last_renewal(held)
+        wait = held.seconds_left - last
+        if held.lease is not None:
+            # The claim's answer may have taken most of the first lease.
+            wait = min(wait, min(held.lease, held.lease_left) / self._per_lease)
+        return _Lease(held, time.monotonic() + wait, last)
 
-    def _due(self, held: HeldLock, now: float) -> float:
-        assert held.lease is not None
-        # Not after the maximum lock: that it is lost by then is told at once.
-        return now + min(held.lease / self._per_lease, held.seconds_left)
+    def _due(self, lease: _Lease, now: float, *, is_last: bool) -> float:
+        """Return when it is due after a renewal.
+
+        :param is_last: whether that was the last one. Then the next look tells that it is lost.
+        """
+        left = lease.held.seconds_left - (0.0 if is_last else lease.last)
+        interval = inf if lease.held.lease is None else lease.held.lease / self._per_lease
+        return now + max(0.0, min(interval, left))
+
+
+def last_renewal(held: HeldLock) -> float:
+    """Return the seconds before the end of a new claim's maximum lock of its last renewal."""
+    return min(LAST_RENEWAL, held.seconds_left * LAST_RENEWAL_SHARE)
 
 
 def _put_off(leases: Sequence[_Lease]) -> None:
     now = time.monotonic()
     for lease in leases:
-        assert lease.held.lease is not None
-        lease.due = now + jittered(min(RETRY_INTERVAL, lease.held.lease / 10))
+        interval = lease.last if lease.held.lease is None else lease.held.lease / 10
+        lease.due = now + jittered(min(RETRY_INTERVAL, interval))

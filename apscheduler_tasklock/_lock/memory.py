@@ -34,7 +34,7 @@ from apscheduler_tasklock._lock.messages import (
 from apscheduler_tasklock._lock.protocol import HISTORY, HistorySettings
 from apscheduler_tasklock._lock.unlocked import later, monotonic_now
 from apscheduler_tasklock.errors import TaskLockOptionError
-from apscheduler_tasklock.status import Run
+from apscheduler_tasklock.status import Run, RunningRun
 
 # What a task's times say that has never run.
 NEVER = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -89,6 +89,8 @@ class TaskRow:
     requested_by: str | None = None
     requested_at: datetime | None = None
     request_until: datetime | None = None
+    last_outcome: str | None = None
+    overran: bool = False
 
     @property
     def finished(self) -> bool:
@@ -302,7 +304,7 @@ class _Claim:
         row.window_until = later(self.fired, request.min_lock)
         row.locked_by = replica_id
         row.claim_id = request.claim_id
-        row.handovers, row.handed_over = 0, False
+        row.handovers, row.handed_over, row.overran = 0, False, False
         row.failover, row.runs, row.one_off = request.failover, request.runs, request.one_off
         row.finished_at = row.overdue_told_at = None
         row.kind = "schedule" if request.runs else "hold"
@@ -341,6 +343,7 @@ class MemoryProtocol:
             if not claim.is_granted(row):
                 return claim.found(row)
             was_overdue = row.overdue_told_at is not None
+            row.last_outcome = None
             self._note_death(row)
             row.token += 1
             claim.take(row, self._replica_id)
@@ -443,7 +446,9 @@ class MemoryProtocol:
             if not may_take_over:
                 return self._found(row, request.claim_id, now, paused=row.is_paused(now))
             was_handed_over = row.handed_over
+            row.last_outcome = None
             self._note_death(row)
+            row.overran = False
             row.token += 1
             if row.overrun_at is not None:
                 row.overrun_at = min(now + (row.overrun_at - row.started_at), row.run_until)
@@ -480,6 +485,7 @@ class MemoryProtocol:
                     self._note_end(row, request)
                 row.locked_until = min(row.locked_until, now)
                 row.handed_over = True
+                row.last_outcome = end.last_outcome
             else:
                 self._finish(row, request, now)
             return ReleaseAnswer(row.locked_until, now)
@@ -491,10 +497,11 @@ class MemoryProtocol:
             self._note_end(row, request)
             if end.outcome == "ok":
                 row.succeeded_at, row.failures = now, 0
-            elif end.outcome == "error":
+            elif end.outcome in ("error", "overran"):
                 row.failed_at, row.failures = now, row.failures + 1
-            if end.outcome in ("ok", "error"):
+            if end.outcome in ("ok", "error", "overran"):
                 row.error_type = end.error_type
+            row.last_outcome = end.last_outcome
             if end.ending is Ending.OPEN:
                 half = (row.window_until - row.window_start) / 2
                 row.window_until = row.window_start - max(
@@ -567,7 +574,7 @@ class MemoryProtocol:
             now, row = self._locks.now(), self._of_claim(task_name, claim_id)
             if row is None or not row.stands(now):
                 return None
-            row.run_until = later(row.run_until, by)
+            row.run_until, row.overran = later(row.run_until, by), False
             row.locked_until = max(row.locked_until, leased(now, lease, row.run_until))
             return LockTimes(row.locked_until, row.run_until, now)
 
@@ -580,6 +587,7 @@ class MemoryProtocol:
                 if row is not None and row.stands(now):
                     until = leased(now, each.lease, row.run_until)
                     row.locked_until = max(row.locked_until, until)
+                    row.overran = each.is_last
                     renewed[each.claim_id] = LockTimes(row.locked_until, row.run_until, now)
             return renewed
 
@@ -649,6 +657,7 @@ class MemoryProtocol:
         tasks: Sequence[str],
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
+        running: Sequence[RunningRun] = (),
     ) -> datetime:
         """Note the replica's tasks; return since when it is known."""
         with self._locks.lock:
@@ -697,8 +706,9 @@ class MemoryProtocol:
         """Note that the last run's holder died, if it did, as another claim follows it."""
         if row.finished or row.handed_over:
             return
-        self._locks.note_end(row, "died", ended_at=row.locked_until)
-        row.deaths += 1
+        row.last_outcome = "overran" if row.overran else "died"
+        self._locks.note_end(row, row.last_outcome, ended_at=row.locked_until)
+        row.deaths += not row.overran
         row.failures += 1
         row.failed_at, row.error_type = row.locked_until, None
 

@@ -30,11 +30,12 @@ class RunEnd:
     """How a run ended: what becomes of its window, and what the row and the run history tell of it.
 
     :ivar ending: what becomes of its window
-    :ivar outcome: ``"ok"``, ``"error"`` or ``"cancelled"``; ``""`` for one that never began
+    :ivar outcome: ``"ok"``, ``"error"``, ``"cancelled"`` or ``"overran"``; ``""`` if it never began
     :ivar error_type: the exception's class
     :ivar error: what it says, made fit to be stored
     :ivar next_in: seconds until the next run time, if that of the claim has passed
     :ivar is_last: whether no run time follows
+    :ivar cut: whether a stop has cancelled it, and not its own code
     """
 
     ending: Ending = Ending.KEEP
@@ -43,6 +44,12 @@ class RunEnd:
     error: str | None = None
     next_in: float | None = None
     is_last: bool = False
+    cut: bool = False
+
+    @property
+    def last_outcome(self) -> str | None:
+        """What the task's row says of it; ``None`` of one that never began."""
+        return "cut" if self.cut else self.outcome or None
 
     @classmethod
     def of(
@@ -94,6 +101,7 @@ class ReleaseRequest:
             "outcome": end.outcome,
             "error_type": end.error_type,
             "error": end.error,
+            "last_outcome": end.last_outcome,
             "next_in": end.next_in,
             "is_last": end.is_last,
         }
@@ -400,12 +408,14 @@ class ReleaseAnswer(NamedTuple):
 class Renewal:
     """A claim that is to stand for another lease.
 
-    :ivar lease: seconds, from the renewal on
+    :ivar lease: seconds, from the renewal on; ``None``: until the maximum lock
+    :ivar is_last: whether the maximum lock is about to end, so that the run overruns it
     """
 
     task_name: str
     claim_id: UUID
-    lease: float
+    lease: float | None
+    is_last: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,10 @@ from apscheduler_tasklock._lock.jobs import channel_of
 from apscheduler_tasklock._lock.statements import (
     DUE_IN_PAUSE,
     IS_ALIVE,
+    IS_HEARD,
     JUST_BEFORE,
     NEVER,
+    SHORTEST_WAIT,
     Statement,
     for_template,
 )
@@ -31,8 +33,10 @@ from apscheduler_tasklock.schema.table import job_table, replica_table, run_tabl
 from apscheduler_tasklock.status import (
     JobState,
     JobStatus,
+    ReplicaState,
     ReplicaStatus,
     Run,
+    RunningRun,
     RunRequest,
     TaskState,
     TaskStatus,
@@ -53,22 +57,60 @@ _OVERDUE = f"CASE WHEN {_DUE} IS NOT NULL THEN {_DUE} + (lock.overdue_at - lock.
 # It was removed, and its row is left: replicas live, none of them has it, and nobody waits for it.
 _GONE = """(lock.due_at IS NULL AND EXISTS (SELECT FROM alive) AND known.task_name IS NULL
             AND COALESCE(lock.kind, '') <> 'hold' AND NOT lock.one_off)"""
-# It was renewed up to its maximum lock, after which nobody can: it goes on, for all that is known.
-# A holder that died before has stopped renewing sooner.
-_OUTLIVED = """(lock.finished_at IS NULL AND NOT lock.handed_over
-                AND lock.locked_until >= lock.run_until)"""
+# It has outlived its maximum lock, and goes on, unless its replica is gone by now.
+_OVERRUNS = """(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.overran
+                AND NOT EXISTS (SELECT FROM unheard WHERE replica_id = lock.locked_by))"""
+# A run that its replica still has, although its lock is lost and its time is over.
+_IS_STUCK = """((lost.token < lock.token OR lock.finished_at IS NULL
+                 OR lock.last_outcome IN ('died', 'overran', 'freed'))
+                AND lost.since + COALESCE(lock.overrun_at - lock.started_at, '0') < now())"""
+# When a stop cut it, if nobody has run its window. One that was handed over is looked for first.
+_CUT_AT = f"""
+    CASE WHEN lock.finished_at IS NOT NULL AND lock.last_outcome = 'cut' THEN lock.finished_at
+         WHEN lock.finished_at IS NULL AND lock.handed_over
+              AND lock.locked_until + {SHORTEST_WAIT} <= now() THEN lock.locked_until END
+"""
+_OUTCOME = f"""
+    CASE WHEN lock.finished_at IS NOT NULL THEN lock.last_outcome WHEN lock.handed_over THEN 'cut'
+         WHEN lock.locked_until > now() OR {_OVERRUNS} THEN NULL
+         WHEN lock.overran THEN 'overran' ELSE 'died' END
+"""
 _STATE = f"""
-    CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now() AND NOT lock.handed_over
+    CASE WHEN stuck.tokens IS NOT NULL THEN 'too long'
+         WHEN lock.finished_at IS NULL AND lock.locked_until > now() AND NOT lock.handed_over
               THEN CASE WHEN lock.overrun_at BETWEEN lock.started_at AND now()
                         THEN 'too long' ELSE 'running' END
-         WHEN {_OUTLIVED} THEN 'too long'
+         WHEN {_OVERRUNS} THEN 'too long'
          WHEN lock.paused_until > now() THEN 'paused'
          WHEN lock.finished_at IS NULL AND NOT lock.handed_over THEN 'dead'
          WHEN lock.window_start < {_DUE} AND {_OVERDUE} < now() THEN 'overdue'
          WHEN lock.window_start < {_DUE} AND {_DUE} < now() THEN 'late'
+         WHEN {_CUT_AT} IS NOT NULL THEN 'cut'
          WHEN lock.failures > 0 THEN 'failing'
          WHEN lock.started_at = {NEVER} THEN 'new'
          ELSE 'ok' END
+"""
+
+# Its run was found dead, in the task's row or in the history, and it has said nothing since.
+_REPLICA_STATE = """
+    CASE WHEN stopped_at IS NOT NULL THEN 'stopped'
+         WHEN died_at > seen_at OR EXISTS (
+             SELECT FROM {table} AS lock
+             WHERE locked_by = replica_id AND finished_at IS NULL AND NOT handed_over
+                   AND NOT overran AND locked_until <= now() AND locked_until > seen_at)
+             THEN 'died'
+         WHEN heard THEN 'alive' ELSE 'silent' END
+"""
+# What a replica told when it was heard last, of runs whose locks were lost.
+_LOST = """
+    SELECT run.task, run.token, run.since, replica_id FROM replicas, jsonb_to_recordset(running)
+        AS run (task text, token bigint, since timestamptz, lost boolean)
+    WHERE heard AND lost
+"""
+# In place of the replicas, where they cannot be read.
+_NO_REPLICAS = """
+    SELECT '' AS replica_id, NULL::text[] AS tasks, '[]'::jsonb AS running, false AS alive,
+           false AS heard WHERE false
 """
 
 _JOB_STATE = """
@@ -97,19 +139,29 @@ class Operations:
         self._runs = for_template(run_table(table))
         self._replicas = for_template(replica_table(table))
         # Replicas of one deployment have the same tasks, and say so in the same order.
-        live = f"SELECT tasks FROM {self._replicas} WHERE {IS_ALIVE}"
+        replicas = f"SELECT *, {IS_ALIVE} AS alive, {IS_HEARD} AS heard FROM {self._replicas}"
         tasks = f"""
-            WITH alive AS ({live}),
+            WITH replicas AS ({replicas}),
+                 alive AS (SELECT tasks FROM replicas WHERE alive),
+                 unheard AS (SELECT replica_id FROM replicas WHERE NOT heard),
+                 lost AS ({_LOST}),
                  known AS (SELECT DISTINCT unnest(tasks) AS task_name
                            FROM (SELECT DISTINCT tasks FROM alive) AS list)
             SELECT lock.task_name AS name, {_STATE} AS state, lock.schedule, lock.kind, lock.token,
                    lock.locked_by AS holder, lock.window_start AS scheduled_at, lock.started_at,
                    lock.finished_at, lock.locked_until, lock.run_until, {_DUE} AS due_at,
                    GREATEST(lock.window_until, lock.window_start) AS window_until,
+                   lock.window_start = {NEVER} AS has_no_window,
                    {_OVERDUE} AS overdue_at,
                    extract(epoch FROM now() - {_DUE})::float8 AS late_by,
-                   extract(epoch FROM COALESCE(lock.finished_at, LEAST(now(), lock.locked_until))
+                   extract(epoch FROM CASE WHEN lock.finished_at IS NOT NULL THEN lock.finished_at
+                                           WHEN {_OVERRUNS} THEN now()
+                                           ELSE LEAST(now(), lock.locked_until) END
                                       - lock.started_at)::float8 AS took,
+                   {_OUTCOME} AS outcome,
+                   extract(epoch FROM now() - {_CUT_AT})::float8 AS cut_for,
+                   stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
+                   stuck.since AS stuck_since,
                    lock.succeeded_at, lock.failed_at, lock.failures, lock.error_type,
                    CASE WHEN lock.paused_until > now() THEN lock.paused_until END AS paused_until,
                    lock.paused_by, lock.pause_reason,
@@ -117,14 +169,17 @@ class Operations:
                    CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
                    {_GONE} AS gone, lock.failover,
                    lock.started_at = {NEVER} AS is_new
-            FROM {name} AS lock LEFT JOIN known USING (task_name)
+            FROM {name} AS lock LEFT JOIN known USING (task_name), LATERAL (
+                SELECT array_agg(token ORDER BY lost.token) AS tokens,
+                       array_agg(replica_id ORDER BY lost.token) AS replica_ids,
+                       array_agg(since ORDER BY lost.token) AS since
+                FROM lost WHERE lost.task = lock.task_name AND {_IS_STUCK}
+            ) AS stuck
             WHERE %(like)s::text[] IS NULL OR lock.task_name LIKE ANY (%(like)s::text[])
             ORDER BY lock.task_name LIMIT %(limit)s
         """
         self._tasks = Statement(tasks)
-        self._tasks_without_replicas = Statement(
-            tasks.replace(live, "SELECT NULL::text[] AS tasks WHERE false")
-        )
+        self._tasks_without_replicas = Statement(tasks.replace(replicas, _NO_REPLICAS))
         columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
                      run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error"""
         # It reads the whole history, which is limited for each task. An index by time would make
@@ -153,13 +208,37 @@ class Operations:
               AND (%(until)s::timestamptz IS NULL OR run.started_at < %(until)s)
             ORDER BY run.token DESC LIMIT %(limit)s
         """)
-        self._list_replicas = Statement(f"""
-            SELECT replica_id, host, version, replica.started_at, seen_at, {IS_ALIVE} AS alive,
-                   tasks, rejected,
-                   ARRAY(SELECT task_name FROM {name}
-                         WHERE locked_by = replica_id AND finished_at IS NULL
-                               AND locked_until > now() ORDER BY 1) AS running
-            FROM {self._replicas} AS replica ORDER BY replica.started_at, replica_id
+        found_dead = f"""
+            SELECT replica AS replica_id, max(ended_at) AS died_at FROM {self._runs}
+            WHERE outcome = 'died' GROUP BY replica
+        """
+        list_replicas = f"""
+            WITH replicas AS ({replicas}), dead AS ({found_dead})
+            SELECT replica_id, host, version, started_at, seen_at, tasks, rejected,
+                   {_REPLICA_STATE.format(table=name)} AS state
+            FROM replicas LEFT JOIN dead USING (replica_id) ORDER BY started_at, replica_id
+        """
+        self._list_replicas = Statement(list_replicas)
+        self._list_replicas_without_runs = Statement(
+            list_replicas.replace(
+                found_dead, "SELECT '' AS replica_id, NULL::timestamptz AS died_at WHERE false"
+            )
+        )
+        # What worker processes of its pool hold is its own, too.
+        self._list_running = Statement(f"""
+            WITH replicas AS ({replicas}), lost AS ({_LOST})
+            SELECT lock.task_name AS task, lock.token, replica_id AS replica,
+                   lock.started_at AS since, lock.locked_until <= now() AS lost
+            FROM {name} AS lock JOIN replicas ON locked_by = replica_id
+                 OR starts_with(locked_by, replica_id || ' worker ')
+            WHERE finished_at IS NULL AND NOT handed_over
+                  AND (locked_until > now() OR (overran AND heard))
+            UNION ALL
+            SELECT task, lost.token, replica_id, since, true
+            FROM lost LEFT JOIN {name} AS lock ON lock.task_name = lost.task
+            WHERE lock.task_name IS NULL OR lost.token < lock.token
+                  OR lock.last_outcome IN ('died', 'overran', 'freed')
+            ORDER BY task, token
         """)
         self._jobs = Statement(f"""
             SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name' AS name,
@@ -268,10 +347,23 @@ class Operations:
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
         """Return the replicas, those that started first before the others."""
         cursor.row_factory = dict_row
-        rows = self._run(cursor, self._list_replicas).fetchall()
+        try:
+            rows = self._all(cursor, self._list_replicas)
+        except (UndefinedTable, InsufficientPrivilege):  # of the history, or else this says so, too
+            rows = self._all(cursor, self._list_replicas_without_runs)
+        running: dict[str, dict[tuple[str, int], RunningRun]] = {}
+        for found in self._all(cursor, self._list_running):
+            run = RunningRun(**found)
+            running.setdefault(run.replica, {}).setdefault((run.task, run.token), run)
         return [
             ReplicaStatus(
-                **{**row, **{each: tuple(row[each]) for each in ("tasks", "running", "rejected")}}
+                **{
+                    **row,
+                    "state": ReplicaState(row["state"]),
+                    "rejected": tuple(row["rejected"]),
+                    "tasks": tuple(row["tasks"]),
+                    "running": tuple(running.get(row["replica_id"], {}).values()),
+                }
             )
             for row in rows
         ]
@@ -404,7 +496,8 @@ class Operations:
             WITH freed AS (
                 UPDATE {self._name} AS lock SET
                     finished_at = now(), claim_id = gen_random_uuid(), handed_over = false,
-                    locked_until = now(), recorded = recorded + 1, deaths = 0, handovers = 0,
+                    last_outcome = 'freed', locked_until = now(), recorded = recorded + 1,
+                    deaths = 0, handovers = 0,
                     window_until = CASE WHEN %(run_again)s::boolean
                                         THEN window_start - {JUST_BEFORE} ELSE window_until END
                 WHERE task_name = %(task)s AND token = %(token)s AND finished_at IS NULL
@@ -514,13 +607,19 @@ def _list(like: Sequence[str] | None) -> list[str] | None:
 def _task_status(row: dict[str, Any]) -> TaskStatus:
     is_new, state = row.pop("is_new"), TaskState(row["state"])
     is_due = state in (TaskState.LATE, TaskState.OVERDUE)
-    of_a_run = ("scheduled_at", "started_at", "finished_at", "window_until", "took")
-    never_ran = dict.fromkeys(of_a_run)
+    unknown = ["started_at", "finished_at", "took"] if is_new else []
+    if row.pop("has_no_window"):  # it was never claimed for a run time; maybe by hand
+        unknown += ["scheduled_at", "window_until"]
     schedule = row["schedule"]
+    columns = [row.pop(name) or () for name in ("stuck_tokens", "stuck_on", "stuck_since")]
     return TaskStatus(
         **{
             **row,
-            **(never_ran if is_new else {}),
+            **dict.fromkeys(unknown),
+            "stuck": tuple(
+                RunningRun(row["name"], token, replica, since, lost=True)
+                for token, replica, since in zip(*columns, strict=True)
+            ),
             "state": state,
             "schedule": None if schedule is None else json.loads(schedule),
             "late_by": row["late_by"] if is_due else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -45,6 +46,7 @@ from apscheduler_tasklock._lock.statements import (
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.schema.check import explain_refusal, find_problem
 from apscheduler_tasklock.schema.table import job_table, replica_table, run_table
+from apscheduler_tasklock.status import RunningRun
 
 logger = logging.getLogger(__name__)
 
@@ -391,7 +393,8 @@ class TaskLockProtocol:
         parameters = {
             "task_names": [renewal.task_name for renewal in renewals],
             "claim_ids": [renewal.claim_id for renewal in renewals],
-            "leases": [float(renewal.lease) for renewal in renewals],
+            "leases": [None if each.lease is None else float(each.lease) for each in renewals],
+            "last": [renewal.is_last for renewal in renewals],
         }
         rows = self._rows(cursor, self._renew, parameters)
         return {row.pop("claim_id"): LockTimes(**row) for row in rows}
@@ -472,11 +475,13 @@ class TaskLockProtocol:
         tasks: Sequence[str],
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
+        running: Sequence[RunningRun] = (),
     ) -> datetime:
         """Say that this replica is alive, and which tasks it has; return when its id started.
 
         :param started_at: what this returned the first time; ``None`` then
         :param rejected: what the database rejects of its work
+        :param running: what runs there
         """
         parameters = {
             "host": host,
@@ -484,6 +489,7 @@ class TaskLockProtocol:
             "tasks": list(tasks),
             "rejected": list(rejected),
             "started_at": started_at,
+            "running": json.dumps([run.reported for run in running]),
         }
         cursor.row_factory = dict_row
         row = self._execute(cursor, self._report_replica, parameters).fetchone()

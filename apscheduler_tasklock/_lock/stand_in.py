@@ -29,6 +29,7 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
     TakeoverRequest,
 )
+from apscheduler_tasklock.status import RunningRun
 
 
 class LockProtocol(Protocol):
@@ -138,6 +139,7 @@ class LockProtocol(Protocol):
         tasks: Sequence[str],
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
+        running: Sequence[RunningRun] = (),
     ) -> datetime:
         """Say that this replica is alive, and which tasks it has."""
 

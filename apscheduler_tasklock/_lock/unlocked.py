@@ -28,6 +28,7 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
     TakeoverRequest,
 )
+from apscheduler_tasklock.status import RunningRun
 
 _AT_ONCE = ReadTimes()
 
@@ -265,6 +266,7 @@ class UnlockedProtocol:
         tasks: Sequence[str],
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
+        running: Sequence[RunningRun] = (),
     ) -> datetime:
         """Return since when the replica is known."""
         return started_at or monotonic_now()

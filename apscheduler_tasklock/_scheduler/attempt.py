@@ -439,7 +439,14 @@ class RunAttempt:
             self._cut = True
             self._held.cut()
         again = self._submission.failover or not begun
-        return RunEnd(Ending.HAND_OVER if again else Ending.KEEP, "cancelled" if begun else "")
+        ending = Ending.HAND_OVER if again else Ending.KEEP
+        if not begun:
+            return RunEnd(ending)
+        if not self.cancelled_on_loss:
+            return RunEnd(ending, "cancelled", cut=True)
+        if self._held is not None and self._held.seconds_left == 0:
+            return RunEnd(Ending.KEEP, "overran")  # nobody runs its window any more
+        return RunEnd(ending, "cancelled")
 
     def take_end(self) -> bool:
         """Take it on to end the claim; return ``False`` if another one has, or none is held."""

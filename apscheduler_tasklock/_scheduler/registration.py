@@ -26,6 +26,7 @@ from apscheduler_tasklock._lock.messages import Registered, Registration, RunSta
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
+from apscheduler_tasklock.status import RunningRun
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ class Registrar:
         )  # tasks, and what is rejected
         self._retires = False  # whether tasks may have been removed that somebody waits for
         self._is_clean = False  # whether what is left of old replicas and histories was deleted
+        self._reported_lost: frozenset[int] = frozenset()  # the tokens of what ran without its lock
         # The tasks that this replica had, and until when it says so, on the monotonic clock.
         self._dropped: dict[str, float] = {}
         self._fresh: dict[str, _Fresh] = {}  # by task
@@ -323,16 +325,18 @@ class Registrar:
         if is_due:
             self._try(JOB_STORE, self._list_stored)
         names, rejected = sorted(set(self._poll.task_names())), self._told_as_rejected()
-        if not is_due and (names, rejected) == self._reported:
+        running = self._locks.what_runs()
+        lost = frozenset(run.token for run in running if run.lost)
+        if not is_due and (names, rejected) == self._reported and lost == self._reported_lost:
             if self._retires:
                 self._retire(names)
             return
         self._note_dropped(names)
-        if not self._try(SIGN_OF_LIFE, lambda: self._report_tasks(names, rejected)):
+        if not self._try(SIGN_OF_LIFE, lambda: self._report_tasks(names, rejected, running)):
             return
         # Not before it has succeeded: after an outage nobody waits for the next one.
         self._report_at = time.monotonic() + self._report_interval
-        self._reported = names, rejected
+        self._reported, self._reported_lost = (names, rejected), lost
         self._retire(names)
         if not self._is_clean:
             self._clean_up()
@@ -363,9 +367,11 @@ class Registrar:
             dropped.pop(name, None)
         self._dropped = {name: until for name, until in dropped.items() if now < until}
 
-    def _report_tasks(self, names: Sequence[str], rejected: Sequence[str]) -> None:
+    def _report_tasks(
+        self, names: Sequence[str], rejected: Sequence[str], running: Sequence[RunningRun]
+    ) -> None:
         try:
-            self._locks.report_replica(_version(), names, rejected)
+            self._locks.report_replica(_version(), names, rejected, running)
         except (TaskLockDatabaseError, TaskLockSchemaError):
             raise
         except TaskLockError:

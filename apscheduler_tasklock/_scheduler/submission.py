@@ -30,10 +30,11 @@ logger = logging.getLogger(__name__)
 # A job's id, and the alias of its store.
 JobKey = tuple[str, str]
 
-# How late a run is until it counts as overdue, where no option says otherwise: so many seconds, or
-# this share of the period if that is longer.
-SHORTEST_GRACE = 60.0
+# How late a run is until it counts as overdue, where no option says otherwise: this share of the
+# period, but so many seconds at least, and at most.
 GRACE_SHARE = 0.1
+SHORTEST_GRACE = 60.0
+LONGEST_GRACE = 600.0
 
 # A grace time that every run time exceeds.
 ALWAYS_MISSED = -timedelta(days=36500).total_seconds()
@@ -203,11 +204,16 @@ class Submission:
         return (None, True) if following is None else (following - now, False)
 
     def grace(self, period: float | None) -> float:
-        """Return the seconds after which a run time that is due counts as overdue."""
+        """Return the seconds after which a run time that is due counts as overdue.
+
+        Without the option, a run time that would still be no misfire is not overdue.
+        """
         assert self.options is not None
         if self.options.grace is not None:
             return self.options.grace
-        return max(SHORTEST_GRACE, (period or 0) * GRACE_SHARE) + total_jitter(self.trigger)
+        share = min(LONGEST_GRACE, (period or 0) * GRACE_SHARE)
+        own = self.job.misfire_grace_time or 0.0
+        return float(max(SHORTEST_GRACE, share, own)) + total_jitter(self.trigger)
 
     def run_time_is_shared(self, nominal: datetime) -> bool:
         """Tell whether every replica computes this very run time."""

@@ -40,6 +40,10 @@ def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _ignore(_submission: Submission) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class RunContext:
     """What all submissions of one executor share in one process.
@@ -50,6 +54,7 @@ class RunContext:
     :ivar coroutines: the coroutine jobs that hold a claim, or are about to
     :ivar queued: the run times that wait for a worker
     :ivar wrap_function: returns what is called in place of a job's function
+    :ivar note_begun: called when a submission waits for a worker no longer
     """
 
     locks: LockClient
@@ -58,6 +63,7 @@ class RunContext:
     coroutines: set[RunAttempt]
     queued: QueuedRuns
     wrap_function: Callable[[Callable[..., Any]], Callable[..., Any]] = _unchanged
+    note_begun: Callable[[Submission], None] = _ignore
 
 
 class JobWrapper:
@@ -109,6 +115,7 @@ class LockedRun:
         turn = self._context.workers.begin(submission.submitted_at, new_worker_since)
         try:
             known = self._context.queued.take(submission)
+            self._context.note_begun(submission)
             for attempt in self._attempts(result, known.request):
                 attempt.check_lateness(turn.at)
                 began_at = time.monotonic()
@@ -141,6 +148,7 @@ class LockedRun:
         """Do the same for a coroutine job; its event loop never waits for the database."""
         submission, locks = self._submission, self._context.locks
         result = RunResult(submission.claim_ids)
+        self._context.note_begun(submission)
         began_at = time.monotonic()
         if submission.scheduler_pass is not None:
             began_at = submission.scheduler_pass.begin_coroutine()

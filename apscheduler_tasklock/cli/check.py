@@ -12,7 +12,7 @@ from typing import Any
 from apscheduler_tasklock.cli.exits import message_of, say
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import patterns_of, task_locks, unmatched
-from apscheduler_tasklock.cli.text import printable
+from apscheduler_tasklock.cli.text import printable, rfc3339
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.status import TaskState, TaskStatus
 
@@ -26,10 +26,14 @@ _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 # With failover a dead run is found and run again within two polls.
 _TWO_POLLS = 10.0
 
+# Seconds of the grace time of a task that is not due again.
+SHORTEST_GRACE = 60.0
+
 # So many tasks are named of each kind of problem.
 _MOST_NAMES = 5
 
 _ALARMS = (TaskState.OVERDUE, TaskState.DEAD, TaskState.TOO_LONG)
+_WARNINGS = (TaskState.LATE, TaskState.CUT, TaskState.FAILING)
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,9 @@ def problem_of(task: TaskStatus, now: datetime) -> Problem | None:
         return None
     if task.state in _ALARMS and not _may_be_taken_over(task, now):
         return Problem(task.name, task.state.value, _detail(task), CRITICAL)
+    if task.cut_for is not None and task.cut_for > _grace(task) / 2:
+        cut = f"{task.cut_for:.0f} s ago"
+        return Problem(task.name, TaskState.CUT.value, cut, WARNING)
     if task.state is TaskState.LATE and _is_well_late(task):
         return Problem(task.name, task.state.value, _detail(task), WARNING)
     if task.failures:  # also while it runs again, so that an alarm stays until a run ends well
@@ -129,9 +136,14 @@ def _may_be_taken_over(task: TaskStatus, now: datetime) -> bool:
 
 def _is_well_late(task: TaskStatus) -> bool:
     """Tell whether more than half of the grace time has passed."""
-    if task.late_by is None or task.due_at is None or task.overdue_at is None:
-        return False
-    return task.late_by > (task.overdue_at - task.due_at).total_seconds() / 2
+    return task.late_by is not None and task.late_by > _grace(task) / 2
+
+
+def _grace(task: TaskStatus) -> float:
+    """Return the task's grace time in seconds; where no run is due, the shortest."""
+    if task.due_at is None or task.overdue_at is None:
+        return SHORTEST_GRACE
+    return (task.overdue_at - task.due_at).total_seconds()
 
 
 def _detail(task: TaskStatus) -> str:
@@ -139,6 +151,8 @@ def _detail(task: TaskStatus) -> str:
         return f"by {task.late_by:.0f} s"
     if task.state is TaskState.DEAD:
         return f"on {task.holder}"
+    if task.stuck:
+        return f"since {rfc3339(task.stuck[0].since, 'seconds')} on {task.stuck[0].replica}"
     return f"for {task.took or 0:.0f} s on {task.holder}"
 
 
@@ -148,7 +162,7 @@ def _failed(task: TaskStatus) -> str:
 
 def _parts(problems: Sequence[Problem]) -> list[str]:
     parts = []
-    for state in (*_ALARMS, TaskState.LATE, TaskState.FAILING):
+    for state in (*_ALARMS, *_WARNINGS):
         those = [problem for problem in problems if problem.problem == state.value]
         named = [f"{problem.task} {problem.detail}" for problem in those[:_MOST_NAMES]]
         if len(those) > _MOST_NAMES:
@@ -160,7 +174,7 @@ def _parts(problems: Sequence[Problem]) -> list[str]:
 
 def _metrics(tasks: Sequence[TaskStatus], problems: Sequence[Problem]) -> dict[str, float]:
     metrics: dict[str, float] = {"tasks": len(tasks)}
-    for state in (*_ALARMS, TaskState.LATE, TaskState.FAILING):
+    for state in (*_ALARMS, *_WARNINGS):
         name = state.value.replace(" ", "_")
         metrics[name] = sum(problem.problem == state.value for problem in problems)
     for state in (TaskState.RUNNING, TaskState.PAUSED):

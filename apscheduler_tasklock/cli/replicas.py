@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from datetime import datetime, timezone
 
 from apscheduler_tasklock.cli.exits import OK, say
 from apscheduler_tasklock.cli.output import Cell, Output, Table, output, print_json
 from apscheduler_tasklock.cli.target import task_locks
-from apscheduler_tasklock.status import ReplicaStatus
+from apscheduler_tasklock.status import ReplicaState, ReplicaStatus, RunningRun
 
-_COLUMNS = ("replica", "host", "version", "started", "seen", "alive", "tasks", "running")
+_COLUMNS = ("replica", "host", "version", "started", "seen", "state", "tasks", "running")
+
+_STYLES = {
+    ReplicaState.ALIVE: "green",
+    ReplicaState.SILENT: "yellow",
+    ReplicaState.DIED: "bold red",
+    ReplicaState.STOPPED: "",
+}
 
 # On a narrow terminal.
 _DROPPED = ("host", "version", "started", "tasks", "running", "seen")
@@ -23,7 +31,8 @@ def replicas(options: argparse.Namespace) -> int:
         print_json(found)
         return OK
     shown = output()
-    rows = [_row(replica, shown) for replica in found]
+    now = datetime.now(timezone.utc)  # as this machine's clock says
+    rows = [_row(replica, now, shown) for replica in found]
     shown.print_table(Table(_COLUMNS, rows, numbers=frozenset({"tasks"}), dropped=_DROPPED))
     for replica in found:
         for entry in replica.rejected if replica.alive else ():
@@ -34,14 +43,21 @@ def replicas(options: argparse.Namespace) -> int:
     return OK
 
 
-def _row(replica: ReplicaStatus, shown: Output) -> list[Cell | str]:
+def _row(replica: ReplicaStatus, now: datetime, shown: Output) -> list[Cell | str]:
     return [
         replica.replica_id,
         replica.host,
         replica.version,
         shown.moment(replica.started_at),
         shown.moment(replica.seen_at),
-        Cell("yes", "green") if replica.alive else Cell("no", "red"),
+        Cell(replica.state.value, _STYLES[replica.state]),
         str(len(replica.tasks)),
-        ", ".join(replica.running),
+        ", ".join(_run(run, now, shown) for run in replica.running),
     ]
+
+
+def _run(run: RunningRun, now: datetime, shown: Output) -> str:
+    """Return what runs there, for how long, and whether others may run it meanwhile."""
+    took = max(0.0, (now - run.since).total_seconds())
+    text = f"{run.task} for {shown.seconds(round(took))}"
+    return f"{text} (lock lost, token {run.token})" if run.lost else text

@@ -30,7 +30,7 @@ from apscheduler_tasklock.cli.target import (
 from apscheduler_tasklock.cli.text import is_forever
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
-from apscheduler_tasklock.status import TaskState, TaskStatus
+from apscheduler_tasklock.status import Run, TaskState, TaskStatus
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -91,7 +91,7 @@ def show(options: argparse.Namespace) -> int:
         print_json({"task": task, "runs": runs})
         return OK
     shown = output()
-    _print_facts(options, task, shown)
+    _print_facts(options, task, runs, shown)
     shown.print()
     if not runs:
         shown.print("no runs in the history")
@@ -129,7 +129,8 @@ def _pause_of(task: TaskStatus, shown: Output) -> str:
     until = shown.moment(task.paused_until)
     why = f" ({task.pause_reason})" if task.pause_reason else ""
     how_long = "until resumed" if until == "forever" else f"until {until}"
-    return f"paused by {task.paused_by} {how_long}{why}"
+    by = f" by {task.paused_by}" if task.paused_by else ""
+    return f"paused{by} {how_long}{why}"
 
 
 def _row(task: TaskStatus, shown: Output) -> list[Cell | str]:
@@ -199,7 +200,9 @@ class _View:
         return Group(line, self._shown.drawn(task_table(self._tasks, self._shown)))
 
 
-def _print_facts(options: argparse.Namespace, task: TaskStatus, shown: Output) -> None:
+def _print_facts(
+    options: argparse.Namespace, task: TaskStatus, runs: Sequence[Run], shown: Output
+) -> None:
     facts = {"task": task.name, "state": _state_in_words(options, task, shown)}
     facts["schedule"] = schedule_of(task)
     facts["last run"] = _last_run_in_words(task, shown)
@@ -208,7 +211,7 @@ def _print_facts(options: argparse.Namespace, task: TaskStatus, shown: Output) -
     facts["last success"] = shown.moment(task.succeeded_at)
     facts["last failure"] = shown.moment(task.failed_at)
     if task.failures:
-        facts["failures"] = f"{task.failures} in a row, the last with {task.error_type or '?'}"
+        facts["failures"] = f"{task.failures} in a row, {_last_failure_in_words(task, runs)}"
     facts["notes"] = notes_of(task, shown)
     for name, text in facts.items():
         if text:
@@ -226,11 +229,13 @@ def _state_in_words(options: argparse.Namespace, task: TaskStatus, shown: Output
     )
     explained = {
         TaskState.RUNNING: f"on {task.holder}, locked until {shown.moment(task.locked_until)}",
-        TaskState.TOO_LONG: f"it runs on {task.holder} for {shown.seconds(task.took)}",
+        TaskState.TOO_LONG: _too_long_in_words(task, shown),
         TaskState.DEAD: f"its holder {task.holder} was last heard of before "
         f"{shown.moment(task.locked_until)}; if nobody takes it over, free it: {free}",
         TaskState.LATE: f"by {shown.seconds(task.late_by)}",
         TaskState.OVERDUE: f"by {shown.seconds(task.late_by)}",
+        TaskState.CUT: f"a stop of {task.holder} has cut its last run, and nobody has run "
+        "its window",
         TaskState.NEW: "a replica has it, and it has never run",
     }.get(task.state)
     return f"{task.state.value}: {explained}" if explained else task.state.value
@@ -244,21 +249,59 @@ def _last_run_in_words(task: TaskStatus, shown: Output) -> str:
         words += f", {task.kind}"
     if task.scheduled_at and task.kind in ("schedule", "takeover"):
         words += f", for {shown.moment(task.scheduled_at)}"
-    taken = "took" if task.finished_at else "so far"
-    return f"{words}, {taken} {shown.seconds(task.took)}, token {task.token}"
+    return f"{words}, {_end_in_words(task, shown)}, token {task.token}"
+
+
+def _end_in_words(task: TaskStatus, shown: Output) -> str:
+    """Return how the last run ended, and for how long it ran."""
+    took = shown.seconds(task.took)
+    ended = {
+        "cut": f"cut by a stop after {took}",
+        "freed": f"freed after {took}",
+        "cancelled": f"cancelled after {took}",
+        # What is known of it is its lease alone.
+        "died": f"died with its holder, whose lease ended after {took}",
+        "overran": f"overran its maximum lock after {took}",
+    }
+    if task.outcome is None and task.finished_at is None:
+        return f"so far {took}"
+    return ended.get(task.outcome or "", f"took {took}")
+
+
+def _too_long_in_words(task: TaskStatus, shown: Output) -> str:
+    if not task.stuck:
+        return f"it runs on {task.holder} for {shown.seconds(task.took)}"
+    stuck = [
+        f"on {run.replica} since {shown.moment(run.since)} (token {run.token})"
+        for run in task.stuck
+    ]
+    return (
+        f"a run that has outlived its maximum lock still goes on: {', '.join(stuck)}; other "
+        "replicas run the task meanwhile. If it hangs, restart that replica"
+    )
+
+
+def _last_failure_in_words(task: TaskStatus, runs: Sequence[Run]) -> str:
+    """Return how the last run failed. One that died or overran has left no exception."""
+    if task.error_type:
+        return f"the last with {task.error_type}"
+    outcomes = [task.outcome, *(run.outcome for run in runs)]
+    last = next((outcome for outcome in outcomes if outcome in ("died", "overran")), None)
+    if last == "overran":
+        return "the last has overrun its maximum lock"
+    return "the last died with its holder" if last else "the last died or overran its maximum lock"
 
 
 def _lock_times_in_words(task: TaskStatus, shown: Output) -> str:
     """Tell of the last run's options. Its minimum lock may have been cut short since."""
-    if task.started_at is None or task.scheduled_at is None or task.window_until is None:
+    if task.started_at is None:
         return ""
+    most = shown.seconds((task.run_until - task.started_at).total_seconds())
+    if task.scheduled_at is None or task.window_until is None:  # it has only been run by hand
+        return f"maximum {most}"
     minimum = (task.window_until - task.scheduled_at).total_seconds()
-    maximum = (task.run_until - task.started_at).total_seconds()
     told = "forever" if is_forever(task.window_until) else shown.seconds(minimum)
-    return (
-        f"minimum {told}, for the window until {shown.moment(task.window_until)}; "
-        f"maximum {shown.seconds(maximum)}"
-    )
+    return f"minimum {told}, for the window until {shown.moment(task.window_until)}; maximum {most}"
 
 
 def _due_in_words(task: TaskStatus, shown: Output) -> str:

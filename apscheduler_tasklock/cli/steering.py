@@ -36,7 +36,7 @@ _INTERVAL = 1.0
 # After so many of them in a row a run counts as dead whose lease has ended.
 _LOOKS_DEAD = 3
 # How runs ended that may have been taken over.
-_CUT = ("died", "cancelled")
+_CUT = ("died", "cancelled", "cut")
 
 
 def pause(options: argparse.Namespace) -> int:
@@ -183,7 +183,7 @@ class _AwaitedRun:
             if run.token == self._token and not is_open:
                 return _End(run.outcome, run)
         if task.token == self._token and not is_open:  # a task without a history
-            return _End("error" if task.failures else "ok", None)
+            return _End(task.outcome or ("error" if task.failures else "ok"), None)
         return None
 
     def _follow(self, claims: Iterable[tuple[int, str | None]], cut: Collection[int]) -> None:

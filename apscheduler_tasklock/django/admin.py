@@ -128,6 +128,8 @@ class TaskAdmin(ReadOnlyAdmin):
             texts.append(f"{status.requested_by} asked for a run")
         if status.gone:
             texts.append("no replica has it")
+        for run in status.stuck:
+            texts.append(f"a run that has outlived its maximum lock goes on, on {run.replica}")
         return "; ".join(texts)
 
     @admin.display(description="next due", ordering="due_at")
@@ -267,8 +269,10 @@ def _statuses(locks: TaskLocks, tasks: Sequence[Any]) -> list[TaskStatus]:
 def _outcome(status: TaskStatus) -> str:
     if status.started_at is None:
         return "-"
-    if status.finished_at is None:
-        return "died" if status.state == TaskState.DEAD else "not over"
+    if status.outcome is None and status.finished_at is None:
+        return "not over"
+    if status.outcome not in (None, "ok", "error"):
+        return status.outcome
     if status.failures:
         return f"{status.error_type or 'failed'} ({status.failures} in a row)"
     return "ok"

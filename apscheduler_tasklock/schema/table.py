@@ -119,6 +119,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("tasks", ARRAY(Text), nullable=False),
         Column("stopped_at", moment(), nullable=True),
         Column("rejected", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+        Column("running", JSONB, nullable=False, server_default=text("'[]'")),
         schema=schema,
     )
     jobs = Table(
@@ -189,6 +190,8 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("requested_by", Text, nullable=True),
         Column("requested_at", moment(), nullable=True),
         Column("request_until", moment(), nullable=True),
+        Column("last_outcome", Text, nullable=True),
+        Column("overran", Boolean, nullable=False, server_default=text("false")),
         schema=schema,
     )
 

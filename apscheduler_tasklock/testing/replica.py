@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from math import inf
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
@@ -31,6 +32,7 @@ from apscheduler_tasklock._database.exchange import Outcome
 from apscheduler_tasklock._database.pool import NoCursor
 from apscheduler_tasklock._lock.claim import AnyRequest
 from apscheduler_tasklock._lock.client import AnyAttempt, LockClient, Released
+from apscheduler_tasklock._lock.heartbeat import last_renewal
 from apscheduler_tasklock._lock.memory import MemoryTaskLocks
 from apscheduler_tasklock._lock.messages import (
     NOT_BEGUN,
@@ -190,10 +192,9 @@ class SimulatedClient(LockClient):
         self.changed()
         return None if answer is None else Released(answer.locked_until)
 
-    def renew(self, held: HeldLock) -> bool:
+    def renew(self, held: HeldLock, *, is_last: bool) -> bool:
         """Renew a claim, as the heartbeat does; tell whether it stands."""
-        assert held.lease is not None
-        renewal = Renewal(held.name, held.claim_id, held.lease)
+        renewal = Renewal(held.name, held.claim_id, held.lease, is_last)
         times = self._protocol.renew(NoCursor(), [renewal]).get(held.claim_id)
         if times is None or times.locked_until is None:
             return False
@@ -416,7 +417,8 @@ class ReplicaRun:
         self._context.run(self._holding.enter_context, attempt.holding())
         self.held = attempt.held
         self._executor.running.append(self)
-        self._renew_later()
+        if self.held is not None:
+            self._renew_later(self.held, last_renewal(self.held))
         self._job = job
         self._clock.plan(self._clock.run(self), self._end)
 
@@ -445,21 +447,25 @@ class ReplicaRun:
         thread.start()
         thread.join()
 
-    def _renew_later(self) -> None:
-        held = self.held
-        if held is not None and held.lease is not None:
-            self._clock.plan(min(held.lease / 3, held.seconds_left), self._renew(held))
+    def _renew_later(self, held: HeldLock, last: float) -> None:
+        """Renew a claim as the heartbeat does.
 
-    def _renew(self, held: HeldLock) -> Callable[[], None]:
+        :param last: seconds before the end of its maximum lock of its last renewal; 0 after that
+        """
+        interval = inf if held.lease is None else held.lease / 3
+        wait = min(interval, held.seconds_left - last)
+
         def renew() -> None:
             if self.held is not held or not self._executor.is_alive:
                 return
-            if held.lost or not self._executor.client.renew(held):
-                held.lose()
-            else:
-                self._renew_later()
+            is_last = held.seconds_left <= last * 1.5
+            if held.lost or not self._executor.client.renew(held, is_last=is_last):
+                if held.lease is not None:
+                    held.lose()
+            elif held.lease is not None or not is_last:
+                self._renew_later(held, 0.0 if is_last else last)
 
-        return renew
+        self._clock.plan(max(0.0, wait), renew)
 
     def _end(self) -> None:
         """End a run whose time is over, unless it was cut short; go on with the next run time."""

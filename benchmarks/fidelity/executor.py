@@ -35,6 +35,7 @@ from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._scheduler.tasks import Tasks
 from apscheduler_tasklock.options import LockOptions
+from apscheduler_tasklock.status import RunningRun
 from benchmarks.fidelity.clock import TravellingDatabase
 from benchmarks.fidelity.trace import Fire
 
@@ -76,11 +77,16 @@ class TravellingClient:
         """Take it on to tell that a task is overdue."""
         return self._protocol.tell_overdue(self._cursor(), task_name)
 
+    def what_runs(self) -> list[RunningRun]:
+        """Return nothing: operators see no simulated runs."""
+        return []
+
     def report_replica(
         self,
         version: str,
         tasks: Sequence[str],
         rejected: Sequence[str] = (),
+        running: Sequence[RunningRun] = (),
     ) -> None:
         """Leave it: nothing here depends on who is alive."""
 

@@ -182,8 +182,10 @@ class Replica:
     def renew(self, *renewals: Renewal) -> dict[UUID, LockTimes]:
         return self.protocol.renew(self.cursor, renewals)
 
-    def renewed(self, claim_id: UUID, task: str = "task", *, lease: float = 30) -> bool:
-        return claim_id in self.renew(Renewal(task, claim_id, lease))
+    def renewed(
+        self, claim_id: UUID, task: str = "task", *, lease: float = 30, is_last: bool = False
+    ) -> bool:
+        return claim_id in self.renew(Renewal(task, claim_id, lease, is_last))
 
     def read(self, *tasks: str, always: tuple[str, ...] = ()) -> dict[str, RunState]:
         states, _ = self.protocol.read(self.cursor, tasks, always)

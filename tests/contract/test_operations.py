@@ -15,6 +15,7 @@ from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.messages import Ending
 from apscheduler_tasklock._lock.operations import Operations, like_of
 from apscheduler_tasklock.schema.table import task_lock_table
+from apscheduler_tasklock.status import ReplicaState, RunningRun
 from tests.contract.conftest import Replica, database_now, row
 
 # Operators ask by SQL.
@@ -75,9 +76,14 @@ def run(replica: Replica, task: str = "task", **end: Any) -> None:
     replica.end(replica.claim(task, **JOB)[0], task, **{"outcome": "ok", **end})
 
 
-def report(replica: Replica, *tasks: str, dropped: Sequence[str] = ()) -> None:
+def report(
+    replica: Replica,
+    *tasks: str,
+    dropped: Sequence[str] = (),
+    running: Sequence[RunningRun] = (),
+) -> None:
     cursor = raw_cursor(replica.connection)
-    replica.protocol.report_replica(cursor, "host", "1.0", tasks)
+    replica.protocol.report_replica(cursor, "host", "1.0", tasks, running=running)
     replica.protocol.retire(cursor, tasks, dropped)
 
 
@@ -132,19 +138,114 @@ class TestStates:
         travel(20)
         assert one.renewed(claim_id)
         assert operator.state() is TaskState.RUNNING
-        travel(31)  # nobody can renew it any more, and it goes on
-        assert operator.state() is TaskState.TOO_LONG
+        travel(29)
+        assert one.renewed(claim_id, is_last=True)
+        assert operator.state() is TaskState.RUNNING
+        travel(2)  # nobody can renew it any more, and it goes on
+        task = operator.task()
+        assert (task.state, task.took, task.outcome) == (TaskState.TOO_LONG, 51.0, None)
         one.claim(**job)
-        assert operator.runs("task")[0].outcome == "died"
+        [run] = operator.runs("task")
+        assert (run.outcome, run.took) == ("overran", 50.0)
+        found = row(operator.connection)
+        assert (found["deaths"], found["failures"], found["overran"]) == (0, 1, False)
         one.end(claim_id, token=answer.token, outcome="ok")
-        assert operator.runs("task")[0].outcome == "overtaken"
+        assert operator.runs("task")[0].outcome == "overran"
 
-    def test_of_one_without_a_lease_after_its_maximum_lock(
+    def test_of_one_that_outlives_its_maximum_lock_on_a_replica_that_is_gone_by_now(
         self, one: Replica, operator: Operator, travel: Travel
     ) -> None:
-        one.claim(**{**JOB, "lease": None, "max_runtime": None})
-        travel(301)  # whether its holder lives nobody knows
+        report(one, "task")
+        claim_id, _ = one.claim(**{**JOB, "max_lock": 50, "max_runtime": None})
+        assert one.renewed(claim_id, is_last=True)
+        travel(51)
+        task = operator.task()
+        assert (task.state, task.outcome) == (TaskState.DEAD, "overran")
+        report(one, "task")
         assert operator.state() is TaskState.TOO_LONG
+
+    def test_of_one_that_was_extended_after_its_last_renewal(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(**{**JOB, "max_lock": 50, "lease": 10})
+        assert one.renewed(claim_id, is_last=True, lease=10)
+        one.extend(claim_id, 100, lease=10)
+        travel(51)
+        assert operator.task().outcome == "died"
+
+    @pytest.mark.parametrize("lease", [None, 30])
+    def test_of_one_that_died_in_its_last_lease(
+        self, one: Replica, operator: Operator, travel: Travel, lease: float | None
+    ) -> None:
+        claim_id, answer = one.claim(**{**JOB, "lease": lease, "max_lock": 30})
+        travel(31)
+        assert operator.state() is TaskState.DEAD
+        one.claim(**JOB)
+        assert operator.runs("task")[0].outcome == "died"
+        assert row(operator.connection)["deaths"] == 1
+        one.end(claim_id, token=answer.token, outcome="ok")  # it lived, without the database
+        assert operator.runs("task")[0].outcome == "overtaken"
+
+    def test_of_one_that_overran_and_is_not_run_again(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(**{**JOB, "max_lock": 50, "failover": True})
+        assert one.renewed(claim_id, is_last=True)
+        travel(51)
+        assert one.give_up(claim_id)
+        assert (operator.task().outcome, operator.runs("task")[0].outcome) == ("overran", "overran")
+        assert row(operator.connection)["deaths"] == 0
+
+    def test_of_one_whose_thread_hangs_while_another_replica_runs_it(
+        self, one: Replica, other: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        job = {**JOB, "max_lock": 50, "max_runtime": None}
+        claim_id, answer = one.claim(**job)
+        began = answer.database_time
+        assert one.renewed(claim_id, is_last=True)
+        travel(51)
+        hangs = RunningRun("task", answer.token, "one", began, lost=True)
+        report(one, "task", running=[hangs])
+        newer, _ = other.claim(**job)
+        task = operator.task()
+        assert (task.state, task.holder, task.stuck) == (TaskState.TOO_LONG, "other", (hangs,))
+        other.end(newer, outcome="ok")
+        assert operator.state() is TaskState.TOO_LONG
+        assert [each.running for each in operator.replicas()] == [(hangs,)]
+        report(one, "task")
+        assert (operator.state(), operator.replicas()[0].running) == (TaskState.OK, ())
+
+    def test_of_one_whose_hanging_thread_is_gone_with_its_process(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        _, answer = one.claim(**{**JOB, "max_lock": 5, "max_runtime": None})
+        travel(6)
+        hangs = RunningRun("task", answer.token, "one", answer.database_time, lost=True)
+        report(one, "task", running=[hangs])
+        assert operator.state() is TaskState.TOO_LONG
+        travel(46)
+        assert operator.state() is TaskState.DEAD
+        assert operator.replicas()[0].running == ()
+
+    def test_of_one_that_a_stop_has_cut(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(**JOB)
+        travel(3)
+        one.end(claim_id, outcome="cancelled", cut=True)
+        travel(5)
+        task = operator.task()
+        assert (task.state, task.outcome, task.cut_for) == (TaskState.CUT, "cut", 5.0)
+        assert [each.outcome for each in operator.runs("task")] == ["cancelled"]
+        travel(10)
+        one.claim(**JOB)
+        task = operator.task()
+        assert (task.state, task.outcome, task.cut_for) == (TaskState.RUNNING, None, None)
+
+    def test_of_one_that_its_own_code_has_cancelled(self, one: Replica, operator: Operator) -> None:
+        run(one, outcome="cancelled")
+        task = operator.task()
+        assert (task.state, task.outcome, task.cut_for) == (TaskState.OK, "cancelled", None)
 
     def test_of_one_that_is_known_to_have_died_without_a_lease(
         self, one: Replica, operator: Operator, travel: Travel
@@ -164,10 +265,27 @@ class TestStates:
     def test_of_one_that_was_handed_over_and_not_begun_again(
         self, one: Replica, operator: Operator, travel: Travel
     ) -> None:
-        one.end(one.claim(**JOB)[0], ending=Ending.HAND_OVER, outcome="cancelled")
-        assert operator.state() is TaskState.OK
-        travel(31)
+        claim_id, _ = one.claim(**JOB)
+        travel(4)
+        one.end(claim_id, ending=Ending.HAND_OVER, outcome="cancelled", cut=True)
+        travel(5)
+        task = operator.task()
+        assert (task.state, task.outcome, task.took) == (TaskState.OK, "cut", 4.0)
+        travel(5)  # two looks
+        assert (operator.state(), operator.task().cut_for) == (TaskState.LATE, 10.0)
+        travel(17)
         assert operator.state() is TaskState.OVERDUE
+
+    def test_of_one_that_was_handed_over_and_is_run_again(
+        self, one: Replica, other: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        claim_id, _ = one.claim(**{**JOB, "next_in": 1000, "failover": True})
+        one.end(claim_id, ending=Ending.HAND_OVER, outcome="cancelled", cut=True)
+        travel(11)
+        assert operator.state() is TaskState.CUT
+        again, _ = other.take_over(claim_id)
+        other.end(again, outcome="ok")
+        assert (operator.state(), operator.task().cut_for) == (TaskState.OK, None)
 
     def test_of_one_that_fails(self, one: Replica, operator: Operator) -> None:
         run(one, outcome="error", error_type="ValueError")
@@ -515,10 +633,59 @@ class TestReplicas:
         operator.has_replica("task", "other")
         operator.has_replica(replica="two", seen=91)
         one.claim(**JOB)
+        now = database_now(operator.connection)
         first, second = operator.replicas()
-        assert (first.replica_id, first.alive, first.running) == ("one", True, ("task",))
+        assert (first.replica_id, first.state) == ("one", ReplicaState.ALIVE)
+        [runs] = first.running
+        assert (runs.task, runs.since, runs.lost) == ("task", now, False)
         assert first.tasks == ("task", "other")
-        assert (second.replica_id, second.alive, second.running) == ("two", False, ())
+        assert (second.replica_id, second.state) == ("two", ReplicaState.SILENT)
+        assert second.running == ()
+
+    def test_what_runs_in_worker_processes(self, operator: Operator) -> None:
+        operator.has_replica("task")
+        Replica("one worker 7", operator.connection).claim(**JOB)
+        Replica("another worker 7", operator.connection).claim("more", **JOB)
+        [found] = operator.replicas()
+        assert [run.task for run in found.running] == ["task"]
+
+    @pytest.mark.parametrize(
+        ("seen", "state"), [(44, ReplicaState.ALIVE), (46, ReplicaState.SILENT)]
+    )
+    def test_one_is_silent_after_45_seconds(
+        self, operator: Operator, seen: float, state: ReplicaState
+    ) -> None:
+        operator.has_replica(seen=seen)
+        assert [each.state for each in operator.replicas()] == [state]
+
+    def test_one_whose_run_died_has_died_until_it_is_heard_again(
+        self, one: Replica, other: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        report(one, "task")
+        job = {**JOB, "lease": 3}
+        one.claim(**job)
+        travel(4)
+        assert operator.replicas()[0].state is ReplicaState.DIED
+        other.claim(**{**job, "lag": -10})
+        assert operator.runs("task")[0].outcome == "died"
+        assert operator.replicas()[0].state is ReplicaState.DIED
+        report(one, "task")
+        assert operator.replicas()[0].state is ReplicaState.ALIVE
+
+    def test_one_that_hands_over_or_overruns_has_not_died(
+        self, one: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        report(one, "task")
+        one.end(one.claim(**JOB)[0], ending=Ending.HAND_OVER, outcome="cancelled")
+        overruns, _ = one.claim("more", **{**JOB, "max_lock": 3})
+        assert one.renewed(overruns, "more", is_last=True)
+        travel(4)
+        assert operator.replicas()[0].state is ReplicaState.ALIVE
+
+    def test_one_that_was_shut_down_says_so_at_once(self, one: Replica, operator: Operator) -> None:
+        report(one, "task")
+        one.protocol.stop_replica(raw_cursor(one.connection))
+        assert operator.replicas()[0].state is ReplicaState.STOPPED
 
 
 @pytest.mark.parametrize(

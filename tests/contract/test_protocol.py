@@ -38,6 +38,8 @@ NOTHING_ELSE = {
     "requested_by": None,
     "requested_at": None,
     "request_until": None,
+    "last_outcome": None,
+    "overran": False,
 }
 
 

@@ -122,7 +122,7 @@ def test_a_claim_whose_answer_took_most_of_its_lease_is_renewed_within_the_rest(
     left: list[float] = []
     told = threading.Event()
 
-    def renew(held_ones: Sequence[HeldLock]) -> dict[UUID, bool]:
+    def renew(held_ones: Sequence[HeldLock], _last: frozenset[UUID]) -> dict[UUID, bool]:
         left.extend(held.lease_left for held in held_ones)
         told.set()
         return {held.claim_id: True for held in held_ones}

@@ -97,17 +97,28 @@ def test_a_task_that_no_living_replica_has_is_overdue_unless_it_was_removed(
 def test_failures_and_the_last_success_are_told_and_one_off_jobs_are_not(
     make_task_locks: MakeTaskLocks, known_task: KnownTask, connection: Connection
 ) -> None:
-    for task in ("failing", "well", "once"):
+    for task in ("failing", "cut", "well", "once"):
         known_task(task)
     change(connection, "failing", "failures = 3")
+    change(connection, "cut", "last_outcome = 'cut'")
     change(connection, "well", "succeeded_at = to_timestamp(1700000000.5)")
     change(connection, "once", """schedule = '{"type": "date", "run": null}'""")
     found = values(prometheus_text(make_task_locks()))
     assert found == {
-        "failing": {"tasklock_task_overdue": 0, "tasklock_task_failures": 3},
+        "failing": {
+            "tasklock_task_overdue": 0,
+            "tasklock_task_failures": 3,
+            "tasklock_task_cut": 0,
+        },
+        "cut": {
+            "tasklock_task_overdue": 0,
+            "tasklock_task_failures": 0,
+            "tasklock_task_cut": 1,
+        },
         "well": {
             "tasklock_task_overdue": 0,
             "tasklock_task_failures": 0,
+            "tasklock_task_cut": 0,
             "tasklock_task_last_success_seconds": 1700000000.5,
         },
     }
@@ -215,7 +226,7 @@ def test_gauges_read_the_rows_once_and_report_nothing_in_an_outage(
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
     observe_tasks(locks, provider)
-    assert names() == {"tasklock.task.overdue", "tasklock.task.failures"}
+    assert names() == {"tasklock.task.overdue", "tasklock.task.failures", "tasklock.task.cut"}
     provider.shutdown()
     assert locks.reads == 3
     locks.close()

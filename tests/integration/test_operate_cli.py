@@ -31,11 +31,17 @@ from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.roles import role
 from tests.support.rows import (
+    CUT,
     DEAD,
+    DIED,
     FAILING,
+    FIRST_BY_HAND,
+    HANDED_OVER,
     LATE,
     NEW,
     OVERDUE,
+    OVERRAN,
+    OVERRUNS,
     PAUSED,
     RUNNING,
     TOO_LONG,
@@ -52,6 +58,37 @@ COMMANDS += ["check", "doctor", "jobs"]
 # It clears the screen, sets the title, and reads from right to left; in German, with quotes.
 ODD = "\x1b[2J\x1b]0;owned\x07 \u202eüber 'a' \"b\" | \x9b31m 報告  x\n\x7f"
 ODD_SHOWN = "\\x1b[2J\\x1b]0;owned\\x07 \\u202eüber 'a' \"b\" | \\x9b31m 報告 \\x20x\\n\\x7f"
+
+
+GIVEN_UP = {"finished_at": "now() - interval '58 s'", "last_outcome": "'overran'"}
+NO_NEXT = {"due_at": "'infinity'", "overdue_at": "'infinity'"}
+# What show, status, runs, replicas and check tell of.
+SHOWN: dict[str, dict[str, str]] = {
+    "ok": {},
+    "new": NEW,
+    "running": RUNNING,
+    "dead": DEAD,
+    "cut": CUT,
+    "handed over": HANDED_OVER,
+    "failing": FAILING,
+    "died": DIED,
+    "overran": OVERRAN,
+    "overruns": OVERRUNS,
+    "given up": {**OVERRUNS, **GIVEN_UP},
+    "too long": TOO_LONG,
+    "late": LATE,
+    "overdue": OVERDUE,
+    "paused": PAUSED,
+    "paused by nobody": {"paused_until": "'infinity'"},
+    "first by hand": FIRST_BY_HAND,
+    "first by hand, running": {**FIRST_BY_HAND, **RUNNING, "last_outcome": "NULL"},
+    "first by hand, dead": {**FIRST_BY_HAND, **DEAD, "last_outcome": "NULL"},
+    "the last": NO_NEXT,
+    "the last, cut": {**CUT, **NO_NEXT},
+    "no due time": {"due_at": "NULL", "overdue_at": "NULL"},
+    "a hold": {"kind": "'hold'", "runs": "''", "schedule": "NULL", "due_at": "NULL"},
+    "a window without an end": {"window_until": "'infinity'", "locked_until": "'infinity'"},
+}
 
 
 @pytest.fixture
@@ -216,6 +253,74 @@ class TestShow:
         [line] = re.findall("lock times .*", command("show", "sync").out)
         assert told in line
         assert line.endswith("maximum 1260s")
+
+    @pytest.mark.parametrize(
+        ("changes", "told"),
+        [
+            (RUNNING, r"so far 60(\.\d+)?s, token 7"),
+            (DEAD, "died with its holder, whose lease ended after 2s, token 7"),
+            (CUT, "cut by a stop after 2s, token 7"),
+            (HANDED_OVER, "cut by a stop after 2s, token 7"),
+            (OVERRUNS, r"so far 60(\.\d+)?s, token 7"),
+            ({**OVERRUNS, **GIVEN_UP}, "overran its maximum lock after 2s, token 7"),
+            ({"last_outcome": "'freed'"}, "freed after 2s, token 7"),
+            ({"last_outcome": "'cancelled'"}, "cancelled after 2s, token 7"),
+            ({}, "took 2s, token 7"),
+        ],
+    )
+    def test_how_the_last_run_ended_is_told(
+        self, command: Command, connection: Connection, changes: dict[str, str], told: str
+    ) -> None:
+        add_task(connection, "sync", **changes)
+        assert re.search(told, command("show", "sync").out)
+
+    @pytest.mark.parametrize(
+        ("changes", "told"),
+        [
+            (FAILING, "3 in a row, the last with ValueError"),
+            (DIED, "2 in a row, the last died with its holder"),
+            (OVERRAN, "1 in a row, the last has overrun its maximum lock"),
+            ({**DIED, **RUNNING}, "2 in a row, the last has overrun its maximum lock"),
+            ({**DIED, "last_outcome": "'cut'"}, "2 in a row, the last has overrun its maximum"),
+        ],
+    )
+    def test_how_the_last_one_of_several_failed_is_told(
+        self, command: Command, connection: Connection, changes: dict[str, str], told: str
+    ) -> None:
+        add_task(connection, "sync", **changes)
+        add_run(connection, "sync", 1, outcome="'died'")
+        add_run(connection, "sync", 2, outcome="'overran'", started_at="now()")
+        [line] = re.findall("failures .*", command("show", "sync").out)
+        assert told in line
+
+    @pytest.mark.parametrize("state", SHOWN)
+    def test_no_state_shows_what_nobody_can_read(
+        self, command: Command, connection: Connection, state: str
+    ) -> None:
+        """Such as the year of a time that never was, or Python's words."""
+        add_task(connection, "sync", **SHOWN[state])
+        add_replica(connection, "one", ["sync"])
+        if state != "new":
+            add_run(connection, "sync", 7, **({"scheduled_at": "NULL"} if "hand" in state else {}))
+        for arguments in (["show", "sync"], ["status"], ["runs"], ["replicas"], ["check"]):
+            for form in ([], ["--json"]):
+                answer = command(*arguments, *form)
+                found = re.search(r"1970|\?|None|infinity|\bnan\b|inf\b", answer.out)
+                assert found is None, answer.out
+
+    def test_a_run_that_hangs_is_told_while_another_replica_runs_the_task(
+        self, command: Command, connection: Connection
+    ) -> None:
+        began = "'since', now() - interval '1 h', 'lost', true"
+        running = f"jsonb_build_array(jsonb_build_object('task', 'sync', 'token', 6, {began}))"
+        add_task(connection, "sync", **RUNNING, overrun_at="now() + interval '1 min'")
+        add_replica(connection, "web-2", ["sync"], running=running)
+        shown = command("show", "sync").out
+        assert re.search(r"state +too long: a run that has outlived its maximum lock", shown)
+        assert re.search(r"still goes on: on web-2 since [^ ]* \(token 6\); other", shown)
+        [replica] = command("replicas").cells
+        assert replica[-1].strip() == "sync for 3600s (lock lost, token 6)"
+        assert re.search(r"1 too long \(sync since [^ ]* on web-2\)", command("check").out)
 
     def test_a_name_with_a_star_is_no_pattern(
         self, command: Command, connection: Connection
@@ -426,14 +531,15 @@ class TestReplicas:
             "one",
             "host",
             "1.0",
-            "yes",
+            "alive",
             "2",
-            "sync",
+            "sync for 60s",
         ]
-        assert [c.strip() for c in second[5:]] == ["no", "0", "-"]
+        assert [c.strip() for c in second[5:]] == ["silent", "0", "-"]
         told = command("replicas", "--json").json
         assert told[0]["tasks"] == ["sync", "other"]
-        assert [replica["alive"] for replica in told] == [True, False]
+        assert [replica["state"] for replica in told] == ["alive", "silent"]
+        assert [run["task"] for run in told[0]["running"]] == ["sync"]
 
 
 class TestPauseAndResume:
@@ -827,7 +933,7 @@ class TestTerminal:
             assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", runs[2])
         replicas = table("replicas")
         assert first_column(replicas) == "web-7d9f8-abcde:1:1a2b3c4d"
-        assert "yes" in replicas[2]
+        assert "alive" in replicas[2]
         assert table("doctor")[0].split() == ["what", "how", "it", "is"]
 
     def test_runs_of_ordinary_names_keep_the_replica_in_one_piece_at_80_columns(

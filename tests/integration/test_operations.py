@@ -226,6 +226,28 @@ class TestRegistration:
         eventually(lambda: operator.tasks("other"))
         assert task(operator).schedule["type"] == "interval"
 
+    @pytest.mark.parametrize(
+        ("job", "grace"),
+        [
+            ({"trigger": "cron", "minute": 7}, 360),
+            ({"trigger": "cron", "hour": 3}, 600),
+            ({"trigger": "cron", "hour": 3, "misfire_grace_time": 7200}, 7200),
+            ({"trigger": "cron", "hour": 3, "misfire_grace_time": None}, 600),
+            ({"trigger": "cron", "hour": 3, "jitter": 30}, 630),
+            ({"trigger": "cron", "hour": 3, "kwargs": {"task_lock": {"grace": 5}}}, 5),
+            ({"trigger": "interval", "seconds": 30}, 60),
+        ],
+    )
+    def test_it_is_overdue_after_a_tenth_of_its_period_and_ten_minutes_at_most(
+        self, make_replica: MakeReplica, operator: TaskLocks, job: dict[str, Any], grace: float
+    ) -> None:
+        replica = make_replica(**FAST)
+        replica.scheduler.add_job(lambda **_: None, id="job", **job)
+        registered(operator, "job")
+        found = task(operator)
+        assert found.due_at is not None
+        assert found.overdue_at == found.due_at + timedelta(seconds=grace)
+
     def test_the_replicas_are_seen_with_what_they_have_and_run(
         self, make_replica: MakeReplica, operator: TaskLocks, job: Job
     ) -> None:
@@ -235,7 +257,7 @@ class TestRegistration:
         registered(operator, "job")
         [seen] = operator.replicas()
         assert (seen.replica_id, seen.alive) == ("one", True)
-        assert (seen.tasks, seen.running) == (("job",), ("job",))
+        assert (seen.tasks, [run.task for run in seen.running]) == (("job",), ["job"])
         assert seen.version
 
     def test_a_new_process_with_the_id_of_one_before_writes_its_own_row(

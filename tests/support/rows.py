@@ -50,8 +50,23 @@ LATE = {"due_at": "now() - interval '50 s'", "overdue_at": "now() + interval '10
 BARELY_LATE = {"due_at": "now() - interval '10 s'", "overdue_at": "now() + interval '50 s'"}
 OVERDUE = {"due_at": "now() - interval '95 s'", "overdue_at": "now() - interval '35 s'"}
 FAILING = {"failures": "3", "error_type": "'ValueError'", "failed_at": "now()"}
+CUT = {
+    "last_outcome": "'cut'",
+    "overdue_at": "now() + interval '5 min' + interval '50 s'",  # half of the grace time: 55 s
+    "succeeded_at": "NULL",
+}
+HANDED_OVER = {**CUT, **DEAD, "handed_over": "true", "failover": "true"}
+# Renewed by its living holder until its maximum lock ended.
+OVERRUNS = {**DEAD, "overran": "true", "run_until": _TASK["locked_until"]}
+FIRST_BY_HAND = {
+    "kind": "'manual'",
+    "window_start": "'epoch'",
+    "window_until": "'epoch'",
+    "last_outcome": "'ok'",
+}
 TOO_LONG = {**RUNNING, "overrun_at": "now() - interval '1 s'"}
-OUTLIVED = {**DEAD, "run_until": _TASK["locked_until"]}
+OVERRAN = {"failures": "1", "failed_at": "now()", "last_outcome": "'overran'"}
+DIED = {"failures": "2", "failed_at": "now()", "last_outcome": "'died'"}
 PAUSED = {"paused_until": "'infinity'", "paused_by": "'me@here'", "pause_reason": "'closed'"}
 NEW = {"token": "0", "started_at": "'epoch'", "finished_at": "'epoch'", "succeeded_at": "NULL"}
 

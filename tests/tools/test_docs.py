@@ -21,7 +21,11 @@ from apscheduler_tasklock import (
     TaskLocks,
     testing,
 )
-from apscheduler_tasklock._scheduler.submission import GRACE_SHARE, SHORTEST_GRACE
+from apscheduler_tasklock._scheduler.submission import (
+    GRACE_SHARE,
+    LONGEST_GRACE,
+    SHORTEST_GRACE,
+)
 from apscheduler_tasklock.options import (
     DEFAULT,
     DEFAULT_LEASE,
@@ -143,7 +147,8 @@ def test_each_option_of_a_job_has_a_row_with_its_default(checkout: Path) -> None
     assert table["cancel_on_lost"][0] == f"`{DEFAULTS.cancel_on_lost}`"
     assert table["on_failure"][0] == f'`"{DEFAULTS.on_failure}"`'
     grace = table["grace"][0]
-    assert grace.startswith(f"{SHORTEST_GRACE:g} s, or a tenth of the period if longer")
+    assert grace.startswith(f"a tenth of the period, at least {SHORTEST_GRACE:g} s ")
+    assert f", at most {LONGEST_GRACE / 60:g} min," in grace
     assert pytest.approx(0.1) == GRACE_SHARE
 
 

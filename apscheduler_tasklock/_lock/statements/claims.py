@@ -120,7 +120,7 @@ class _Claim:
             "overrun_at": f"now() + LEAST({asked['max_runtime']}, {asked['max_lock']})"
             " * interval '1 second'",
         }
-        self.changes_after_end = f"""
+        changes = f"""
             started_at = now(),
             locked_until = now() + LEAST({max_lock}, {self.lease}),
             run_until = now() + {max_lock},
@@ -138,7 +138,8 @@ class _Claim:
             overdue_told_at = NULL,
             {", ".join(f"{name} = {value}" for name, value in status.items())}
         """
-        self.changes = f"{self.changes_after_end}, {NOTES_DEATH}"
+        self.changes_after_end = f"{changes}, last_outcome = NULL, overran = false"
+        self.changes = f"{changes}, {NOTES_DEATH}"
         # What stands for or against the claim in the row as the statement found it.
         self.found_state = f"""LATERAL (SELECT {granted_before} AS granted, {NOT_RUNNING} AS idle,
                                        {self.new_window} AS new_window, {self.waits} AS waits,

@@ -56,15 +56,15 @@ class History:
     def death(self, table: str) -> str:
         """Return the INSERT of the entry of a run whose holder died, as a claim follows it.
 
-        The row as it was before is the run's only if it was still unfinished when it was changed,
-        which the count of deaths says.
+        The row as it was before is the run's only if it was still unfinished when it was changed:
+        then the claim has noted an outcome in the row.
         """
         return self.entry(
             f"""{table} AS run JOIN claimed USING (task_name)
-                WHERE claimed.new_deaths > run.deaths AND claimed.new_token = run.token + 1""",
+                WHERE claimed.new_outcome IS NOT NULL AND claimed.new_token = run.token + 1""",
             recorded="claimed.new_recorded",
             ended_at="run.locked_until",
-            outcome="'died'",
+            outcome="claimed.new_outcome",
         )
 
 

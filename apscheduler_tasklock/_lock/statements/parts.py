@@ -47,8 +47,12 @@ DUE_IN_PAUSE = "COALESCE(lock.due_at >= lock.paused_at AND lock.due_at < lock.pa
 
 # The claim that is made here follows a run whose holder died.
 FOLLOWS_DEATH = "lock.finished_at IS NULL AND NOT lock.handed_over"
+# A run that its living holder renewed up to its maximum lock has overrun: a failure, but no death.
+ENDED_UNSEEN = "CASE WHEN lock.overran THEN 'overran' ELSE 'died' END"
 NOTES_DEATH = f"""
-    deaths = lock.deaths + CASE WHEN {FOLLOWS_DEATH} THEN 1 ELSE 0 END,
+    deaths = lock.deaths + CASE WHEN {FOLLOWS_DEATH} AND NOT lock.overran THEN 1 ELSE 0 END,
+    last_outcome = CASE WHEN {FOLLOWS_DEATH} THEN {ENDED_UNSEEN} END,
+    overran = false,
     recorded = lock.recorded + CASE WHEN {FOLLOWS_DEATH} THEN 1 ELSE 0 END,
     failures = lock.failures + CASE WHEN {FOLLOWS_DEATH} THEN 1 ELSE 0 END,
     failed_at = CASE WHEN {FOLLOWS_DEATH} THEN lock.locked_until ELSE lock.failed_at END,

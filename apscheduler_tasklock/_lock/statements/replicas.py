@@ -28,9 +28,14 @@ _REGISTRATION_TYPES = {
     "repeated": "boolean",
 }
 
-# Seconds after its last sign that a replica counts as alive: three of its intervals.
+# Seconds after its last sign for which a replica may be alive: three of its intervals.
 ALIVE_FOR = 90.0
 IS_ALIVE = f"(stopped_at IS NULL AND seen_at > now() - {ALIVE_FOR} * interval '1 second')"
+
+
+# Seconds after its last sign of life after which operators see it as silent: one was missed.
+SILENT_AFTER = 45.0
+IS_HEARD = f"(stopped_at IS NULL AND seen_at > now() - {SILENT_AFTER} * interval '1 second')"
 
 
 def register(table: str) -> str:
@@ -114,12 +119,13 @@ def report_replica(replicas: str) -> str:
     """
     return f"""
         INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks,
-                                           rejected)
+                                           rejected, running)
         VALUES (%(replica_id)s, %(host)s, %(version)s,
                 COALESCE(%(started_at)s::timestamptz, now()), now(), %(tasks)s::text[],
-                %(rejected)s::text[])
+                %(rejected)s::text[], %(running)s::jsonb)
         ON CONFLICT (replica_id) DO UPDATE SET
             host = excluded.host, version = excluded.version, seen_at = now(), stopped_at = NULL,
+            running = excluded.running,
             started_at = CASE WHEN %(started_at)s::timestamptz IS NULL THEN now()
                               ELSE replica.started_at END,
             tasks = CASE WHEN replica.tasks = excluded.tasks THEN replica.tasks

@@ -29,6 +29,7 @@ _RELEASE_TYPES = {
     "outcome": "text",
     "error_type": "text",
     "error": "text",
+    "last_outcome": "text",
     "next_in": "float8",
     "is_last": "boolean",
 }
@@ -61,6 +62,7 @@ class _Release:
                             OR (lock.overdue_at <= lock.started_at AND {outcome} = 'ok')))"""
         due = due_after(asked, "now()")
         is_first = "lock.finished_at IS NULL"
+        failed = f"{outcome} IN ('error', 'overran')"
         has_entry = history.has_entry(outcome) if history else "false"
         recorded = f"lock.recorded + CASE WHEN {{first}} AND {has_entry} THEN 1 ELSE 0 END"
         self.changes = f"""
@@ -73,12 +75,13 @@ class _Release:
             recorded = {recorded.format(first=is_first)},
             succeeded_at = CASE WHEN {is_first} AND {outcome} = 'ok' THEN now()
                                 ELSE lock.succeeded_at END,
-            failed_at = CASE WHEN {is_first} AND {outcome} = 'error' THEN now()
-                             ELSE lock.failed_at END,
+            failed_at = CASE WHEN {is_first} AND {failed} THEN now() ELSE lock.failed_at END,
             failures = CASE WHEN {is_first} AND {outcome} = 'ok' THEN 0
-                            WHEN {is_first} AND {outcome} = 'error' THEN lock.failures + 1
+                            WHEN {is_first} AND {failed} THEN lock.failures + 1
                             ELSE lock.failures END,
-            error_type = CASE WHEN {is_first} AND {outcome} IN ('ok', 'error')
+            last_outcome = CASE WHEN {is_first} THEN {asked["last_outcome"]}
+                                ELSE lock.last_outcome END,
+            error_type = CASE WHEN {is_first} AND ({outcome} = 'ok' OR {failed})
                               THEN {asked["error_type"]} ELSE lock.error_type END,
             overdue_at = CASE WHEN {follows} THEN now()
                                    + GREATEST(lock.overdue_at - lock.due_at, {SHORTEST_WAIT})
@@ -91,6 +94,7 @@ class _Release:
         self.hand_over = f"""
             locked_until = LEAST(lock.locked_until, now()),
             recorded = {recorded.format(first="NOT lock.handed_over")},
+            last_outcome = {asked["last_outcome"]},
             handed_over = true
         """
         self.ended = f"""lock.task_name, lock.claim_id, lock.token, lock.window_start,
@@ -194,7 +198,7 @@ def extend(table: str) -> str:
     """Return the statement that moves the end of a running claim's maximum lock."""
     return f"""
         UPDATE {table} AS lock SET
-            run_until = run_until + %(by)s::float8 * interval '1 second',
+            run_until = run_until + %(by)s::float8 * interval '1 second', overran = false,
             locked_until = GREATEST(locked_until, LEAST(
                 now() + %(lease)s::float8 * interval '1 second',
                 run_until + %(by)s::float8 * interval '1 second'))
@@ -210,20 +214,25 @@ def renew(table: str) -> str:
     A lease that has ended is revived, as long as nobody has taken the run over: during an outage
     nobody could renew, and the run goes on. A row that somebody has locked is passed over, and
     comes without an end: else one of them would keep all the others waiting until their leases end.
+
+    The last renewal before the maximum lock ends notes that the holder still lived then. Without a
+    lease it is the only one.
     """
     return f"""
         WITH asked AS (
             SELECT * FROM unnest(%(task_names)s::text[], %(claim_ids)s::uuid[],
-                                 %(leases)s::float8[]) AS renewal (task_name, claim_id, lease)
+                                 %(leases)s::float8[], %(last)s::boolean[])
+                          AS renewal (task_name, claim_id, lease, is_last)
         ), free AS (
-            SELECT lock.task_name, lease
+            SELECT lock.task_name, lease, is_last
             FROM {table} AS lock JOIN asked USING (task_name, claim_id)
             WHERE {STANDS}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), renewed AS (
             UPDATE {table} AS lock SET
                 locked_until = GREATEST(
-                    locked_until, LEAST(now() + lease * interval '1 second', run_until))
+                    locked_until, LEAST(now() + lease * interval '1 second', run_until)),
+                overran = is_last
             FROM free WHERE lock.task_name = free.task_name
             RETURNING lock.claim_id, lock.locked_until AS renewed_until
         )

@@ -15,6 +15,7 @@ from apscheduler_tasklock._lock.statements.answers import (
 from apscheduler_tasklock._lock.statements.history import History, death_entry
 from apscheduler_tasklock._lock.statements.parts import (
     DURABLY,
+    ENDED_UNSEEN,
     IS_PAUSED,
     NOT_RUNNING,
     NOTES_DEATH,
@@ -189,7 +190,8 @@ def give_up(table: str, history: History | None = None) -> str:
     """Return the statement that finishes a dead run which is not run again; one replica's does."""
     dead = "NOT lock.handed_over"
     died = "closed AS run WHERE run.died"
-    entry = history.entry(died, ended_at="run.ended_at", outcome="'died'") if history else ""
+    outcome = "run.last_outcome"
+    entry = history.entry(died, ended_at="run.ended_at", outcome=outcome) if history else ""
     return f"""
         WITH dead AS (
             SELECT task_name, locked_until AS ended_at, {dead} AS died FROM {table} AS lock
@@ -197,7 +199,8 @@ def give_up(table: str, history: History | None = None) -> str:
         ), closed AS (
             UPDATE {table} AS lock SET
                 finished_at = now(), locked_until = GREATEST(now(), window_until),
-                handed_over = false, deaths = deaths + 1,
+                handed_over = false, deaths = deaths + CASE WHEN overran THEN 0 ELSE 1 END,
+                last_outcome = CASE WHEN {dead} THEN {ENDED_UNSEEN} ELSE lock.last_outcome END,
                 recorded = recorded + CASE WHEN {dead} THEN 1 ELSE 0 END,
                 failures = failures + CASE WHEN {dead} THEN 1 ELSE 0 END,
                 failed_at = CASE WHEN {dead} THEN lock.locked_until ELSE failed_at END,
@@ -206,7 +209,7 @@ def give_up(table: str, history: History | None = None) -> str:
             WHERE lock.task_name = dead.task_name AND claim_id = %(claim_id)s::uuid
               AND finished_at IS NULL AND locked_until <= now() AND {SAFELY}
             RETURNING lock.task_name, token, window_start, started_at, locked_by, kind, recorded,
-                      dead.ended_at, dead.died
+                      last_outcome, dead.ended_at, dead.died
         ){f", entry AS ({entry})" if entry else ""}
         SELECT token FROM closed
     """
