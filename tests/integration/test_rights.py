@@ -12,9 +12,14 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 from psycopg import sql
 
-from apscheduler_tasklock import TaskLocks, TaskLockSchemaError
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_RELEASED,
+    TaskLockJobStore,
+    TaskLocks,
+    TaskLockSchemaError,
+)
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock.jobstore.store import TaskLockJobStore
+from apscheduler_tasklock.status import TaskState
 from tests.support.commands import Command
 from tests.support.polling import eventually
 from tests.support.roles import role
@@ -329,6 +334,149 @@ class TestWhileReplicasRun:
         eventually(lambda: set(rejected(operator).values()) == {()})
         assert len(told(caplog, "WARNING", "Rejected by")) == 2
         assert not [record for record in caplog.records if record.exc_info]
+
+
+class TestHistory:
+    @pytest.mark.parametrize(
+        ("says", "kept"),
+        [
+            ("a NUL\0 in it", "a NUL\ufffd in it"),
+            ("a lone \ud800 surrogate", "a lone ? surrogate"),
+            ("long " * 100_000, ("long " * 100)[:500]),
+        ],
+        ids=["NUL", "surrogate", "long"],
+    )
+    def test_what_an_exception_says_is_made_fit_and_the_run_released(
+        self, make_replica: MakeReplica, operator: TaskLocks, says: str, kept: str
+    ) -> None:
+        def fail() -> None:
+            raise type("Odd", (Exception,), {"__module__": "odd\udfff\0"})(says)
+
+        replica = make_replica()
+        replica.run_once(fail)
+        replica.one(EVENT_TASK_LOCK_RELEASED)
+        [run] = operator.runs("job")
+        assert (run.outcome, run.error) == ("error", kept)
+        assert run.error_type == "odd?\ufffd.Odd"
+        assert replica.executor.health().degraded == ()
+
+    @pytest.mark.parametrize("harm", ["revoke", "drop", "policy", "trigger", "column"])
+    def test_a_release_whose_entry_is_rejected_releases_at_once(
+        self,
+        application: Application,
+        make_replica: MakeReplica,
+        operator: TaskLocks,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+        harm: str,
+    ) -> None:
+        """Nothing is tried again meanwhile, and none is sent in the background."""
+        application.grant("SELECT, INSERT, UPDATE")
+        never = Timings(rejected_interval=3600.0, release_interval=3600.0)
+        replica = make_replica(application.url, timings=never, min_factor=0)
+
+        def harm_it() -> None:
+            if harm == "revoke":
+                application.revoke("INSERT", "task_lock_run")
+            else:
+                connection.execute(HARM[harm])
+
+        replica.run_once(harm_it)
+        replica.one(EVENT_TASK_LOCK_RELEASED)
+        [task] = operator.tasks("job")
+        assert task.state is TaskState.OK
+        assert not told(caplog, "ERROR", "")
+        assert len(told(caplog, "WARNING", "tried again: history: ")) == 1
+        replica.shutdown()
+
+    def test_a_hold_writes_it_again(
+        self,
+        application: Application,
+        make_task_locks: Callable[..., TaskLocks],
+        operator: TaskLocks,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Without a replica that looks, it is tried again after some seconds."""
+        application.grant("SELECT, INSERT, UPDATE")
+        application.revoke("INSERT", "task_lock_run")
+        locks = make_task_locks(application.url)
+
+        def hold() -> list[Any]:
+            with locks.hold("held", min_lock=0, max_lock=60):
+                pass
+            return operator.runs("held")
+
+        assert hold() == []
+        application.grant("INSERT", "task_lock_run")
+        eventually(hold)
+        assert len(told(caplog, "WARNING", "tried again: history: ")) == 1
+        assert len(told(caplog, "INFO", "No longer rejected by the database")) == 1
+        locks.close()
+
+    def test_worker_processes_write_it_again(
+        self, application: Application, make_replica: MakeReplica, operator: TaskLocks
+    ) -> None:
+        application.grant("SELECT, INSERT, UPDATE")
+        replica = make_replica(application.url, executor="processpool", max_workers=1, **OFTEN)
+        replica.scheduler.add_job(nothing, "interval", seconds=0.3, id="job")
+        eventually(lambda: operator.runs("job"))
+        application.revoke("UPDATE", "task_lock_run")
+        eventually(lambda: any("history: " in each for each in replica.executor.health().degraded))
+        ran = len(executed([replica]))
+        eventually(lambda: len(executed([replica])) > ran + 2)
+        application.grant("UPDATE", "task_lock_run")
+        before = operator.runs("job")[0].started_at
+        eventually(lambda: operator.runs("job")[0].started_at > before)
+        eventually(lambda: replica.executor.health().degraded == ())
+        replica.shutdown()
+
+
+HARM = {
+    "drop": "DROP TABLE task_lock_run",
+    "policy": """
+        ALTER TABLE task_lock_run ENABLE ROW LEVEL SECURITY;
+        CREATE POLICY none ON task_lock_run USING (true) WITH CHECK (false)""",
+    "trigger": """
+        CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN RAISE EXCEPTION 'not here'; END $$;
+        CREATE TRIGGER no BEFORE INSERT ON task_lock_run FOR EACH ROW EXECUTE FUNCTION no()""",
+    "column": "ALTER TABLE task_lock_run ADD COLUMN more text NOT NULL",
+}
+
+
+class TestStoredJobs:
+    @pytest.mark.parametrize("right", [*RIGHTS, "DELETE"])
+    def test_a_right_on_the_jobs_is_revoked(
+        self,
+        application: Application,
+        make_replica: MakeReplica,
+        operator: TaskLocks,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+        right: str,
+    ) -> None:
+        application.grant("SELECT, INSERT, UPDATE", *TABLES, "task_lock_job")
+        application.grant("DELETE", "task_lock_job")
+        replica = make_replica(application.url, start=False, **OFTEN)
+        store = TaskLockJobStore(application.url, functions=["tests."], poll_interval=0.2)
+        replica.scheduler.add_jobstore(store)
+        replica.scheduler.add_job(nothing, "interval", seconds=1, id="job")
+        replica.start()
+        eventually(lambda: operator.runs("job"))
+        application.revoke(right, "task_lock_job")
+        if right != "INSERT":  # which only users' calls need
+            eventually(lambda: " ".join(replica.executor.health().degraded))
+            eventually(lambda: any(rejected(operator).values()))
+        if right in ("INSERT", "DELETE"):  # no reason to run no jobs
+            ran = len(executed([replica]))
+            eventually(lambda: len(executed([replica])) > ran + 1)
+        application.grant(right, "task_lock_job")
+        ran = len(executed([replica]))
+        eventually(lambda: len(executed([replica])) > ran + 1)
+        eventually(lambda: replica.executor.health().degraded == ())
+        eventually(lambda: set(rejected(operator).values()) == {()})
+        assert len(told(caplog, "WARNING", "Rejected by")) == (right != "INSERT")
+        replica.shutdown()
 
 
 def nothing() -> None:
