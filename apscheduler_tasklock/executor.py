@@ -372,7 +372,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """
         over_at = time.monotonic() + SHUTDOWN_LIMIT
         self.locks.stop_claiming()
-        self._poll.close()
+        self._poll.stop_looking()
         self._registrar.close()
         try:
             if self._inner is not None:
@@ -382,7 +382,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 unwrap(self._inner)
                 over_at += time.monotonic() - begun
         finally:
-            self._poll.end()
+            self._poll.close()
         deadline = time.monotonic() + CLOSING_TIMEOUT
         runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
         # Coroutines that the wrapped executor has cancelled, and that have not noticed.
@@ -469,7 +469,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if timeout is not None:
             seconds = parse_seconds(timeout, "timeout", f"{type(self).__name__}.drain()")
         self.locks.stop_claiming()
-        self._poll.close()
+        self._poll.stop_looking()
         with self._idle:
             return self._idle.wait_for(lambda: self._is_idle(coroutines), seconds)
 

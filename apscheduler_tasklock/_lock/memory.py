@@ -483,6 +483,9 @@ class MemoryProtocol:
                     return None
                 if not row.handed_over:
                     self._note_end(row, request)
+                    if end.outcome == "overran":
+                        row.failures += 1
+                        row.failed_at, row.error_type = now, None
                 row.locked_until = min(row.locked_until, now)
                 row.handed_over = True
                 row.last_outcome = end.last_outcome

@@ -68,10 +68,12 @@ _IS_STUCK = """((lost.token < lock.token OR lock.finished_at IS NULL
 _CUT_AT = f"""
     CASE WHEN lock.finished_at IS NOT NULL AND lock.last_outcome = 'cut' THEN lock.finished_at
          WHEN lock.finished_at IS NULL AND lock.handed_over
+              AND lock.last_outcome IS DISTINCT FROM 'overran'
               AND lock.locked_until + {SHORTEST_WAIT} <= now() THEN lock.locked_until END
 """
 _OUTCOME = f"""
-    CASE WHEN lock.finished_at IS NOT NULL THEN lock.last_outcome WHEN lock.handed_over THEN 'cut'
+    CASE WHEN lock.finished_at IS NOT NULL THEN lock.last_outcome
+         WHEN lock.handed_over THEN COALESCE(lock.last_outcome, 'cut')
          WHEN lock.locked_until > now() OR {_OVERRUNS} THEN NULL
          WHEN lock.overran THEN 'overran' ELSE 'died' END
 """

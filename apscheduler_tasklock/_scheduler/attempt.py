@@ -445,7 +445,7 @@ class RunAttempt:
         if not self.cancelled_on_loss:
             return RunEnd(ending, "cancelled", cut=True)
         if self._held is not None and self._held.seconds_left == 0:
-            return RunEnd(Ending.KEEP, "overran")  # nobody runs its window any more
+            return RunEnd(ending, "overran")
         return RunEnd(ending, "cancelled")
 
     def take_end(self) -> bool:

@@ -57,7 +57,7 @@ class Poll:
     :param state: returns the scheduler's state
     :param interval: seconds between two looks, at most
     :param prune_interval: seconds between two deletions of rows that are over
-    :param tell_waiting: called at an interval from :meth:`close` to :meth:`end`
+    :param tell_waiting: called at an interval from :meth:`stop_looking` to :meth:`close`
     :param timings: has that interval
     :ivar has_looked: whether a look has succeeded
     """
@@ -111,24 +111,26 @@ class Poll:
         self._thread = threading.Thread(target=self._work, name="tasklock-poll", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Look no more. From now on it is told what a stop waits for, until :meth:`end`."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+    def stop_looking(self) -> None:
+        """Look no more. From now on it is told what a stop waits for, until :meth:`close`."""
+        thread = self._stop(and_end=False)
+        if thread is not None:
             # It may be in the middle of a statement, which has a limit of its own.
             self._looks_no_more.wait(timeout=STARTING_INTERVAL)
 
-    def end(self) -> None:
-        """Let the thread end: the stop waits for nothing more."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+    def close(self) -> None:
+        """Look no more, and let the thread end: a stop waits for nothing more."""
+        thread = self._stop(and_end=True)
+        if thread is not None:
             thread.join(timeout=STARTING_INTERVAL)
+
+    def _stop(self, *, and_end: bool) -> threading.Thread | None:
+        """Return the thread that is to be waited for, unless this is it."""
+        with self._changed:
+            self._closed = True
+            self._ended = self._ended or and_end
+            self._changed.notify_all()
+            return None if self._thread is threading.current_thread() else self._thread
 
     @property
     def closed(self) -> bool:

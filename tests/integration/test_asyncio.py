@@ -445,8 +445,13 @@ def test_a_coroutine_cancelled_at_its_maximum_lock_is_released_or_with_failover_
             assert ended == ["handed over" if failover else None]
 
     asyncio.run(main())
-    over = "SELECT FROM task_lock WHERE finished_at IS NOT NULL AND window_until > now()"
-    assert connection.execute(over).rowcount == 1
+    over = (
+        "SELECT last_outcome, failures, deaths FROM task_lock"
+        " WHERE finished_at IS NOT NULL AND window_until > now()"
+    )
+    assert connection.execute(over).fetchall() == [("overran", 1, 0)]
+    runs = connection.execute("SELECT outcome FROM task_lock_run").fetchall()
+    assert runs == [("overran",)]
 
 
 def test_a_release_on_its_way_when_the_scheduler_is_shut_down_arrives_before_the_loop_ends(

@@ -56,7 +56,6 @@ def abandon(executor: Any) -> None:
     """End an executor's threads, as at the end of a process that has not shut it down."""
     executor.locks.close()
     executor._poll.close()
-    executor._poll.end()
 
 
 def pools_lock() -> Any:

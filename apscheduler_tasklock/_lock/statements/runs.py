@@ -90,11 +90,16 @@ class _Release:
             due_at = CASE WHEN {follows} THEN now() WHEN {is_past} THEN {due}
                           ELSE lock.due_at END
         """
+        # It was cancelled since it outlived its maximum lock, so that nobody runs its window again.
+        overran = f"(NOT lock.handed_over AND {outcome} = 'overran')"
         # What its holder has handed over stays handed over, also if the holder is then found dead.
         self.hand_over = f"""
             locked_until = LEAST(lock.locked_until, now()),
             recorded = {recorded.format(first="NOT lock.handed_over")},
             last_outcome = {asked["last_outcome"]},
+            failures = lock.failures + CASE WHEN {overran} THEN 1 ELSE 0 END,
+            failed_at = CASE WHEN {overran} THEN now() ELSE lock.failed_at END,
+            error_type = CASE WHEN {overran} THEN NULL ELSE lock.error_type END,
             handed_over = true
         """
         self.ended = f"""lock.task_name, lock.claim_id, lock.token, lock.window_start,
