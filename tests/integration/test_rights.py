@@ -168,6 +168,21 @@ class TestAtTheStart:
             "them with: apscheduler-tasklock upgrade"
         )
 
+    def test_missing_rights_and_missing_tables_are_in_one_error(
+        self, application: Application, connection: Connection
+    ) -> None:
+        application.grant("SELECT, INSERT", "task_lock")
+        connection.execute("DROP TABLE task_lock_replica")
+        with pytest.raises(TaskLockSchemaError) as raised:
+            Replica(application.url).scheduler.start()
+        for part in (
+            "the table task_lock_replica does not exist",
+            "apscheduler-tasklock upgrade; also: ",
+            f'GRANT UPDATE ON task_lock TO "{application.name}"',
+            f'GRANT SELECT, INSERT, UPDATE ON task_lock_run TO "{application.name}"',
+        ):
+            assert part in str(raised.value)
+
     def test_who_keeps_no_history_needs_no_right_on_it(
         self, application: Application, make_replica: MakeReplica
     ) -> None:
@@ -347,8 +362,16 @@ class TestHistory:
         ids=["NUL", "surrogate", "long"],
     )
     def test_what_an_exception_says_is_made_fit_and_the_run_released(
-        self, make_replica: MakeReplica, operator: TaskLocks, says: str, kept: str
+        self,
+        make_replica: MakeReplica,
+        operator: TaskLocks,
+        monkeypatch: pytest.MonkeyPatch,
+        says: str,
+        kept: str,
     ) -> None:
+        # APScheduler logs the exception, which pytest's workers cannot send to their parent.
+        monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+
         def fail() -> None:
             raise type("Odd", (Exception,), {"__module__": "odd\udfff\0"})(says)
 
@@ -387,6 +410,32 @@ class TestHistory:
         assert task.state is TaskState.OK
         assert not told(caplog, "ERROR", "")
         assert len(told(caplog, "WARNING", "tried again: history: ")) == 1
+        replica.shutdown()
+
+    @pytest.mark.parametrize("harm", ["policy", "trigger", "column"])
+    def test_what_no_missing_right_explains_is_over_with_the_next_entry(
+        self,
+        application: Application,
+        make_replica: MakeReplica,
+        operator: TaskLocks,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+        harm: str,
+    ) -> None:
+        """It is tried again with each look."""
+        application.grant("SELECT, INSERT, UPDATE")
+        looks = Timings(report_interval=0.2, rejected_interval=3600.0)
+        replica = make_replica(application.url, **{**OFTEN, "timings": looks})
+        replica.scheduler.add_job(nothing, "interval", seconds=0.3, id="job")
+        eventually(lambda: operator.runs("job"))
+        connection.execute(HARM[harm])
+        connection.execute("TRUNCATE task_lock_run")  # else an entry may be overwritten
+        eventually(lambda: any("history: " in each for each in replica.executor.health().degraded))
+        connection.execute(MENDED[harm])
+        eventually(lambda: operator.runs("job"))
+        eventually(lambda: replica.executor.health().degraded == ())
+        assert len(told(caplog, "WARNING", "tried again: history: ")) == 1
+        assert len(told(caplog, "INFO", "No longer rejected by the database")) == 1
         replica.shutdown()
 
     def test_a_hold_writes_it_again(
@@ -440,7 +489,14 @@ HARM = {
         CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS
             $$ BEGIN RAISE EXCEPTION 'not here'; END $$;
         CREATE TRIGGER no BEFORE INSERT ON task_lock_run FOR EACH ROW EXECUTE FUNCTION no()""",
-    "column": "ALTER TABLE task_lock_run ADD COLUMN more text NOT NULL",
+    "column": "ALTER TABLE task_lock_run ADD more text, ADD CHECK (more IS NOT NULL) NOT VALID",
+}
+
+
+MENDED = {
+    "policy": "ALTER TABLE task_lock_run DISABLE ROW LEVEL SECURITY",
+    "trigger": "DROP TRIGGER no ON task_lock_run",
+    "column": "ALTER TABLE task_lock_run DROP COLUMN more",
 }
 
 
