@@ -5,6 +5,7 @@ Where the remedy is a statement, it is run, and the connection works.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
@@ -22,6 +23,7 @@ from tests.support.commands import Answer, Command
 from tests.support.pgbouncer import PgBouncer, UnavailableError
 from tests.support.polling import eventually
 from tests.support.postgres import Server
+from tests.support.standby import Pair
 
 pytestmark = [
     pytest.mark.own_server,
@@ -227,7 +229,7 @@ def test_a_server_that_is_nearly_full_is_a_note(doctor: Command, strict: Embedde
 
 def test_a_server_that_shuts_down(doctor: Command) -> None:
     with EmbeddedServer({"fsync": "off"}) as server, psycopg.connect(server.url):
-        server._process.send_signal(signal.SIGTERM)  # it waits for the connection
+        os.kill(server.pid, signal.SIGTERM)  # it waits for the connection
         eventually(lambda: "shutting down" in _said_of(server.url))
         told, remedy = failed(doctor, server.url)
     assert "shutting down" in told
@@ -246,6 +248,17 @@ def test_a_server_that_shuts_down(doctor: Command) -> None:
 def test_a_server_that_has_not_started_or_recovered_yet(said: str) -> None:
     error = psycopg.OperationalError(f"connection failed: FATAL:  {said}")
     assert remedy_of(error, parse_url("postgresql://app@db/app")).startswith("wait until")
+
+
+def test_a_standby_is_told_from_a_setting(doctor: Command) -> None:
+    with Pair() as pair:
+        assert doctor("upgrade", database=pair.primary.url).status == 0
+        answer = doctor("doctor", "--json", database=pair.standby.url)
+        [found] = [one for one in answer.json["findings"] if one["level"] == "wrong"]
+        assert (answer.status, found["what"]) == (1, "writable")
+        assert "this is a standby" in found["says"]
+        assert "name the primary; or all servers, in one URL" in found["remedy"]
+        assert doctor("doctor", database=pair.url()).status == 0  # all servers, in one URL
 
 
 def _said_of(url: str) -> str:
