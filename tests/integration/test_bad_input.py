@@ -146,7 +146,7 @@ class TestTable:
         ("change", "says"),
         [
             ("DROP TABLE task_lock", "does not exist"),
-            ("ALTER TABLE task_lock DROP COLUMN window_until", "is older"),
+            ("ALTER TABLE task_lock DROP COLUMN window_until", "by an unreleased version"),
         ],
     )
     def test_one_that_changes_later_is_an_error_at_each_fire(

@@ -332,7 +332,7 @@ class TestSetUp:
     def test_json_tells_what_was_done(self, command: Command, empty_database_url: str) -> None:
         for done in (True, False):
             answer = command("upgrade", "--json", database=empty_database_url)
-            assert answer.json == {"table": "task_lock", "migrated": done}
+            assert answer.json == {"table": "task_lock", "migrated": done, "notes": []}
         for done in (True, False):
             answer = command("downgrade", "--json", database=empty_database_url)
             assert answer.json == {"table": "task_lock", "dropped": done}
