@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import downgrade, upgrade
+from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.schema.migrations import UPGRADE_LOCK, revisions
 from tests.frameworks.conftest import MakeProject
 from tests.migration.conftest import described, tables
@@ -194,7 +195,9 @@ def test_a_role_that_may_not_migrate_is_told_what_helps(
             connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
             connection.execute(f'CREATE SCHEMA "{name}" AUTHORIZATION "{name}"')
             connection.execute(f'ALTER ROLE "{name}" SET search_path = "{name}"')
-        project = make_project(url.replace("postgresql+psycopg:", "postgresql:"))
+        project = make_project(empty_database_url)
+        user = {"USER": name, "PASSWORD": parse_url(url).password}
+        project.configure(f"DATABASES['default'] |= {user!r}")
         project.configure('TASKLOCK_SCHEMA = "public"')
         said = project.refused("migrate")
         assert said.startswith(f'CommandError: role "{name}" may not change the tables')
