@@ -365,6 +365,8 @@ def test_a_job_that_starts_the_scheduler_while_it_is_shut_down_does_not_stop_tha
     scheduler.start()
     assert begun.wait(60)
     stopping = scheduler.apscheduler
+    # A stop before that would end APScheduler's thread with a JobLookupError.
+    eventually(lambda: not stopping.get_jobs())
     shutting_down = threading.Thread(target=scheduler.shutdown, daemon=True)
     shutting_down.start()
     eventually(lambda: not stopping.running)

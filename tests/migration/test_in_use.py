@@ -14,6 +14,7 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.pool import NullPool
 
 from apscheduler_tasklock import downgrade
 from apscheduler_tasklock.schema.locking import execute_when_unlocked, grant_like
@@ -92,7 +93,8 @@ def test_a_migration_that_nobody_lets_pass_says_so_and_changes_nothing(database_
 
 
 def test_who_may_use_the_lock_may_use_a_table_that_is_added_beside_it(database_url: str) -> None:
-    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
+    url = database_url.replace("postgresql://", "postgresql+psycopg://")
+    engine = create_engine(url, poolclass=NullPool)
     with psycopg.connect(database_url, autocommit=True) as connection, engine.connect() as other:
         connection.execute('CREATE ROLE "The app"')
         try:
@@ -109,7 +111,6 @@ def test_who_may_use_the_lock_may_use_a_table_that_is_added_beside_it(database_u
                     assert connection.execute(privilege, [table, right]).fetchone() == (has,)
         finally:
             connection.execute('DROP OWNED BY "The app"; DROP ROLE "The app"')
-            engine.dispose()
 
 
 def test_who_may_update_by_default_may_delete_jobs(empty_database_url: str, run: Run) -> None:
