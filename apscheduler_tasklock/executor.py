@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent import futures
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from math import inf
@@ -63,6 +63,7 @@ from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.queued import QueuedRuns
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.requests import RequestedRuns
+from apscheduler_tasklock._scheduler.stops import saying
 from apscheduler_tasklock._scheduler.submission import (
     Blocked,
     JobKey,
@@ -251,8 +252,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._jobs.list_tasks,
             lambda: self._adapter.state,
             self._poll_interval,
-            tell_waiting=self._tell_waiting,
-            timings=self.timings,
         )
         self._registrar = Registrar(
             locks,
@@ -372,17 +371,14 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """
         over_at = time.monotonic() + SHUTDOWN_LIMIT
         self.locks.stop_claiming()
-        self._poll.stop_looking()
+        self._poll.close()
         self._registrar.close()
-        try:
-            if self._inner is not None:
-                begun = time.monotonic()
-                with shutting_down(self._inner):
-                    self._inner.shutdown(wait)
-                unwrap(self._inner)
-                over_at += time.monotonic() - begun
-        finally:
-            self._poll.close()
+        if self._inner is not None:
+            begun = time.monotonic()
+            with shutting_down(self._inner), self._saying_waiting(wait):
+                self._inner.shutdown(wait)
+            unwrap(self._inner)
+            over_at += time.monotonic() - begun
         deadline = time.monotonic() + CLOSING_TIMEOUT
         runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
         # Coroutines that the wrapped executor has cancelled, and that have not noticed.
@@ -397,7 +393,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self.locks.close(blocking=True, until=over_at)
         self._started_in = None
 
-    def _tell_waiting(self) -> None:
+    def _saying_waiting(self, wait: bool = True) -> AbstractContextManager[None]:
+        if not wait:
+            return nullcontext()
+        return saying(self._say_waiting, self.timings.waiting_interval)
+
+    def _say_waiting(self) -> None:
         """Say which jobs a stop waits for."""
         # What waits in a pool of threads is not begun any more; a process pool does not tell.
         may_wait = not has_own_threads(self._inner)
@@ -469,8 +470,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if timeout is not None:
             seconds = parse_seconds(timeout, "timeout", f"{type(self).__name__}.drain()")
         self.locks.stop_claiming()
-        self._poll.stop_looking()
-        with self._idle:
+        self._poll.close()
+        with self._saying_waiting(), self._idle:
             return self._idle.wait_for(lambda: self._is_idle(coroutines), seconds)
 
     def _is_idle(self, coroutines: bool) -> bool:

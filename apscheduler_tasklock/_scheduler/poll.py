@@ -14,7 +14,6 @@ from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
 
 from apscheduler_tasklock._database.errors import ConflictError
 from apscheduler_tasklock._database.rejections import LOOKS, OLD_ROWS
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.submission import JobKey
@@ -57,8 +56,6 @@ class Poll:
     :param state: returns the scheduler's state
     :param interval: seconds between two looks, at most
     :param prune_interval: seconds between two deletions of rows that are over
-    :param tell_waiting: called at an interval from :meth:`stop_looking` to :meth:`close`
-    :param timings: has that interval
     :ivar has_looked: whether a look has succeeded
     """
 
@@ -69,22 +66,16 @@ class Poll:
         state: Callable[[], int],
         interval: float,
         prune_interval: float = PRUNE_INTERVAL,
-        tell_waiting: Callable[[], None] = lambda: None,
-        timings: Timings | None = None,
     ) -> None:
         self._locks = locks
         self._list_tasks = list_tasks
         self._state = state
         self._interval = interval
         self._prune_interval = prune_interval
-        self._tell_waiting = tell_waiting
-        self._waiting_interval = (timings or Timings()).waiting_interval
         self._watchers: list[Watcher] = []
         self._tellers: list[Callable[[], None]] = []
         self._changed = threading.Condition()
         self._closed = False
-        self._looks_no_more = threading.Event()
-        self._ended = False
         self._woken = False
         self._listed = False
         self._is_first = True  # the look when it starts, which waits for nothing
@@ -111,26 +102,15 @@ class Poll:
         self._thread = threading.Thread(target=self._work, name="tasklock-poll", daemon=True)
         self._thread.start()
 
-    def stop_looking(self) -> None:
-        """Look no more. From now on it is told what a stop waits for, until :meth:`close`."""
-        thread = self._stop(and_end=False)
-        if thread is not None:
-            # It may be in the middle of a statement, which has a limit of its own.
-            self._looks_no_more.wait(timeout=STARTING_INTERVAL)
-
     def close(self) -> None:
-        """Look no more, and let the thread end: a stop waits for nothing more."""
-        thread = self._stop(and_end=True)
-        if thread is not None:
-            thread.join(timeout=STARTING_INTERVAL)
-
-    def _stop(self, *, and_end: bool) -> threading.Thread | None:
-        """Return the thread that is to be waited for, unless this is it."""
+        """Look no more."""
         with self._changed:
             self._closed = True
-            self._ended = self._ended or and_end
             self._changed.notify_all()
-            return None if self._thread is threading.current_thread() else self._thread
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            # It may be in the middle of a statement, which has a limit of its own.
+            thread.join(timeout=STARTING_INTERVAL)
 
     @property
     def closed(self) -> bool:
@@ -192,20 +172,6 @@ class Poll:
                 pass  # logged as an outage
             except Exception:  # nothing may end this thread unseen
                 logger.exception("The tasks could not be looked at; trying again")
-        self._looks_no_more.set()
-        self._tell_until_the_end()
-
-    def _tell_until_the_end(self) -> None:
-        """Tell what a stop waits for. The thread that stops is held up by just that."""
-        while True:
-            with self._changed:
-                if self._changed.wait_for(lambda: self._ended, self._waiting_interval):
-                    self._thread = None
-                    return
-            try:
-                self._tell_waiting()
-            except Exception:  # nothing may end this thread unseen
-                logger.exception("What the stop waits for could not be told")
 
     def _wait(self) -> bool:
         """Wait until it is time to look; return whether there is anything to look for."""
@@ -217,6 +183,8 @@ class Poll:
                 # Paused, or not started yet. What died meanwhile is found afterwards.
                 self._changed.wait(STARTING_INTERVAL)
             self._woken = False
+            if self._closed:
+                self._thread = None
             return not self._closed
 
     def _pause(self) -> float:
