@@ -90,7 +90,7 @@ def test_a_role_is_assumed_as_by_django(
         options = {**database_settings(database_url)["OPTIONS"], "assume_role": "the 'app"}
         project.configure(f'DATABASES["default"]["OPTIONS"] = {options!r}')
         said = project.manage("check", "--database", "default")
-        assert "may not use the table task_lock" in said
+        assert "may not use the tables task_lock" in said
         assert "migrate" not in said
         rights = "GRANT SELECT, INSERT, UPDATE ON task_lock, task_lock_run, task_lock_replica TO {}"
         connection.execute(sql.SQL(rights).format(role))
@@ -147,7 +147,7 @@ def test_the_check_of_the_database_names_what_creates_or_upgrades_the_tables(
     project: DjangoProject,
 ) -> None:
     said = project.manage("check", "--database", "default")
-    assert "apscheduler_tasklock.W001) the table task_lock does not exist" in said
+    assert "apscheduler_tasklock.W001) the tables task_lock, task_lock_run, task_lock_replica do not" in said
     assert "HINT: `manage.py migrate` creates the tables" in said
     project.manage("migrate")
     assert "no issues" in project.manage("check", "--database", "default")
