@@ -87,8 +87,8 @@ BEFORE = {
         scheduler = BlockingScheduler(executors={"default": TaskLockExecutor(DATABASE_URL)})
         def stop() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
-        # With a lock, since a signal while a job is being submitted ends in APScheduler's log.
-scheduler.add_job(stop, id="stop", misfire_grace_time=None)
+        # A job with a lock, because APScheduler logs a signal that interrupts a job's submission.
+        scheduler.add_job(stop, id="stop", misfire_grace_time=None)
         """,
     "executor.drain(timeout=50)": """
         from apscheduler.schedulers.background import BackgroundScheduler
