@@ -229,7 +229,10 @@ background = BackgroundScheduler(executors={"default": DjangoTaskLockExecutor()}
         ("nothing", "project.scheduling.nothing() must return a scheduler of APScheduler, not Non"),
         ("running", "project.scheduling.running runs already, so that every command"),
         ("tornado", "runs a BackgroundScheduler, a BlockingScheduler or an AsyncIOScheduler, not"),
-        ("background", "the tables task_lock, task_lock_run, task_lock_replica do not exist in this"),
+        (
+            "background",
+            "the tables task_lock, task_lock_run, task_lock_replica do not exist in this",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_line(
