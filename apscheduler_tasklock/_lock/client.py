@@ -327,7 +327,12 @@ class LockClient:
                 for what, table in needed.items()
             }
 
-        for what, problem in self.ask(find).items():
+        try:
+            found = self.ask(find)
+        except TaskLockError:
+            rejections.suspect()
+            raise
+        for what, problem in found.items():
             if problem is None:
                 rejections.permitted(what)
             else:

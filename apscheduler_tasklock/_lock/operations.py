@@ -93,12 +93,15 @@ _STATE = f"""
          ELSE 'ok' END
 """
 
-# Its run was found dead, in the task's row or in the history, and it has said nothing since.
+# Its run was found dead, in the task's row or in the history, and it has said nothing since. A
+# worker process of its pool may die alone, so that its run tells only of a replica that is silent.
 _REPLICA_STATE = """
     CASE WHEN stopped_at IS NOT NULL THEN 'stopped'
-         WHEN died_at > seen_at OR EXISTS (
+         WHEN died_at > seen_at OR NOT heard AND worker_died_at > seen_at OR EXISTS (
              SELECT FROM {table} AS lock
-             WHERE locked_by = replica_id AND finished_at IS NULL AND NOT handed_over
+             WHERE (locked_by = replica_id
+                    OR NOT heard AND starts_with(locked_by, replica_id || ' worker '))
+                   AND finished_at IS NULL AND NOT handed_over
                    AND NOT overran AND locked_until <= now() AND locked_until > seen_at)
              THEN 'died'
          WHEN heard THEN 'alive' ELSE 'silent' END
@@ -211,8 +214,10 @@ class Operations:
             ORDER BY run.token DESC LIMIT %(limit)s
         """)
         found_dead = f"""
-            SELECT replica AS replica_id, max(ended_at) AS died_at FROM {self._runs}
-            WHERE outcome = 'died' GROUP BY replica
+            SELECT split_part(replica, ' worker ', 1) AS replica_id,
+                   max(ended_at) FILTER (WHERE strpos(replica, ' worker ') = 0) AS died_at,
+                   max(ended_at) AS worker_died_at
+            FROM {self._runs} WHERE outcome = 'died' GROUP BY 1
         """
         list_replicas = f"""
             WITH replicas AS ({replicas}), dead AS ({found_dead})
@@ -223,7 +228,9 @@ class Operations:
         self._list_replicas = Statement(list_replicas)
         self._list_replicas_without_runs = Statement(
             list_replicas.replace(
-                found_dead, "SELECT '' AS replica_id, NULL::timestamptz AS died_at WHERE false"
+                found_dead,
+                """SELECT '' AS replica_id, NULL::timestamptz AS died_at,
+                          NULL::timestamptz AS worker_died_at WHERE false""",
             )
         )
         # What worker processes of its pool hold is its own, too.

@@ -250,9 +250,14 @@ class Poll:
 
 @contextmanager
 def _noting(rejected: list[TaskLockError]) -> Iterator[None]:
-    """Add to these what the database rejects."""
+    """Add to these what the database rejects. A conflict ends nothing but its own part.
+
+    The next look tries again what another session was in the way of.
+    """
     try:
         yield
+    except ConflictError as error:
+        logger.debug("Part of a look was not done, because of another session: %s", error)
     except TaskLockDatabaseError:
         raise
     except TaskLockError as error:

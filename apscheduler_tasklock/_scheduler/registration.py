@@ -231,11 +231,11 @@ class Registrar:
 
         As in a rolling deployment, after a replica of the old version ran the task once more.
         """
+        if self._locks.rejections.has(REGISTRATIONS):
+            return False
         keys = self._poll.keys_of(state.task_name)
         ours = [found for key in keys if (found := self._registration(key)) is not None]
         differs = bool(ours) and all(each.schedule != state.schedule for each in ours)
-        if self._locks.rejections.has(REGISTRATIONS):
-            return False
         if differs:
             for key in keys:
                 self.note(key)
@@ -377,7 +377,12 @@ class Registrar:
         except TaskLockError:
             # The database's encoding may lack characters of one of them.
             storable = [name for name in names if name.isascii()]
-            self._locks.report_replica(_version(), storable, [ascii(each) for each in rejected])
+            self._locks.report_replica(
+                _version(),
+                storable,
+                [ascii(each) for each in rejected],
+                [run for run in running if run.task.isascii()],
+            )
 
     def _retire(self, names: Sequence[str]) -> None:
         """Let nobody wait for tasks that were removed. Rejected, it is done at the next look."""
