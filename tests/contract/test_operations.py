@@ -672,6 +672,21 @@ class TestReplicas:
         report(one, "task")
         assert operator.replicas()[0].state is ReplicaState.ALIVE
 
+    def test_one_whose_worker_process_died_has_died_once_it_is_silent(
+        self, one: Replica, other: Replica, operator: Operator, travel: Travel
+    ) -> None:
+        report(one, "task")
+        worker = Replica(f"{one.name} worker 7", one.connection)
+        job = {**JOB, "lease": 3}
+        worker.claim(**job)
+        travel(4)
+        assert operator.replicas()[0].state is ReplicaState.ALIVE  # it may go on by itself
+        travel(60)
+        assert operator.replicas()[0].state is ReplicaState.DIED
+        other.claim(**job)
+        assert operator.runs("task")[0].outcome == "died"
+        assert operator.replicas()[0].state is ReplicaState.DIED
+
     def test_one_that_hands_over_or_overruns_has_not_died(
         self, one: Replica, operator: Operator, travel: Travel
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
@@ -21,6 +21,7 @@ from sqlalchemy.engine import make_url
 
 from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED
 from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.errors import ConflictError
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
@@ -253,6 +254,30 @@ def test_a_dead_run_is_found_at_the_first_look(found: Found, rows: Rows) -> None
     [again] = found.jobs.submitted
     assert again.dead_run is not None
     assert (again.task_name, again.dead_run.claim_id) == ("task", dead)
+
+
+def test_a_conflict_of_one_watcher_keeps_no_other_from_its_look(
+    locks: LockClient, rows: Rows
+) -> None:
+    class Conflicts:
+        def waiting(self) -> Collection[str]:
+            return ()
+
+        def look(self, _states: Sequence[RunState], _waiting: Collection[str]) -> None:
+            raise ConflictError("could not serialize access")
+
+    looked: list[str] = []
+    poll = Poll(locks, list, lambda: STATE_RUNNING, 0.2)
+    poll.add(Conflicts())
+    jobs = FakeJobs()
+    Failover(locks, jobs, poll, lambda *_: None)
+    poll.add_teller(lambda: looked.append("told"))
+    jobs.names.append("dead")
+    rows.dead("dead")
+    poll.know("dead", ("dead", "default"), None)
+    poll.look()
+    assert jobs.of("dead")
+    assert looked == ["told"]
 
 
 def test_a_dead_run_is_found_at_a_later_look(found: Found, rows: Rows) -> None:
