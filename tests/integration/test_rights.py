@@ -531,7 +531,9 @@ class TestStoredJobs:
         eventually(lambda: len(executed([replica])) > ran + 1)
         eventually(lambda: replica.executor.health().degraded == ())
         eventually(lambda: set(rejected(operator).values()) == {()})
-        assert len(told(caplog, "WARNING", "Rejected by")) == (right != "INSERT")
+        lines = told(caplog, "WARNING", "Rejected by")
+        # The executor has connections of its own, and tells it too if it looks meanwhile.
+        assert len(lines) in ((0,) if right == "INSERT" else (1, 2))
         replica.shutdown()
 
 
