@@ -1748,7 +1748,7 @@ def test_every_replica_has_a_recurring_job_whoever_has_added_it(
         eventually(lambda: tasks() == [[key, f"{key}-other"]] * 2)
         adding.shutdown()
         eventually(lambda: tasks() == [[key, f"{key}-other"]])
-        [task] = locks.tasks(key)
+        [task] = eventually(lambda: locks.tasks(key))
         assert (task.gone, task.due_at.year) == (False, 2099)
         locks.request_run(key)
         other.runs(key)
