@@ -120,6 +120,9 @@ def meaning_of_zone(written: Any) -> Any:
 def _offsets(written: str, year: int) -> tuple[tuple[int, timedelta | None], ...]:
     """Return the offset at the start of a year, and each other one with the hour of its begin."""
     zone, start = decode_zone(written), datetime(year, 1, 1, tzinfo=timezone.utc)
+    always = zone.utcoffset(None)  # None of a zone with clock changes
+    if always is not None:
+        return ((0, always),)
     changes: list[tuple[int, timedelta | None]] = []
     for hour in range(_TOLD_HOURS):
         offset = (start + timedelta(hours=hour)).astimezone(zone).utcoffset()
