@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -60,11 +61,17 @@ def task_lock(options: Any = None, /, **named: Any) -> Any:
     runs without a lock. Persistent job stores and process pools find it by its name. A coroutine
     function, a method or a class method stays one.
 
+    A function that its module has under its name already, as in
+    ``nightly = task_lock(max_factor=2)(reports.send)``, is returned itself, because job stores and
+    process pools would find it, and not the result. A direct call of it does not drop the key. It
+    has one set of options: for another one decorate ``functools.partial(reports.send)``.
+
     Use it as ``@task_lock``, ``@task_lock(max_factor=2)``, or ``@task_lock(False)`` for a function
     whose jobs run on every replica. For the options see
     :class:`~apscheduler_tasklock.options.LockOptions`.
 
-    :raises TaskLockOptionError: an option is unknown or impossible
+    :raises TaskLockOptionError: an option is unknown or impossible, or the function has a parameter
+        ``task_lock``, or other options under its name
     """
     if callable(options) or isinstance(options, classmethod):
         return _decorated(options, named)
@@ -82,12 +89,23 @@ def task_lock(options: Any = None, /, **named: Any) -> Any:
 
 def function_options(function: Callable[..., Any]) -> LockOptions | Literal[False] | None:
     """Return what ``@task_lock`` gave a function, method, callable object or partial of one."""
-    while isinstance(function, partial):
+    while (marked := getattr(function, _FUNCTION_ATTRIBUTE, None)) is None and isinstance(
+        function, partial
+    ):
         function = function.func
-    marked = getattr(function, _FUNCTION_ATTRIBUTE, None)
     if marked is None:
         marked = getattr(getattr(function, "__call__", None), _FUNCTION_ATTRIBUTE, None)  # noqa: B004  # its mark, not whether there is one
     return marked
+
+
+def is_found_by_name(function: Any) -> bool:
+    """Tell whether a function or class is what its module has under its name now."""
+    module = sys.modules.get(str(getattr(function, "__module__", None)))
+    first, *rest = str(getattr(function, "__qualname__", "")).split(".")
+    found: Any = getattr(module, "__dict__", {}).get(first)  # calls no __getattr__ of the module
+    for name in rest:
+        found = getattr(found, name, None)
+    return found is function
 
 
 def _decorated(function: Any, options: Any) -> Any:
@@ -99,11 +117,19 @@ def _decorated(function: Any, options: Any) -> Any:
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(_decorated(function.__func__, options))
     where = f"@task_lock on {getattr(function, '__qualname__', function)!s}"
-    marked_before = hasattr(function, _FUNCTION_ATTRIBUTE)
-    setattr(function, _FUNCTION_ATTRIBUTE, parse_job_options(options, where))
-    if not marked_before:
+    marked = parse_job_options(options, where)
+    before = function_options(function)
+    has_name = is_found_by_name(function)
+    if has_name and before not in (None, marked):
+        raise TaskLockOptionError(
+            f"{where}: it has other options already, and is one function for all who find it by "
+            "its name; decorate functools.partial(...) of it, or give the options to its job, as "
+            'in kwargs={"task_lock": {...}}'
+        )
+    setattr(function, _FUNCTION_ATTRIBUTE, marked)
+    if before is None:
         _accept_reserved_key(function, where)
-    return _without_reserved_key(function)
+    return function if has_name else _without_reserved_key(function)
 
 
 def _accept_reserved_key(function: Any, where: str) -> None:

@@ -8,15 +8,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from inspect import isasyncgen, isasyncgenfunction, iscoroutine, isgeneratorfunction
+from inspect import isasyncgen, isasyncgenfunction, iscoroutine, isgeneratorfunction, unwrap
 from inspect import iscoroutinefunction as is_coroutine_function
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
 from apscheduler.util import iscoroutinefunction_partial
 
+from apscheduler_tasklock.decorator import is_found_by_name
 from apscheduler_tasklock.errors import TaskLockOptionError
 
 # What the module is called that a process was started with; the second name is that in a process
@@ -72,72 +73,63 @@ def _module_of(file: str) -> str:
 
 @dataclass(frozen=True)
 class FunctionIdentity:
-    """What tells a function from others of its reference, the same on every replica.
+    """What tells a function from others, the same on every replica.
 
-    :ivar form: JSON-like data; ``None`` if the reference alone does
-    :ivar values: what the function carries, as defaults: arguments in all but name
+    :ivar form: JSON-like data
+    :ivar values: what the function carries: arguments in all but name, or further functions
+    :ivar has_name: whether its module has it under its name, so that every replica has the same
+        one, even if some of the values cannot be compared
     """
 
-    form: Any = None
-    values: Sequence[Any] = ()
+    form: Any
+    values: Sequence[Any]
+    has_name: bool
 
 
 def identity_of(function: Any) -> FunctionIdentity | None:
-    """Return what tells a job's function from others of its reference.
+    """Return what tells a job's function, without its partials, from others.
 
-    ``None`` if it belongs to an object of this process, as a method does: then nothing tells
-    whether another replica has the same one. A lambda or a nested function is compared by its code
-    and by what it carries.
+    A function or class that its module has under its name is compared by that name, and by the
+    defaults of its parameters, because a loop of a module may define it again and again. Any other
+    function, as a lambda or a nested one, is compared by its code and by all that it carries.
+
+    :return: ``None`` of anything else, such as the method of an object: nothing tells whether
+        another replica has the same one
     """
-    function = unwrapped(function)
-    if isinstance(function, MethodType):
-        owner = function.__self__
-        is_of_class = isinstance(owner, type) and not _is_nested(owner)
-        # A subclass's method is its parent's function.
-        return FunctionIdentity(_reference(owner)) if is_of_class else None
-    if isinstance(function, FunctionType):
-        return _identity_of_function(function)
-    if isinstance(function, BuiltinFunctionType):
-        is_known = isinstance(function.__self__, (ModuleType, type(None)))
-    else:
-        is_known = _is_found_by_name(function)
-    return FunctionIdentity() if is_known else None
-
-
-def _identity_of_function(function: FunctionType) -> FunctionIdentity | None:
-    # What a decorator returns is often called as what it wraps.
-    if not _is_nested(function) and (not function.__closure__ or _is_found_by_name(function)):
-        return FunctionIdentity()
+    # A subclass's method is its parent's function.
+    owner = function.__self__ if isinstance(function, MethodType) else function
+    references = [_reference(owner), _reference(function)]
+    if is_found_by_name(owner):
+        names, defaults = _defaults(unwrap(function))
+        return FunctionIdentity([references, names], defaults, has_name=True)
+    if not isinstance(function, FunctionType):
+        return None
+    names, defaults = _defaults(function)
     try:
         captured = [cell.cell_contents for cell in function.__closure__ or ()]
     except ValueError:  # one of them has no value yet
         return None
-    carried = [function.__defaults__, function.__kwdefaults__, captured]
-    return FunctionIdentity(_code_form(function.__code__), carried)
+    form = [references, names, _code_form(function.__code__)]
+    return FunctionIdentity(form, [*defaults, *captured], has_name=False)
 
 
-def _is_nested(function: Any) -> bool:
-    return "<" in getattr(function, "__qualname__", "")  # <locals> or <lambda>
-
-
-def _is_found_by_name(function: Any) -> bool:
-    """Tell whether a function or class is what its module has under its name."""
-    found: Any = sys.modules.get(getattr(function, "__module__", None) or "")
-    for name in str(getattr(function, "__qualname__", "")).split("."):
-        found = getattr(found, name, None)
-    return found is function
+def _defaults(function: Any) -> tuple[list[Any], list[Any]]:
+    """Return what tells which parameters have defaults, and the defaults."""
+    positional = getattr(function, "__defaults__", None) or ()
+    named = getattr(function, "__kwdefaults__", None) or {}
+    return [len(positional), *named], [*positional, *named.values()]
 
 
 def _code_form(code: CodeType) -> list[Any]:
     """Return a function's code as JSON-like data, without where it stands."""
-    constants = [
-        _code_form(constant) if isinstance(constant, CodeType) else _constant_form(constant)
-        for constant in code.co_consts
-    ]
-    return [code.co_code.hex(), list(code.co_names), list(code.co_freevars), constants]
+    parameters = [code.co_argcount, code.co_kwonlyargcount, code.co_flags]
+    names = [code.co_names, code.co_varnames, code.co_freevars]
+    return [code.co_code.hex(), parameters, names, [_constant_form(one) for one in code.co_consts]]
 
 
 def _constant_form(constant: Any) -> Any:
+    if isinstance(constant, CodeType):
+        return _code_form(constant)
     if isinstance(constant, frozenset):  # in another order in each process
         return sorted(map(repr, constant))
     return repr(constant)

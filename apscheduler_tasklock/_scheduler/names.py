@@ -19,7 +19,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._scheduler.functions import function_reference, identity_of
+from apscheduler_tasklock._scheduler.functions import function_reference, identity_of, unwrapped
 from apscheduler_tasklock._scheduler.triggers import time_of_day
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import RESERVED_KEY
@@ -76,12 +76,13 @@ class UnnamedTask:
         }
         is_one_off = isinstance(job.trigger, DateTrigger)
         if is_one_off:
-            function = _canonical_function(job.func)
-            own_because = _why_own(job.trigger, function, arguments)
+            try:
+                form["function"] = _canonical_function(unwrapped(job.func), {})
+            except _NoCanonicalFormError:
+                form["function"] = None
+            own_because = _why_own(job.trigger, form["function"], arguments)
             if own_because is not None:
                 return cls("", arguments is not None, is_one_off, own_because)
-            if function:
-                form["function"] = function
         # Text may have lone surrogates, which UTF-8 proper has not.
         digest = hashlib.sha256(_as_json(form).encode("utf-8", "surrogatepass")).hexdigest()
         name = f"{function_reference(job)}-{digest[:16]}"
@@ -99,19 +100,33 @@ def _why_own(trigger: Any, function: Any, arguments: Any) -> str | None:
     return "its arguments cannot be compared" if arguments is None else None
 
 
-def _canonical_function(function: Any) -> Any:
-    """Return what tells a function from others of its reference, as JSON-like data.
+def _canonical_function(function: Any, numbers: dict[int, int]) -> Any:
+    """Return what tells a function from others, as JSON-like data.
 
-    :return: empty if the reference alone does; ``None`` if no other replica can compare it
+    :param numbers: the functions that were met so far, by identity: a function may carry itself
+    :raises _NoCanonicalFormError: no other replica can compare it
     """
-    identity = identity_of(function)
-    if identity is None:
-        return None
+    if id(function) in numbers:
+        return {"function": numbers[id(function)]}
+    numbers[id(function)] = len(numbers)
     try:
-        values = [_canonical(value, 0) for value in identity.values]
-    except _NoCanonicalFormError:
-        return None
-    return [identity.form, values] if identity.form else []
+        identity = identity_of(function)
+    except Exception:  # noqa: BLE001  # whatever an application's own object raises, as a proxy
+        identity = None
+    if identity is None or len(numbers) > _DEEPEST:
+        raise _NoCanonicalFormError
+    values = []
+    for value in identity.values:
+        try:
+            is_function = callable(value)
+            values.append(
+                _canonical_function(value, numbers) if is_function else _canonical(value, 0)
+            )
+        except _NoCanonicalFormError:
+            if not identity.has_name:
+                raise
+            values.append({})
+    return {"function": identity.form, "values": values}
 
 
 def reject_duplicate_unnamed(job: Any, other: Any, task: UnnamedTask) -> None:

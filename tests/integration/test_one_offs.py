@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -109,6 +110,28 @@ def made_for(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
     return call
 
 
+def _for_city(city: str) -> Callable[..., Any]:
+    def call(_city: str = city) -> str | None:
+        return lock_name()
+
+    call.__qualname__ = "for_city"
+    return call
+
+
+# A module that defines one function again and again; it has the last one.
+CITIES = [for_city := _for_city(city) for city in ("Paris", "Rome", "Oslo")]
+
+
+def calls(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Decorate a function as `create_app()` does, where nothing has a name of its module."""
+
+    @functools.wraps(function)
+    def call() -> Any:
+        return function()
+
+    return call
+
+
 class OwnDate(DateTrigger):
     pass
 
@@ -167,6 +190,9 @@ def different() -> list[dict[str, Any]]:
         lambda: lock_name("other"),
         *(lambda n=n: lock_name(n) for n in range(2)),
         *(made_for(takes_one, name) for name in ("a", "b")),
+        *CITIES,
+        *(task_lock(lambda n=n: lock_name(n)) for n in range(2)),
+        *(calls(lambda n=n: lock_name(n)) for n in range(2)),
         partial(takes_one, 1),
         partial(takes_one, 2),
         partial(takes_one, object()),
@@ -224,6 +250,9 @@ def test_ones_that_are_added_before_the_start_run(make_replica: MakeReplica) -> 
         pytest.param({"func": lambda: lock_name()}, id="lambda"),  # noqa: PLW0108  # it is the case
         pytest.param({"func": lambda n=1: lock_name(n)}, id="lambda-with-default"),
         pytest.param({"func": decorated}, id="decorated"),
+        pytest.param({"func": task_lock(lambda: lock_name(1))}, id="decorated-lambda"),
+        pytest.param({"func": calls(alike)}, id="nested"),
+        pytest.param({"func": CITIES[0]}, id="defined-anew"),
         pytest.param({"func": alike, "timezone": "UTC"}, id="zone"),
     ],
 )

@@ -6,8 +6,10 @@ import asyncio
 import functools
 import inspect
 import pickle
+import sys
 from collections.abc import Callable
 from datetime import timedelta
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -295,6 +297,39 @@ def test_every_kind_of_callable_can_be_called_as_before(function: Callable[[int]
 def test_function_can_be_pickled_and_imported(function: Any) -> None:
     assert pickle.loads(pickle.dumps(function)) is function  # noqa: S301  # pickled right here
     assert ref_to_obj(obj_to_ref(function)) is function
+
+
+def test_a_function_that_has_its_name_already_can_be_pickled_and_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `nightly = task_lock(max_factor=2)(reports.send)`: pools find it as `reports.send`."""
+    module = ModuleType("reports")
+    monkeypatch.setitem(sys.modules, "reports", module)
+    exec("def send(): ...", vars(module))  # noqa: S102  # written right here
+    nightly = task_lock(max_factor=2)(module.send)
+    assert pickle.loads(pickle.dumps(nightly)) is nightly  # noqa: S301  # pickled right here
+    assert ref_to_obj(obj_to_ref(nightly)) is nightly
+    assert function_options(nightly) == TWICE
+    check_callable_args(nightly, (), RESERVED)
+
+
+def test_other_options_for_a_function_that_has_its_name_already_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is one function, so that a job of the first options would get the second ones."""
+    module = ModuleType("reports")
+    monkeypatch.setitem(sys.modules, "reports", module)
+    exec("def send(): ...", vars(module))  # noqa: S102  # written right here
+    nightly = task_lock(max_factor=2)(module.send)
+    with pytest.raises(TaskLockOptionError, match=r"@task_lock on send: .* options already"):
+        task_lock(max_factor=3)(module.send)
+    assert function_options(nightly) == TWICE
+    assert task_lock(max_factor=2)(module.send) is nightly
+    often = task_lock(max_factor=3)(functools.partial(module.send))
+    assert (function_options(often), function_options(nightly)) == (
+        LockOptions(max_factor=3),
+        TWICE,
+    )
 
 
 def test_coroutine_function_stays_one() -> None:

@@ -32,6 +32,7 @@ from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 from dateutil import tz
 
+from apscheduler_tasklock import task_lock
 from apscheduler_tasklock._scheduler.functions import function_reference
 from apscheduler_tasklock._scheduler.names import (
     UnnamedTask,
@@ -616,11 +617,51 @@ class OwnDate(DateTrigger):
 SERVICE = Service()
 
 
+class UnboundProxy:
+    """Stands for an object of a request, as Flask's `current_app` does, outside of one."""
+
+    def __getattr__(self, _name: str) -> Any:
+        raise RuntimeError("working outside of a request")
+
+    def __call__(self) -> None: ...
+
+
 def nested(value: Any = None) -> Callable[[], Any]:
     def function() -> Any:
         return value
 
     return function
+
+
+def nested_coroutine() -> Any:
+    async def coroutine() -> None: ...
+
+    return coroutine
+
+
+def recursive() -> Callable[[], Any]:
+    def one() -> Any:
+        return other, one
+
+    def other() -> Any:
+        return one, other
+
+    return one
+
+
+def _carrying(value: Any) -> Callable[[Any], Any]:
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(value, *args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+@_carrying(object())
+def with_objects(_value: Any, _default: Any = SERVICE) -> None: ...
 
 
 class Parent:
@@ -658,6 +699,14 @@ def one_off(function: Any = module_function, trigger: Any = None, **options: Any
                 "list-method": [].clear,
                 "partial-of-method": functools.partial(Service().method),
                 "captures-an-object": nested(object()),
+                "captures-a-method": nested(Service().method),
+                "captures-a-proxy": nested(UnboundProxy()),
+                "captures-a-partial": nested(functools.partial(takes, 1)),
+                "captures-what-captures-an-object": nested(nested(object())),
+                "captures-a-long-chain": functools.reduce(
+                    lambda made, _: nested(made), range(5000), nested()
+                ),
+                "decorated": task_lock(nested(object())),
                 "default-object": lambda value=SERVICE: value,
             }.items()
         ),
@@ -692,6 +741,20 @@ def test_one_offs_of_other_functions_have_other_names() -> None:
         nested(1),
         nested("1"),
         nested([1]),
+        nested(module_function),
+        nested(Service.static_method),
+        nested(Parent.run),
+        nested(Child.run),
+        nested(Child),
+        nested(nested(1)),
+        nested(nested(2)),
+        nested(lambda: 1),
+        task_lock(nested(1)),
+        task_lock(nested(2)),
+        lambda *value: value,
+        lambda **value: value,
+        lambda one=0, other=0: (one, other),
+        lambda other=0, one=0: (other, one),
         functools.partial(Child.run),
     ]
     tasks = [one_off(function) for function in functions]
@@ -705,11 +768,70 @@ def test_one_offs_of_other_functions_have_other_names() -> None:
         pytest.param(lambda: lambda: 1, id="lambda"),
         pytest.param(lambda: nested({"a": [1]}), id="nested"),
         pytest.param(lambda: functools.partial(takes, 1), id="partial"),
+        pytest.param(lambda: nested(module_function), id="nested-with-function"),
+        pytest.param(lambda: nested(Child.run), id="nested-with-class-method"),
+        pytest.param(lambda: nested(Child), id="nested-with-class"),
+        pytest.param(lambda: nested(nested(lambda: 1)), id="nested-thrice"),
+        pytest.param(lambda: lambda function=module_function: function(), id="default-function"),
+        pytest.param(lambda: task_lock(max_factor=2)(nested(1)), id="decorated"),
+        pytest.param(lambda: task_lock(nested_coroutine()), id="decorated-coroutine"),
+        pytest.param(recursive, id="recursive"),
     ],
 )
 def test_the_same_function_made_anew_gives_one_name(make: Callable[[], Any]) -> None:
     assert one_off(make()) == one_off(make())
     assert one_off(make()).name
+
+
+@pytest.mark.parametrize("first", ["defined", "added"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def job(city={n}): ...",
+        "def job(*, city={n}): ...",
+        "def job(log=object(), city={n}): ...",
+        "@task_lock\ndef job(city={n}): ...",
+        "@task_lock(max_factor=2)\nasync def job(*, city={n}): ...",
+    ],
+)
+def test_functions_that_a_module_defines_anew_have_names_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, source: str, first: str
+) -> None:
+    """As in a loop. While each is added, the module may have it, or the last one already."""
+    module = ModuleType("module")
+    monkeypatch.setitem(sys.modules, "module", module)
+    vars(module)["task_lock"] = task_lock
+    functions, tasks = [], []
+    for n in range(3):
+        exec(source.format(n=n), vars(module))  # noqa: S102  # written right here
+        functions.append(module.job)
+        if first == "added":
+            tasks.append(one_off(module.job))
+    if first == "defined":
+        tasks = [one_off(function) for function in functions if "object" not in source]
+    assert [task.own_because for task in tasks] == [None] * len(tasks)
+    assert len({task.name for task in tasks}) == len(tasks)
+
+
+def test_functions_of_other_bodies_that_have_lost_their_name_have_names_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As jobs that are all called `_`, added before the scheduler starts or by a decorator."""
+    module = ModuleType("module")
+    monkeypatch.setitem(sys.modules, "module", module)
+    functions = []
+    for n in range(3):
+        exec(f"def _(): return {n}", vars(module))  # noqa: S102  # written right here
+        functions.append(module._)
+    tasks = [one_off(function) for function in functions]
+    assert [task.own_because for task in tasks] == [None] * 3
+    assert len({task.name for task in tasks}) == 3
+
+
+def test_a_function_of_a_module_may_carry_what_cannot_be_compared() -> None:
+    """It is the same on every replica all the same, as its module has one of the name."""
+    assert one_off(with_objects) == one_off(f"{HERE}:with_objects")
+    assert one_off(with_objects).name
 
 
 # Replicas
