@@ -704,7 +704,7 @@ def one_off(function: Any = module_function, trigger: Any = None, **options: Any
                 "captures-a-partial": nested(functools.partial(takes, 1)),
                 "captures-what-captures-an-object": nested(nested(object())),
                 "captures-a-long-chain": functools.reduce(
-                    lambda made, _: nested(made), range(5000), nested()
+                    lambda made, _: nested(made), range(100), nested()
                 ),
                 "decorated": task_lock(nested(object())),
                 "default-object": lambda value=SERVICE: value,
