@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -74,6 +73,7 @@ from apscheduler_tasklock._scheduler.submission import (
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.workers import LostWorkers, shutting_down
 from apscheduler_tasklock._scheduler.wrapper import JobWrapper, RunContext
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -98,7 +98,7 @@ from apscheduler_tasklock.options import (
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 from apscheduler_tasklock.status import Health
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # Seconds that a shutdown waits for claims under way to be given up, or made and handed over, and
 # for those of coroutines that it cuts. A claim without an answer is given up a second before.

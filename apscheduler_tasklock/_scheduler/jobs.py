@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,9 +28,10 @@ from apscheduler_tasklock._scheduler.submission import (
 )
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.triggers import has_shared_times
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class ExecutorJobs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -25,10 +24,11 @@ from apscheduler_tasklock._lock.jobs import StoredTask
 from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.status import RunningRun
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # Seconds for which a replica that has just registered a task makes sure that its schedule stays in
 # the row: replicas of an older version may still run beside it, as in a rolling deployment.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +34,7 @@ from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.jobs import JobChange, JobRow, StoredTask
 from apscheduler_tasklock._lock.stand_in import current_standing
 from apscheduler_tasklock._scheduler.functions import check_runs
+from apscheduler_tasklock._values import LONGEST_NAME, logger_of, shown
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -47,8 +47,9 @@ from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_REFUSED,
 )
 from apscheduler_tasklock.executor import TaskLockExecutor
+from apscheduler_tasklock.jobstore.bad_rows import Backoff, Reports
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec, MissingFunction
-from apscheduler_tasklock.jobstore.due import Backoff, DueJobs, definition_of
+from apscheduler_tasklock.jobstore.due import DueJobs, definition_of
 from apscheduler_tasklock.jobstore.inside import HandedOutJob, SchedulerInside, StoredJob
 from apscheduler_tasklock.jobstore.triggers import starts_from_now
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
@@ -57,7 +58,7 @@ from apscheduler_tasklock.locks import lock_settings
 from apscheduler_tasklock.options import parse_positive_seconds
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, job_table
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -149,7 +150,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
                 where,
             )
         self._missing = Backoff()  # modules
-        self._unreadable = Backoff()  # ids of jobs; each is told of once
+        self._reports = Reports(logger, "and %d more jobs cannot be read, only paused and removed")
         self._told_misplaced: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
         self._inside: SchedulerInside | None = None
         self._due: DueJobs | None = None
@@ -323,7 +324,9 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        return [self._shown(row) for row in self._ask(self.locks.jobs.read_all)]
+        found = [self._shown(row) for row in self._ask(self.locks.jobs.read_all)]
+        self._reports.sum_up()
+        return found
 
     def add_job(self, job: Any) -> None:
         """Add a job.
@@ -617,11 +620,18 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         assert self._inside is not None
         definition, is_ours = definition_of(row), self._is_ours(row)
         try:
+            if len(row.id) > LONGEST_NAME:
+                raise UnreadableError(f"its id has more than {LONGEST_NAME:,} characters")
             attributes, is_readable = self._codec.decode(definition, is_ours=is_ours), True
         except UnreadableError as error:
             attributes, is_readable = self._codec.placeholder(row.id, definition, error), False
-            if self._unreadable.add(row.id):
-                logger.error("Job %r cannot be read, only paused and removed: %s", row.id, error)
+            self._reports.tell(
+                row.id,
+                logging.ERROR,
+                "Job %s cannot be read, only paused and removed: %s",
+                shown(row.id),
+                error,
+            )
         function = self._function(definition) if is_ours and is_readable else None
         next_run_time = row.next_run_time and row.next_run_time.astimezone(self._inside.timezone)
         return self._inside.make_stored(
