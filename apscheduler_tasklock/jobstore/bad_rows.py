@@ -2,8 +2,8 @@
 
 A few such rows are left out of the look for due jobs by their names. But whoever can write the
 table can write any number of them, all due before the good ones. A replica that finds many due rows
-bad therefore reads in pages what is due, without a hand-out. From then on only those jobs are handed
-out to it that it has found good there, and those that have come due since.
+bad therefore reads in pages what is due, without a hand-out. From then on it is handed out only the
+jobs that it has found good there, and those that have come due since.
 """
 
 from __future__ import annotations
@@ -171,23 +171,10 @@ class Flood:
         :param is_good: tells whether a row can be run here
         """
         began = time.monotonic()
-        if began >= self._again_at:
-            self._after, self._is_read, self._bad, self._took = None, False, 0, 0.0
-            self._again_at = began + LONGEST_REST
-            self.since, self._bad_since = now, 0
-            if self._is_full:  # of what others have, or what is paused by now
-                self.good.clear()
-        elif self._bad_since > FLOOD:  # it goes on
-            self._is_read, self.since, self._bad_since = False, now, 0
-        if self._is_read:
-            return
-        while not self._is_full and time.monotonic() - began < SIFT_FOR:
+        self._begin(now)
+        was_read = self._is_read
+        while self.rest == 0 and time.monotonic() - began < SIFT_FOR:
             page = read(self.since, self._after)
-            if not page:
-                self._is_read = True
-                rest = (self._took + time.monotonic() - began) * AGAIN_AFTER
-                self._again_at = time.monotonic() + min(LONGEST_REST, max(SHORTEST_REST, rest))
-                break
             for row in page:
                 if self._is_full or time.monotonic() - began > SIFT_FOR:
                     break
@@ -197,4 +184,19 @@ class Flood:
                     self._bad += 1
                 assert row.next_run_time is not None
                 self._after = row.next_run_time, row.id
+            self._is_read = not page
         self._took += time.monotonic() - began
+        if self._is_read and not was_read:
+            rest = min(LONGEST_REST, max(SHORTEST_REST, self._took * AGAIN_AFTER))
+            self._again_at = time.monotonic() + rest
+
+    def _begin(self, now: datetime) -> None:
+        """Begin from the start if it is time to, or go on up to now if there are more bad rows."""
+        if time.monotonic() >= self._again_at:
+            self._after, self._bad, self._took = None, 0, 0.0
+            self._again_at = time.monotonic() + LONGEST_REST
+            if self._is_full:  # of what others have, or what is paused by now
+                self.good.clear()
+        elif self._bad_since <= FLOOD:
+            return
+        self._is_read, self.since, self._bad_since = False, now, 0

@@ -104,9 +104,10 @@ class UnreadableTrigger(BaseTrigger):  # type: ignore[misc]  # APScheduler has n
         return f"unreadable: {self._error}"
 
 
-def _check_names(names: Mapping[str, str]) -> None:
-    """Make sure that no name is too long, which each replica would remember.
+def check_names(names: Mapping[str, str]) -> None:
+    """Make sure that no name is too long: each replica would remember it, and send it.
 
+    :param names: by what they are, for messages
     :raises UnreadableError: one is
     """
     for what, name in names.items():
@@ -149,7 +150,7 @@ class JobCodec:
                 "name (a lambda, a partial or a nested function); pass one that a module has"
             )
         try:
-            _check_names(
+            check_names(
                 {"id": job.id, "function": job.func_ref, "executor": job.executor, "name": job.name}
             )
         except UnreadableError as error:
@@ -177,7 +178,7 @@ class JobCodec:
         :param is_ours: whether its row was verified; no pickle is read of one that was not
         :raises UnreadableError: its row cannot be read
         """
-        _check_names({"function": definition.func, "executor": definition.executor})
+        check_names({"function": definition.func, "executor": definition.executor})
         arguments = self._checked(definition.arguments, is_ours=is_ours)
         try:
             if _PICKLE in arguments:
@@ -194,7 +195,7 @@ class JobCodec:
         for name, kinds in _OPTIONS.items():
             if not isinstance(options[name], kinds):
                 raise UnreadableError(f"its {name} cannot be {shown(options[name])}")
-        _check_names({"name": options["name"]})
+        check_names({"name": options["name"]})
         return {
             "trigger": self.decode_trigger(definition, is_ours=is_ours),
             "executor": definition.executor,

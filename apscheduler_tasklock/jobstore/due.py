@@ -10,6 +10,7 @@ if its executor is drained, since its worker will not claim it any more.
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 import threading
@@ -255,7 +256,8 @@ class DueJobs:
         not_here = self._missing.names()[-MOST_LEFT_OUT:]
         bad = self._bad.names()[-MOST_LEFT_OUT:]
         flood = self._flood
-        if flood is not None and any(free.values()):
+        has_free = any(free.values())
+        if flood is not None and has_free:
             self._sift(flood, list(free), not_here)
         fetched = self._locks.ask(
             partial(
@@ -263,7 +265,7 @@ class DueJobs:
                 free=free,
                 not_here=not_here,
                 not_these=[*running, *bad, *self._others_jobs()],
-                since=flood and flood.since,
+                since=flood.since if flood else None,
                 among=list(flood.good) if flood else [],
             )
         )
@@ -271,17 +273,18 @@ class DueJobs:
         got = Counter(found.row.executor for found in fetched.jobs)
         # Also where all workers are busy: whoever ends is to wake this thread.
         self._has_more = any(got[alias] >= count for alias, count in free.items())
-        self._look_in(self._pause(fetched))
+        self._look_in(self._pause(fetched, has_free=has_free))
+        is_bad = True
         try:
-            self._prepare(fetched, received)
+            is_bad = self._prepare(fetched, received)
         finally:  # whatever becomes of the rest of them
             if self._ready:
                 self._scheduler.wake()
         if flood is None and len(self._missing.names()) + len(self._bad.names()) > FLOOD:
             self._flood = Flood(fetched.database_time)
             self._look_in(0)
-        elif flood is None or flood.rest:
-            self._reports.sum_up()
+        elif not is_bad and (flood is None or flood.rest):
+            self._reports.sum_up()  # all that is bad now was found
 
     def _sift(self, flood: Flood, executors: list[str], not_here: list[str]) -> None:
         """Read what is due while many rows of it are bad."""
@@ -310,8 +313,8 @@ class DueJobs:
             return False
         return True
 
-    def _prepare(self, fetched: Fetched, received: float) -> None:
-        """Make the scheduler's jobs of what was handed out.
+    def _prepare(self, fetched: Fetched, received: float) -> bool:
+        """Make the scheduler's jobs of what was handed out; tell whether some cannot be run here.
 
         Each is ready on its own account: some run without a lock, and have been moved on already.
         """
@@ -339,6 +342,7 @@ class DueJobs:
             for _ in unused:
                 self._flood.note_bad()
         self._give_back(unused)
+        return bool(unused)
 
     def _waiting_hand_outs(self) -> list[UUID]:
         with self._changed:
@@ -351,11 +355,11 @@ class DueJobs:
         self._left_to_others = left
         return list(left)
 
-    def _pause(self, fetched: Fetched) -> float:
+    def _pause(self, fetched: Fetched, *, has_free: bool) -> float:
         pause = self._interval
         if fetched.next_in is not None:
             pause = min(pause, fetched.next_in + MARGIN)
-        if self._flood is not None:
+        if self._flood is not None and has_free:
             pause = min(pause, self._flood.rest)
         return min(pause, RENEW_AFTER) if self._out or fetched.jobs else pause
 
@@ -496,20 +500,15 @@ class DueJobs:
         except Exception as error:  # noqa: BLE001  # whatever somebody has written into the row
             self._leave_alone(row, error)
             return None
-        module = row.func.partition(":")[0]
         if self._missing.has(row.func):
             return None
         try:
-            if self._missing.has(module):  # its import may take long
-                raise ImportError(f"the import of {shown(module)} has failed a moment ago")
-            function = self._codec.load_function(definition)
+            function = self._load(definition)
         except UntrustedError as error:
             self._leave_alone(row, error)
             self._missing.add(row.func)  # and all jobs that call it
             return None
         except Exception as error:  # noqa: BLE001  # whatever an import raises
-            if sys.modules.get(module) is None:
-                self._missing.add(module)
             self._missing.add(row.func)
             self._reports.tell(
                 row.func,
@@ -523,9 +522,24 @@ class DueJobs:
             )
             return None
         self._missing.clear(row.func)
-        self._missing.clear(module)
         self._reports.forget(row.func)
         return {"id": row.id, "func": function, "func_ref": row.func, **attributes}
+
+    def _load(self, definition: Definition) -> Any:
+        """Return a job's function; a module is not imported again right after that has failed."""
+        module = definition.func.partition(":")[0]
+        if self._missing.has(module):
+            raise ImportError(f"the import of {shown(module)} failed a moment ago")
+        try:
+            function = self._codec.load_function(definition)
+        except UntrustedError:
+            raise
+        except Exception:
+            if sys.modules.get(module) is None:
+                self._missing.add(module)
+            raise
+        self._missing.clear(module)
+        return function
 
     def _leave_alone(self, row: JobRow, error: BaseException) -> None:
         self._bad.add(row.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.jobs import JobChange, JobRow, StoredTask
 from apscheduler_tasklock._lock.stand_in import current_standing
 from apscheduler_tasklock._scheduler.functions import check_runs
-from apscheduler_tasklock._values import LONGEST_NAME, logger_of, shown
+from apscheduler_tasklock._values import logger_of, shown
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -48,7 +49,12 @@ from apscheduler_tasklock.events import (
 )
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.jobstore.bad_rows import Backoff, Reports
-from apscheduler_tasklock.jobstore.definition import Definition, JobCodec, MissingFunction
+from apscheduler_tasklock.jobstore.definition import (
+    Definition,
+    JobCodec,
+    MissingFunction,
+    check_names,
+)
 from apscheduler_tasklock.jobstore.due import DueJobs, definition_of
 from apscheduler_tasklock.jobstore.inside import HandedOutJob, SchedulerInside, StoredJob
 from apscheduler_tasklock.jobstore.triggers import starts_from_now
@@ -620,8 +626,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         assert self._inside is not None
         definition, is_ours = definition_of(row), self._is_ours(row)
         try:
-            if len(row.id) > LONGEST_NAME:
-                raise UnreadableError(f"its id has more than {LONGEST_NAME:,} characters")
+            check_names({"id": row.id})
             attributes, is_readable = self._codec.decode(definition, is_ours=is_ours), True
         except UnreadableError as error:
             attributes, is_readable = self._codec.placeholder(row.id, definition, error), False

@@ -13,7 +13,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler.util import astimezone
 
 from apscheduler_tasklock._scheduler.triggers import time_of_day
-from apscheduler_tasklock._values import cut, shown
+from apscheduler_tasklock._values import LONGEST_VALUE, cut, shown
 from apscheduler_tasklock.jobstore.values import (
     UnreadableError,
     UnstorableError,
@@ -73,7 +73,7 @@ def decode_trigger(data: Any) -> Any:
         raise
     except Exception as error:  # such as OSError, of the time zone "Europe", which is a folder
         raise UnreadableError(
-            f"it has a {kind} trigger that cannot be read: {cut(error)}"
+            f"it has a {kind} trigger that cannot be read: {cut(error, LONGEST_VALUE)}"
         ) from error
 
 

@@ -68,8 +68,8 @@ class AllowedFunctions:
         name = getattr(function, "__qualname__", None)
         if not isinstance(module, str) or not isinstance(name, str):
             raise UntrustedError(
-                f"{shown(reference)} is a {type(function).__qualname__}, which does not say where it "
-                "was defined; only functions, methods and classes are allowed"
+                f"{shown(reference)} is a {type(function).__qualname__}, which does not say where "
+                "it was defined; only functions, methods and classes are allowed"
             )
         self._check(f"{module}.{name}", reference)
 
