@@ -16,6 +16,9 @@ from datetime import datetime
 from typing import Any
 
 from apscheduler_tasklock._lock.jobs import JobRow
+from apscheduler_tasklock._values import logger_of
+
+logger = logger_of(__name__)
 
 # Seconds after which something is tried again that failed on account of one job: first and at most.
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
@@ -71,21 +74,18 @@ class Reports:
     Each is told of once.
 
     Safe to share between threads.
-
-    :param logger: gets the lines
-    :param more: what is told of the others, with ``%d`` for how many they are
     """
 
-    def __init__(self, logger: logging.Logger, more: str) -> None:
-        self._logger = logger
-        self._more = more
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._told: set[int] = set()  # hashes, since names can be long
         self._began = float("-inf")
         self._lines = self._others = 0
         self._has_summed_up = False
 
-    def tell(self, name: str, level: int, message: str, *values: object) -> None:
+    def tell(
+        self, name: str, logger: logging.Logger, level: int, message: str, *values: object
+    ) -> None:
         """Tell of a job, or of a function, unless that was told before."""
         with self._lock:
             if hash(name) in self._told:
@@ -98,7 +98,7 @@ class Reports:
                 self._others += 1
                 return
             self._lines += 1
-        self._logger.log(level, message, *values)
+        logger.log(level, message, *values)
 
     def forget(self, name: str) -> None:
         """Tell of this again when it is left alone again."""
@@ -113,7 +113,11 @@ class Reports:
             if others:
                 self._others, self._has_summed_up = 0, True
         if others:
-            self._logger.error(self._more, others)
+            logger.error(
+                "And %d more jobs are not run here, or cannot be read. `apscheduler-tasklock jobs` "
+                "lists all jobs",
+                others,
+            )
 
     def _begin_period(self) -> None:
         if time.monotonic() - self._began > LINES_PERIOD:

@@ -95,6 +95,7 @@ class DueJobs:
     :param alias: of the job store
     :param codec: reads the rows
     :param interval: seconds between two looks, at most
+    :param reports: tells of jobs that are left alone
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class DueJobs:
         alias: str,
         codec: JobCodec,
         interval: float,
+        reports: Reports,
     ) -> None:
         self._locks = locks
         self._rows = locks.jobs
@@ -128,10 +130,7 @@ class DueJobs:
         self._missing = Backoff()  # references of functions, and modules
         self._bad = Backoff()  # ids of jobs
         self._flood: Flood | None = None  # of due rows that cannot be run here
-        self._reports = Reports(
-            logger,
-            "and %d more: such jobs are not run here. `apscheduler-tasklock jobs` lists all jobs",
-        )
+        self._reports = reports
         self._thread = threading.Thread(target=self._work, name="tasklock-jobs", daemon=True)
 
     def start(self) -> None:
@@ -243,6 +242,7 @@ class DueJobs:
         self._tend_hand_outs(is_running=is_running)
         if not is_running:
             self._look_in(NOT_RUNNING_INTERVAL)
+            self._reports.sum_up()
             return
         if time.monotonic() >= self._tend_at:
             self._tend_runs()
@@ -512,6 +512,7 @@ class DueJobs:
             self._missing.add(row.func)
             self._reports.tell(
                 row.func,
+                logger,
                 logging.WARNING,
                 "Job %r is left to other replicas, and tried again: its function %r cannot be "
                 "imported here: %s: %s",
@@ -545,6 +546,7 @@ class DueJobs:
         self._bad.add(row.id)
         self._reports.tell(
             row.id,
+            logger,
             logging.ERROR,
             "Job %r is not run here, and left alone: %s",
             row.id,

@@ -156,7 +156,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
                 where,
             )
         self._missing = Backoff()  # modules
-        self._reports = Reports(logger, "and %d more jobs cannot be read, only paused and removed")
+        self._reports = Reports()  # of jobs that are left alone
         self._told_misplaced: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
         self._inside: SchedulerInside | None = None
         self._due: DueJobs | None = None
@@ -200,7 +200,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             self.locks.close()
             raise
         self._inside = inside
-        self._due = DueJobs(self.locks, inside, alias, self._codec, self._interval)
+        self._due = DueJobs(self.locks, inside, alias, self._codec, self._interval, self._reports)
         self._listener = Listener(
             self.locks.settings.database,
             self.locks.jobs.channel,
@@ -331,7 +331,8 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         :raises TaskLockDatabaseError: the database is unavailable
         """
         found = [self._shown(row) for row in self._ask(self.locks.jobs.read_all)]
-        self._reports.sum_up()
+        if self._due is None:  # which does so in a moment
+            self._reports.sum_up()
         return found
 
     def add_job(self, job: Any) -> None:
@@ -632,6 +633,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             attributes, is_readable = self._codec.placeholder(row.id, definition, error), False
             self._reports.tell(
                 row.id,
+                logger,
                 logging.ERROR,
                 "Job %s cannot be read, only paused and removed: %s",
                 shown(row.id),
