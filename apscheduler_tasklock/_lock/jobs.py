@@ -60,19 +60,24 @@ def _readable(time: str) -> str:
                     THEN LEAST(GREATEST({time}, '1970-01-01Z'), '9999-12-30Z') END"""
 
 
+def _start(name: str) -> str:
+    return f"left({name}, {LONGEST_NAME + 1})"
+
+
 # One row that Python cannot read must not keep the others from being read: JSON comes as text,
 # which is parsed row by row, and times are such as Python has. `-infinity` is long ago. Of a name
 # that is too long, no more is read than tells that it is.
 _COLUMNS = ", ".join(
     f"job.{name}::text"
     if name in _AS_TEXT
-    else f"left(job.{name}, {LONGEST_NAME + 1}) AS {name}"
+    else f"{_start('job.' + name)} AS {name}"
     if name in _NAMES
     else f"{_readable(f'job.{name}')} AS {name}"
     if name in _TIMES
     else f"job.{name}"
     for name in ("id", *_DEFINITION, "version", *_TIMES, "ended", "task_name")
 )
+_EXECUTOR = _start("job.executor")
 _RECURS = "trigger->>'type' IS DISTINCT FROM 'date'"
 # An id is looked up by what was read, so it is read whole or not at all. In bytes, which PostgreSQL
 # tells without reading a long text.
@@ -270,7 +275,7 @@ class JobRows:
         # By way of the jobs: the tasks of jobs that ran once are kept for days, with their history.
         self._dead_runs = Statement(f"""
             WITH begun AS MATERIALIZED (
-                SELECT id AS job_id, executor, task_name FROM {jobs} AS job
+                SELECT id AS job_id, {_EXECUTOR} AS executor, task_name FROM {jobs} AS job
                 WHERE {_HAS_SHORT_NAMES} AND (last_run_time IS NOT NULL OR {_RECURS})
             )
             SELECT begun.* FROM begun, LATERAL (
@@ -288,7 +293,7 @@ class JobRows:
         self._now = Statement("SELECT now() AS database_time")
         # What a user has put off is stale; what was missed is overdue.
         self._recurring = Statement(f"""
-            SELECT job.id AS job_id, job.executor, task_name,
+            SELECT job.id AS job_id, {_EXECUTOR} AS executor, task_name,
                    CASE WHEN lock.task_name IS NULL THEN true
                         WHEN lock.finished_at IS NULL THEN false
                         WHEN job.next_run_time IS NULL THEN lock.due_at IS NOT NULL
