@@ -36,6 +36,9 @@ DEPLOYMENT = 3600.0
 # Seconds for which a replica tells which tasks were removed from it, so that the last one that had
 # them knows.
 DROPPED_FOR = 600.0
+# The most jobs of a shared job store that one look asks for, one by one. Who can write that store's
+# table can write any number of rows, and other work waits for the look.
+MOST_ASKED_FOR = 500
 # Seconds after which a replica that nobody has seen is removed.
 REPLICA_RETENTION = 3600.0
 
@@ -178,8 +181,7 @@ class Registrar:
 
     def _take_changed(self, states: Sequence[RunState]) -> dict[JobKey, _Change]:
         """Return the jobs that are to be registered, with what is to be told of each."""
-        with self._lock:
-            changed, self._changed = self._changed, {}
+        changed = self._take_noted()
         if self._is_first:
             for key in self._poll.job_keys():
                 if not self._is_registered_when_added(key[1]):
@@ -189,6 +191,17 @@ class Registrar:
                 for key in self._poll.keys_of(state.task_name):
                     changed.setdefault(key, _Change())
         return changed
+
+    def _take_noted(self) -> dict[JobKey, _Change]:
+        """Return the jobs that were noted; of a shared job store the first ones, if it is many."""
+        with self._lock:
+            noted, self._changed = self._changed, {}
+            stored = [key for key in noted if self._is_registered_when_added(key[1])]
+            for key in stored[MOST_ASKED_FOR:]:
+                self._changed[key] = noted.pop(key)
+        if len(stored) > MOST_ASKED_FOR:
+            self._poll.wake()
+        return noted
 
     def _look_for_missing(self, states: Sequence[RunState]) -> None:
         """Register all tasks again if one of them has lost its row."""

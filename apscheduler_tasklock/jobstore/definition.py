@@ -10,7 +10,7 @@ from typing import Any
 
 from apscheduler.triggers.base import BaseTrigger
 
-from apscheduler_tasklock._values import LONGEST_NAME, shown
+from apscheduler_tasklock._values import LONGEST_NAME, cut, shown
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.jobstore.triggers import (
     declared_schedule,
@@ -222,7 +222,7 @@ class JobCodec:
             "executor": definition.executor,
             "args": (),
             "kwargs": {},
-            "name": job_id,
+            "name": cut(job_id, LONGEST_NAME),
             "misfire_grace_time": None,
             "coalesce": True,
             "max_instances": 1,

@@ -12,6 +12,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from apscheduler_tasklock import TaskLockOptionError
 from tests.support.polling import eventually
 from tests.support.stored_jobs import StoreReplica, note, ran
 
@@ -91,6 +92,89 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
         for record in caplog.records
         if record.name.startswith("apscheduler_tasklock") and record.levelno >= logging.WARNING
     ]
+
+
+# A text of a million characters, in each place of a row where it may be. An id and an executor are
+# in an index, which takes no longer ones than these.
+LONG = "repeat('x', 1000000)"
+IN_A_ROW = {
+    "function": f"func = 'tests.' || {LONG} || ':f'",
+    "id": "id = repeat('x', 100000)",
+    "executor": "executor = repeat('x', 100000)",
+    "task": f"task_name = {LONG}",
+    "signature": f"signature = {LONG}",
+    "name": f"options = jsonb_set(options, '{{name}}', to_jsonb({LONG}))",
+    "an option": f"options = jsonb_set(options, '{{coalesce}}', to_jsonb({LONG}))",
+    "type of the trigger": f"trigger = jsonb_build_object('type', {LONG})",
+    "fields of the trigger": (
+        "trigger = jsonb_set(trigger, '{fields}',"
+        f" jsonb_build_object('hour', {LONG}, {LONG}, '1'))"
+    ),
+    "hours of the trigger": (
+        "trigger = jsonb_set(trigger, '{fields}',"
+        " jsonb_build_object('minute', '*' || repeat(',1', 20000)))"
+    ),
+    "zone of the trigger": f"trigger = jsonb_set(trigger, '{{timezone}}', to_jsonb({LONG}))",
+    "start of the trigger": f"trigger = jsonb_set(trigger, '{{start_date}}', to_jsonb({LONG}))",
+    "type of an argument": (
+        f"arguments = jsonb_set(arguments, '{{args,0}}', jsonb_build_object('$', {LONG}))"
+    ),
+    "an argument": (
+        "arguments = jsonb_set(arguments, '{args,0}',"
+        f" jsonb_build_object('$', 'UUID', 'value', {LONG}))"
+    ),
+    "zone of an argument": (
+        "arguments = jsonb_set(arguments, '{args,0}', jsonb_build_object('$', 'datetime', 'value',"
+        f" '2026-01-01T00:00:00', 'zone', {LONG}))"
+    ),
+    "lock option": (
+        "arguments = jsonb_set(arguments, '{kwargs}', jsonb_build_object('task_lock',"
+        f" jsonb_build_object('lease', {LONG})))"
+    ),
+    "name of a lock option": (
+        "arguments = jsonb_set(arguments, '{kwargs}', jsonb_build_object('task_lock',"
+        f" jsonb_build_object({LONG}, 1)))"
+    ),
+    "name of the task": (
+        "arguments = jsonb_set(arguments, '{kwargs}', jsonb_build_object('task_lock',"
+        f" jsonb_build_object('name', {LONG})))"
+    ),
+}
+# No log line has more characters, a traceback included.
+LONGEST_LINE = 20_000
+
+
+@pytest.mark.parametrize("place", IN_A_ROW)
+def test_no_text_of_a_row_is_told_or_remembered_whole(
+    make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    replica = make(poll_interval=0.3)
+    replica.scheduler.add_job(note, "cron", minute="*", args=[key], id=key)
+    connection.execute(f"UPDATE task_lock_job SET next_run_time = now(), {IN_A_ROW[place]}")
+    replica.scheduler.resume()
+    replica.run_at(note, f"{key}-next", misfire_grace_time=None)
+    replica.runs(f"{key}-next")
+    [shown] = [job for job in replica.scheduler.get_jobs() if job.id != f"{key}-next"]
+    assert max(len(text) for text in (shown.name, shown.func_ref, str(shown))) < LONGEST_LINE
+    replica.scheduler.pause_job(shown.id)
+    replica.scheduler.remove_job(shown.id)
+    replica.shutdown()  # whatever it does meanwhile was told then
+    formatter = logging.Formatter()
+    ours = [record for record in caplog.records if record.name.startswith("apscheduler")]
+    assert max(len(formatter.format(record)) for record in ours) < LONGEST_LINE
+
+
+@pytest.mark.parametrize("name", ["id", "executor", "name"])
+def test_a_name_that_is_too_long_is_an_error_when_its_job_is_added(
+    make: Make, key: str, name: str
+) -> None:
+    replica = make()
+    with pytest.raises(TaskLockOptionError, match="more than 1,000 characters") as raised:
+        replica.run_at(note, key, after=3600, **{name: "x" * 1001})
+    assert len(str(raised.value)) < 2000
+    assert replica.scheduler.get_jobs() == []
+    replica.run_at(note, key, after=3600, name="x" * 1000)
 
 
 @pytest.mark.parametrize("bad", BAD)
