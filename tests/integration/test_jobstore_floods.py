@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockOptionError
+from apscheduler_tasklock.jobstore.bad_rows import MOST_GOOD
 from tests.support.polling import eventually
 from tests.support.stored_jobs import StoreReplica, note, ran
 
@@ -57,7 +58,7 @@ def write_rows(connection: Connection, job_id: str, count: int, bad: str) -> Non
         [count, job_id],
     )
     connection.execute(
-        "UPDATE written SET id = id || '-bad-' || n, added_id = gen_random_uuid(),"
+        "UPDATE written SET id = id || '-' || n, added_id = gen_random_uuid(),"
         " next_run_time = now() - interval '1 day' + n * interval '1 s',"
         f" task_name = task_name || n, {bad}"
     )
@@ -207,3 +208,18 @@ def test_a_flood_of_rows_starves_no_good_job_and_fills_no_log(
         assert sum_of_others.startswith(f"And {count - MOST_LINES + 1} more jobs are not run here")
         assert max(map(len, told)) < 2000
     assert (ran["other"], ran[key]) == ([], [])
+
+
+def test_many_good_jobs_among_bad_rows_run(
+    make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More than are kept at a time of what was found good."""
+    replica = make()
+    replica.run_at(note, key, after=3600, misfire_grace_time=None)
+    good = "func = CASE WHEN n % 2 = 0 THEN func ELSE 'gone' || n || ':f' END"
+    write_rows(connection, key, 2 * MOST_GOOD + 600, good)
+    replica.scheduler.resume()
+    replica.runs(key, MOST_GOOD + 300)
+    eventually(lambda: "And " in caplog.text)
+    assert len(ran[key]) == MOST_GOOD + 300
+    assert len(lines(caplog)) <= MOST_LINES
