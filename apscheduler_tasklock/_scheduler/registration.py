@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -22,6 +23,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.jobs import StoredTask
 from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
+from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey
 from apscheduler_tasklock._values import logger_of
@@ -88,6 +90,7 @@ class Registrar:
     :param rejected: returns what the database rejects of this replica's work, for operators; by
         default what these locks know
     :param timings: has the interval between two signs of life
+    :param notices: tells of jobs whose tasks cannot be registered
     """
 
     def __init__(
@@ -100,12 +103,14 @@ class Registrar:
         stored_tasks: Callable[[], Mapping[JobKey, StoredTask] | None] = lambda: None,
         rejected: Callable[[], Sequence[str]] | None = None,
         timings: Timings | None = None,
+        notices: JobNotices | None = None,
     ) -> None:
         self._locks = locks
         self._rejected = rejected or locks.rejections.told
         self._report_interval = (timings or Timings()).report_interval
         self._poll = poll
         self._registration = registration
+        self._notices = notices or JobNotices()
         self._has_next_run = has_next_run
         self._is_registered_when_added = is_registered_when_added
         self._stored_tasks = stored_tasks
@@ -130,6 +135,7 @@ class Registrar:
         self._expected: set[str] = set()  # those of them whose rows this look asks for
         poll.add(self)
         poll.add_teller(self._report)
+        poll.add_teller(self._notices.sum_up)
 
     def note(self, key: JobKey, *, moved: bool = False, schedule: str | None = None) -> None:
         """Register a job's task at the next look: it was added, or has changed.
@@ -282,8 +288,15 @@ class Registrar:
                 found = self._registration(key)
             except TaskLockDatabaseError:
                 raise
-            except Exception:  # of one job, as of its job store; the others are seen to
-                logger.exception("Job %r: its task could not be registered", key[0])
+            except Exception as error:  # noqa: BLE001  # of one job, as of its job store
+                self._notices.tell(
+                    key[0],
+                    logger,
+                    logging.ERROR,
+                    "Job %r: its task could not be registered",
+                    key[0],
+                    error=error,
+                )
                 continue
             if found is None:
                 self.forget(key)

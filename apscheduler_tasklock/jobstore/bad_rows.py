@@ -1,4 +1,4 @@
-"""Rows that cannot run here: when they are tried again, how they are told of, and floods of them.
+"""Rows that cannot run here: when they are tried again, and floods of them.
 
 A few such rows are left out of the look for due jobs by their names. But whoever can write the
 table can write any number of them, all due before the good ones. A replica that finds many due rows
@@ -8,17 +8,12 @@ jobs that it has found good there, and those that have come due since.
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 from apscheduler_tasklock._lock.jobs import JobRow
-from apscheduler_tasklock._values import logger_of
-
-logger = logger_of(__name__)
 
 # Seconds after which something is tried again that failed on account of one job: first and at most.
 FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
@@ -27,10 +22,6 @@ MOST_REMEMBERED = 1000
 MOST_LEFT_OUT = 100
 # How many names that are left out make a flood.
 FLOOD = 50
-# How many log lines tell of single jobs in a period of so many seconds; the others are counted.
-MOST_LINES, LINES_PERIOD = 10, 600.0
-# How many jobs are remembered as told of.
-MOST_TOLD = 100_000
 # Seconds of a look in which pages of a flood are read, and how many good jobs are kept of them.
 SIFT_FOR = 1.0
 MOST_GOOD = 500
@@ -66,63 +57,6 @@ class Backoff:
         """Return what is left alone for the time being."""
         now = time.monotonic()
         return [name for name, (until, _) in list(self._until.items()) if until > now]
-
-
-class Reports:
-    """Tells of jobs that are left alone: of some in a line each, and of how many more there are.
-
-    Each is told of once.
-
-    Safe to share between threads.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._told: set[int] = set()  # hashes, since names can be long
-        self._began = float("-inf")
-        self._lines = self._others = 0
-        self._has_summed_up = False
-
-    def tell(
-        self, name: str, logger: logging.Logger, level: int, message: str, *values: object
-    ) -> None:
-        """Tell of a job, or of a function, unless that was told before."""
-        with self._lock:
-            if hash(name) in self._told:
-                return
-            if len(self._told) == MOST_TOLD:
-                self._told.clear()
-            self._told.add(hash(name))
-            self._begin_period()
-            if self._lines == MOST_LINES:
-                self._others += 1
-                return
-            self._lines += 1
-        logger.log(level, message, *values)
-
-    def forget(self, name: str) -> None:
-        """Tell of this again when it is left alone again."""
-        with self._lock:
-            self._told.discard(hash(name))
-
-    def sum_up(self) -> None:
-        """Tell how many were not told of, once in a period."""
-        with self._lock:
-            self._begin_period()
-            others = 0 if self._has_summed_up else self._others
-            if others:
-                self._others, self._has_summed_up = 0, True
-        if others:
-            logger.error(
-                "And %d more jobs are not run here, or cannot be read. `apscheduler-tasklock jobs` "
-                "lists all jobs",
-                others,
-            )
-
-    def _begin_period(self) -> None:
-        if time.monotonic() - self._began > LINES_PERIOD:
-            self._began = time.monotonic()
-            self._lines, self._has_summed_up = 0, False
 
 
 class Flood:

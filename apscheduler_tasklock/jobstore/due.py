@@ -30,6 +30,7 @@ from apscheduler_tasklock._lock.jobs import HAND_OUT, Fetched, HandedOutRow, Job
 from apscheduler_tasklock._lock.messages import HandOut
 from apscheduler_tasklock._scheduler.adapter import accepts_nothing_more
 from apscheduler_tasklock._scheduler.lateness import is_later_than
+from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED
 from apscheduler_tasklock._values import cut, logger_of, shown
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
@@ -39,7 +40,6 @@ from apscheduler_tasklock.jobstore.bad_rows import (
     MOST_LEFT_OUT,
     Backoff,
     Flood,
-    Reports,
 )
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec
 from apscheduler_tasklock.jobstore.inside import (
@@ -95,7 +95,7 @@ class DueJobs:
     :param alias: of the job store
     :param codec: reads the rows
     :param interval: seconds between two looks, at most
-    :param reports: tells of jobs that are left alone
+    :param notices: tells of jobs that are left alone
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class DueJobs:
         alias: str,
         codec: JobCodec,
         interval: float,
-        reports: Reports,
+        notices: JobNotices,
     ) -> None:
         self._locks = locks
         self._rows = locks.jobs
@@ -130,7 +130,7 @@ class DueJobs:
         self._missing = Backoff()  # references of functions, and modules
         self._bad = Backoff()  # ids of jobs
         self._flood: Flood | None = None  # of due rows that cannot be run here
-        self._reports = reports
+        self._notices = notices
         self._thread = threading.Thread(target=self._work, name="tasklock-jobs", daemon=True)
 
     def start(self) -> None:
@@ -242,7 +242,7 @@ class DueJobs:
         self._tend_hand_outs(is_running=is_running)
         if not is_running:
             self._look_in(NOT_RUNNING_INTERVAL)
-            self._reports.sum_up()
+            self._notices.sum_up()
             return
         if time.monotonic() >= self._tend_at:
             self._tend_runs()
@@ -284,7 +284,7 @@ class DueJobs:
             self._flood = Flood(fetched.database_time)
             self._look_in(0)
         elif not is_bad and (flood is None or flood.rest):
-            self._reports.sum_up()  # all that is bad now was found
+            self._notices.sum_up()  # all that is bad now was found
 
     def _sift(self, flood: Flood, executors: list[str], not_here: list[str]) -> None:
         """Read what is due while many rows of it are bad."""
@@ -488,7 +488,7 @@ class DueJobs:
             unused.append(found.handed_id)
             return None
         self._bad.clear(row.id)
-        self._reports.forget(row.id)
+        self._notices.forget(row.id)
         return prepared
 
     def _read(self, row: JobRow) -> dict[str, Any] | None:
@@ -510,7 +510,7 @@ class DueJobs:
             return None
         except Exception as error:  # noqa: BLE001  # whatever an import raises
             self._missing.add(row.func)
-            self._reports.tell(
+            self._notices.tell(
                 row.func,
                 logger,
                 logging.WARNING,
@@ -523,7 +523,7 @@ class DueJobs:
             )
             return None
         self._missing.clear(row.func)
-        self._reports.forget(row.func)
+        self._notices.forget(row.func)
         return {"id": row.id, "func": function, "func_ref": row.func, **attributes}
 
     def _load(self, definition: Definition) -> Any:
@@ -544,7 +544,7 @@ class DueJobs:
 
     def _leave_alone(self, row: JobRow, error: BaseException) -> None:
         self._bad.add(row.id)
-        self._reports.tell(
+        self._notices.tell(
             row.id,
             logger,
             logging.ERROR,

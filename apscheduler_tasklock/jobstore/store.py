@@ -35,6 +35,7 @@ from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.jobs import JobChange, JobRow, StoredTask
 from apscheduler_tasklock._lock.stand_in import current_standing
 from apscheduler_tasklock._scheduler.functions import check_runs
+from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._values import logger_of, shown
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -48,7 +49,7 @@ from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_REFUSED,
 )
 from apscheduler_tasklock.executor import TaskLockExecutor
-from apscheduler_tasklock.jobstore.bad_rows import Backoff, Reports
+from apscheduler_tasklock.jobstore.bad_rows import Backoff
 from apscheduler_tasklock.jobstore.definition import (
     Definition,
     JobCodec,
@@ -156,7 +157,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
                 where,
             )
         self._missing = Backoff()  # modules
-        self._reports = Reports()  # of jobs that are left alone
+        self._notices = JobNotices()  # of jobs that are left alone
         self._told_misplaced: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
         self._inside: SchedulerInside | None = None
         self._due: DueJobs | None = None
@@ -168,6 +169,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         """Leave the parent's connection alone. Called in a forked child, without a scheduler."""
         self.locks = self.locks.for_child()
         self._due = self._listener = None
+        self._notices = JobNotices()
 
     # ---- the scheduler's calls -----------------------------------------------------------------
 
@@ -200,7 +202,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             self.locks.close()
             raise
         self._inside = inside
-        self._due = DueJobs(self.locks, inside, alias, self._codec, self._interval, self._reports)
+        self._due = DueJobs(self.locks, inside, alias, self._codec, self._interval, self._notices)
         self._listener = Listener(
             self.locks.settings.database,
             self.locks.jobs.channel,
@@ -332,7 +334,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         """
         found = [self._shown(row) for row in self._ask(self.locks.jobs.read_all)]
         if self._due is None:  # which does so in a moment
-            self._reports.sum_up()
+            self._notices.sum_up()
         return found
 
     def add_job(self, job: Any) -> None:
@@ -631,7 +633,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             attributes, is_readable = self._codec.decode(definition, is_ours=is_ours), True
         except UnreadableError as error:
             attributes, is_readable = self._codec.placeholder(row.id, definition, error), False
-            self._reports.tell(
+            self._notices.tell(
                 row.id,
                 logger,
                 logging.ERROR,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import apscheduler_tasklock
+from apscheduler_tasklock._scheduler.notices import MOST_LINES, JobNotices
 from apscheduler_tasklock._values import LONGEST_MESSAGE, LONGEST_VALUE, cut, logger_of, shown
-from apscheduler_tasklock.jobstore.bad_rows import MOST_LINES, Reports
 
 LONG = "x" * 1_000_000
 
@@ -96,11 +96,11 @@ def test_all_loggers_of_the_package_cut() -> None:
 def test_many_jobs_are_told_of_by_few_lines_and_their_number(
     logger: logging.Logger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reports = Reports()
+    notices = JobNotices()
     for _ in range(2):
         for number in range(MOST_LINES + 311):
-            reports.tell(f"job {number}", logger, logging.ERROR, "Job %d is bad", number)
-        reports.sum_up()
+            notices.tell(f"job {number}", logger, logging.ERROR, "Job %d is bad", number)
+        notices.sum_up()
     assert len(caplog.messages) == MOST_LINES + 1
     assert caplog.messages[-1].startswith("And 311 more jobs are not run here")
 
@@ -108,10 +108,10 @@ def test_many_jobs_are_told_of_by_few_lines_and_their_number(
 def test_a_job_that_is_bad_again_is_told_of_again(
     logger: logging.Logger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reports = Reports()
+    notices = JobNotices()
     for _ in range(2):
-        reports.tell("job", logger, logging.ERROR, "Job %r is bad", "job")
-        reports.tell("job", logger, logging.ERROR, "Job %r is bad", "job")
-        reports.forget("job")
-        reports.sum_up()
+        notices.tell("job", logger, logging.ERROR, "Job %r is bad", "job")
+        notices.tell("job", logger, logging.ERROR, "Job %r is bad", "job")
+        notices.forget("job")
+        notices.sum_up()
     assert caplog.messages == ["Job 'job' is bad"] * 2
