@@ -35,6 +35,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_GRANTED,
@@ -43,7 +44,7 @@ from apscheduler_tasklock.events import (
     TaskLockEvent,
 )
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # How many check-ins wait to be sent, at most.
 LONGEST_QUEUE = 1000

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
+from apscheduler_tasklock._values import shown
+
 
 class TaskLockError(Exception):
     """The base class of every error that this library raises."""
@@ -39,7 +41,7 @@ class TaskLockRefusedError(TaskLockError):
         if self.reason == "paused":
             return f"task {self.name!r} is paused, or was when this run was due"
         what = "is running on" if self.reason == "running" else "was just run by"
-        return f"task {self.name!r} {what} {self.holder!r}, locked until {self.locked_until}"
+        return f"task {self.name!r} {what} {shown(self.holder)}, locked until {self.locked_until}"
 
 
 class TaskLockNotFoundError(TaskLockError):

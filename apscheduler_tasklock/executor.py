@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -58,6 +57,7 @@ from apscheduler_tasklock._scheduler.due import OverdueTasks, Standby
 from apscheduler_tasklock._scheduler.failover import Failover
 from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
 from apscheduler_tasklock._scheduler.lateness import SchedulerPasses, WorkerQueue
+from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Reports
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.queued import QueuedRuns
@@ -74,6 +74,7 @@ from apscheduler_tasklock._scheduler.submission import (
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.workers import LostWorkers, shutting_down
 from apscheduler_tasklock._scheduler.wrapper import JobWrapper, RunContext
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -98,7 +99,7 @@ from apscheduler_tasklock.options import (
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 from apscheduler_tasklock.status import Health
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # Seconds that a shutdown waits for claims under way to be given up, or made and handed over, and
 # for those of coroutines that it cuts. A claim without an answer is given up a second before.
@@ -229,6 +230,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             run_unlocked=self._run_unlocked,
             logger_name=lambda: self._logger.name,
             submit=self._submit_again,
+            notices=lambda: self._notices,
             clock=self._clock,
         )
         self._blocked = BlockedTasks()
@@ -253,6 +255,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             lambda: self._adapter.state,
             self._poll_interval,
         )
+        self._notices = JobNotices()  # of jobs that are left alone
         self._registrar = Registrar(
             locks,
             self._poll,
@@ -262,6 +265,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._adapter.stored_tasks,
             self._rejected,
             self.timings,
+            self._notices,
         )
         self._failover = Failover(locks, self._jobs, self._poll, self._given_up)
         self._requested = RequestedRuns(self._poll, self._jobs)

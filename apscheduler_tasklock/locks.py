@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import getpass
-import logging
 import os
 import secrets
 import socket
@@ -37,6 +36,7 @@ from apscheduler_tasklock._lock.offload import Operation
 from apscheduler_tasklock._lock.operations import Operations, like_of
 from apscheduler_tasklock._lock.protocol import HistorySettings
 from apscheduler_tasklock._lock.releases import Release
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -62,7 +62,7 @@ from apscheduler_tasklock.status import (
     TaskStatus,
 )
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")

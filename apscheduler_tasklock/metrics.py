@@ -17,6 +17,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Literal
 
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import TaskState, TaskStatus
@@ -24,7 +25,7 @@ from apscheduler_tasklock.status import TaskState, TaskStatus
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 TASK_NAME = "tasklock.task.name"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -9,6 +9,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, Literal
 
+from apscheduler_tasklock._values import LONGEST_NAME
 from apscheduler_tasklock.errors import TaskLockOptionError
 
 # The key that a job's kwargs carry its lock options under.
@@ -345,10 +346,6 @@ def check_stored_options(options: LockOptions, where: str) -> None:
             f"{where}: on_failure='release' makes no sense in a TaskLockJobStore, where a run "
             "time is claimed once; let the job itself try again"
         )
-
-
-# A task name is the primary key, and PostgreSQL refuses index entries of over 2,700 bytes.
-LONGEST_NAME = 1000
 
 
 def check_name(name: str, where: str) -> str:

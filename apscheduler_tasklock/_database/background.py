@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -10,7 +9,9 @@ from contextlib import suppress
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
-logger = logging.getLogger(__name__)
+from apscheduler_tasklock._values import logger_of
+
+logger = logger_of(__name__)
 
 # What a thread takes from its queue; ``None`` ends it.
 _Work: TypeAlias = "queue.SimpleQueue[Callable[[], object] | None]"

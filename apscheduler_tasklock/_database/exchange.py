@@ -8,7 +8,6 @@ hands the connection on as soon as its own answer is there.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -25,11 +24,12 @@ from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.errors import ConflictError, NoConnectionError, NotSentError
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.pool import Pool
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
 Answer = TypeVar("Answer")
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # How many requests travel together at most.
 MOST_TOGETHER = 256

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -25,8 +24,9 @@ from apscheduler_tasklock._database.pool import open_apart
 from apscheduler_tasklock._database.rejections import NOTIFICATIONS, Rejections
 from apscheduler_tasklock._database.retry import jittered
 from apscheduler_tasklock._database.url import as_url
+from apscheduler_tasklock._values import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # Seconds after which it is looked whether to go on.
 _LOOK_INTERVAL = 0.5

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from math import inf
 
 from apscheduler_tasklock._database.errors import ServerFullError, TableLockedError
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class Outage:

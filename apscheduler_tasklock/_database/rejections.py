@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-logger = logging.getLogger(__name__)
+from apscheduler_tasklock._values import logger_of
+
+logger = logger_of(__name__)
 
 # What can be rejected, as log lines and operators' commands name it.
 CLAIMS = "claims"

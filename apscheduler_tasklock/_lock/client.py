@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -76,6 +75,7 @@ from apscheduler_tasklock._lock.offload import ThreadOffload
 from apscheduler_tasklock._lock.protocol import HISTORY, HistorySettings, TaskLockProtocol
 from apscheduler_tasklock._lock.releases import PendingRelease, PendingReleases, Release
 from apscheduler_tasklock._lock.stand_in import LockProtocol, StandIn, current_standing
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.check import (
@@ -94,7 +94,7 @@ from apscheduler_tasklock.schema.table import (
 )
 from apscheduler_tasklock.status import RunningRun
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Answer = TypeVar("Answer")
 AnyAttempt: TypeAlias = ClaimAttempt | TakeoverAttempt | ManualAttempt | HandOutAttempt

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,10 +10,11 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from apscheduler_tasklock._lock.loops import wake_on
+from apscheduler_tasklock._values import logger_of
 
 Result = TypeVar("Result")
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class Completion(Generic[Result]):

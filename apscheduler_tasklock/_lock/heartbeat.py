@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,10 +12,11 @@ from uuid import UUID
 from apscheduler_tasklock._database.rejections import RENEWALS, Rejections
 from apscheduler_tasklock._database.retry import jittered
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # Seconds for which the thread waits for a claim while there is nothing to renew.
 LINGER = 5.0

@@ -40,6 +40,7 @@ from apscheduler_tasklock._lock.statements import (
     for_template,
     settle_last,
 )
+from apscheduler_tasklock._values import LONGEST_NAME
 from apscheduler_tasklock.schema.table import job_table
 
 # Seconds for which a job is handed out, if that is not renewed.
@@ -51,6 +52,7 @@ LONGEST_BREAK = 90.0
 _DEFINITION = ("func", "trigger", "options", "arguments", "executor", "signature")
 _AS_TEXT = ("trigger", "options", "arguments")
 _TIMES = ("next_run_time", "last_run_time")
+_NAMES = ("func", "executor", "signature", "task_name")
 
 
 def _readable(time: str) -> str:
@@ -58,17 +60,32 @@ def _readable(time: str) -> str:
                     THEN LEAST(GREATEST({time}, '1970-01-01Z'), '9999-12-30Z') END"""
 
 
+def _start(name: str) -> str:
+    return f"left({name}, {LONGEST_NAME + 1})"
+
+
 # One row that Python cannot read must not keep the others from being read: JSON comes as text,
-# which is parsed row by row, and times are such as Python has. `-infinity` is long ago.
+# which is parsed row by row, and times are such as Python has. `-infinity` is long ago. Of a name
+# that is too long, no more is read than tells that it is.
 _COLUMNS = ", ".join(
     f"job.{name}::text"
     if name in _AS_TEXT
+    else f"{_start('job.' + name)} AS {name}"
+    if name in _NAMES
     else f"{_readable(f'job.{name}')} AS {name}"
     if name in _TIMES
     else f"job.{name}"
     for name in ("id", *_DEFINITION, "version", *_TIMES, "ended", "task_name")
 )
+_EXECUTOR = _start("job.executor")
 _RECURS = "trigger->>'type' IS DISTINCT FROM 'date'"
+# An id is looked up by what was read, so it is read whole or not at all. In bytes, which PostgreSQL
+# tells without reading a long text.
+_HAS_SHORT_ID = f"octet_length(job.id) <= {4 * LONGEST_NAME} AND length(job.id) <= {LONGEST_NAME}"
+# A task's name is no longer than this in bytes.
+_HAS_SHORT_NAMES = f"octet_length(task_name) <= {LONGEST_NAME} AND {_HAS_SHORT_ID}"
+# How many due rows are read at a time that are not handed out, and how many bytes of them.
+_PAGE, _PAGE_SIZE = 500, 1_000_000
 # Neither waits long for a row that somebody has locked. See ``statements/parts.py``.
 _BRIEFLY = "set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL"
 # In the transaction of a user's change, so that whoever listens sees what was changed.
@@ -224,6 +241,7 @@ class JobRows:
             "lock_timeout": f"{round(LOCK_TIMEOUT * 1000)}ms",
         }
         self._fetch = Statement(_fetch(jobs, lock))
+        self._due = Statement(_due(jobs, lock))
         self._renew = Statement(f"""
             UPDATE {jobs} SET handed_until = now() + interval '{HAND_OUT} seconds'
             WHERE handed_id = ANY(%(handed_ids)s::uuid[]) AND {_BRIEFLY}
@@ -257,8 +275,8 @@ class JobRows:
         # By way of the jobs: the tasks of jobs that ran once are kept for days, with their history.
         self._dead_runs = Statement(f"""
             WITH begun AS MATERIALIZED (
-                SELECT id AS job_id, executor, task_name FROM {jobs}
-                WHERE task_name IS NOT NULL AND (last_run_time IS NOT NULL OR {_RECURS})
+                SELECT id AS job_id, {_EXECUTOR} AS executor, task_name FROM {jobs} AS job
+                WHERE {_HAS_SHORT_NAMES} AND (last_run_time IS NOT NULL OR {_RECURS})
             )
             SELECT begun.* FROM begun, LATERAL (
                 SELECT FROM {lock} AS lock
@@ -275,7 +293,7 @@ class JobRows:
         self._now = Statement("SELECT now() AS database_time")
         # What a user has put off is stale; what was missed is overdue.
         self._recurring = Statement(f"""
-            SELECT job.id AS job_id, job.executor, task_name,
+            SELECT job.id AS job_id, {_EXECUTOR} AS executor, task_name,
                    CASE WHEN lock.task_name IS NULL THEN true
                         WHEN lock.finished_at IS NULL THEN false
                         WHEN job.next_run_time IS NULL THEN lock.due_at IS NOT NULL
@@ -287,7 +305,7 @@ class JobRows:
                                       AND lock.finished_at > lock.due_at - interval '1 minute'))
                    END AS is_stale
             FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
-            WHERE NOT job.ended AND task_name IS NOT NULL AND {_RECURS}
+            WHERE NOT job.ended AND {_HAS_SHORT_NAMES} AND {_RECURS}
         """)
         self._add = Statement(_add(jobs))
         self._added_id = Statement(f"SELECT added_id FROM {jobs} WHERE id = %(job_id)s")
@@ -303,23 +321,54 @@ class JobRows:
         *,
         not_here: Sequence[str] = (),
         not_these: Sequence[str] = (),
+        since: datetime | None = None,
+        among: Sequence[str] = (),
     ) -> Fetched:
         """Hand out jobs that are due, whose tasks are neither running nor paused.
 
         :param free: the executors that there are, by alias, and how many workers each has free
         :param not_here: references of functions that cannot be imported here
         :param not_these: ids of jobs that are not wanted here now, as they run already
+        :param since: after which they have come due; ``None``: whenever
+        :param among: ids of jobs that are wanted although they have come due before
         """
         executors = [{"executor": alias, "free": count} for alias, count in free.items()]
         parameters = {
             "executors": json.dumps(executors, ensure_ascii=False),
             "not_here": list(not_here),
             "not_these": list(not_these),
+            "since": since,
+            "among": list(among),
         }
         rows = self._rows(cursor, self._fetch, parameters)
         next_in, database_time = rows[0]["next_in"], rows[0]["database_time"]
         jobs = [_handed_out(row) for row in rows if row["id"] is not None]
         return Fetched(jobs, next_in, database_time)
+
+    def due(
+        self,
+        cursor: Any,
+        executors: Sequence[str],
+        until: datetime,
+        after: tuple[datetime, str] | None,
+        *,
+        not_here: Sequence[str] = (),
+    ) -> list[JobRow]:
+        """Return some jobs that could be handed out, and are not; the oldest first.
+
+        :param until: when they have come due at the latest
+        :param after: next run time and id of the one before them; ``None``: from the first one on
+        :param not_here: as of :meth:`fetch`
+        """
+        after_time, after_id = after or (None, None)
+        parameters = {
+            "aliases": list(executors),
+            "not_here": list(not_here),
+            "until": until,
+            "after_time": after_time,
+            "after_id": after_id,
+        }
+        return [JobRow.of(row) for row in self._rows(cursor, self._due, parameters)]
 
     def renew(self, cursor: Any, handed_ids: Sequence[UUID]) -> set[UUID]:
         """Let hand-outs stand for some seconds more; return those that still stood."""
@@ -489,6 +538,36 @@ def _parsed(text: str) -> Any:
         return None
 
 
+# Whether a job that is due may be handed out.
+_IS_FREE = f"""
+    (job.handed_until IS NULL OR job.handed_until <= now())
+    AND NOT job.func = ANY(%(not_here)s::text[]) AND {_HAS_SHORT_ID}
+    AND (lock.task_name IS NULL
+         OR ({NOT_RUNNING} AND COALESCE(lock.paused_until <= now(), true)))"""
+
+
+def _due(jobs: str, lock: str) -> str:
+    """Return the statement that reads a page of what is due. It writes nothing."""
+    place = _readable("job.next_run_time")
+    order = "place, id ROWS UNBOUNDED PRECEDING"
+    return f"""
+        WITH due AS (
+            SELECT job.*, {place} AS place,
+                   pg_column_size(trigger) + pg_column_size(options) + pg_column_size(arguments)
+                       AS size
+            FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
+            WHERE job.executor = ANY(%(aliases)s::text[])
+                  AND job.next_run_time <= %(until)s::timestamptz AND {_IS_FREE}
+                  AND (%(after_time)s::timestamptz IS NULL
+                       OR ({place}, id) > (%(after_time)s::timestamptz, %(after_id)s::text))
+            ORDER BY place, id LIMIT {_PAGE}
+        ), page AS (
+            SELECT due.*, sum(size) OVER (ORDER BY {order}) - size AS size_before FROM due
+        )
+        SELECT {_COLUMNS} FROM page AS job WHERE size_before < {_PAGE_SIZE} ORDER BY place, id
+    """
+
+
 def _fetch(jobs: str, lock: str) -> str:
     """Return the statement that hands out due jobs. With nothing due it writes nothing."""
     recently = f"> now() - interval '{LONGEST_BREAK} seconds'"
@@ -497,8 +576,6 @@ def _fetch(jobs: str, lock: str) -> str:
     stood_against_manual_run = f"""
         lock.kind = 'manual' AND lock.finished_at {recently}
         AND job.next_run_time BETWEEN lock.started_at AND lock.finished_at"""
-    may_run = f"""lock.task_name IS NULL OR (
-        {NOT_RUNNING} AND COALESCE(lock.paused_until <= now(), true))"""
     return f"""
         WITH here AS (
             SELECT * FROM json_to_recordset(%(executors)s::json) AS _ (executor text, free integer)
@@ -511,9 +588,10 @@ def _fetch(jobs: str, lock: str) -> str:
                            AS first_late_by
                 FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
                 WHERE job.executor = here.executor AND job.next_run_time <= now()
-                      AND (job.handed_until IS NULL OR job.handed_until <= now())
-                      AND NOT job.func = ANY(%(not_here)s::text[])
-                      AND NOT job.id = ANY(%(not_these)s::text[]) AND ({may_run})
+                      AND (%(since)s::timestamptz IS NULL
+                           OR job.next_run_time > %(since)s::timestamptz
+                           OR job.id = ANY(%(among)s::text[]))
+                      AND NOT job.id = ANY(%(not_these)s::text[]) AND {_IS_FREE}
                 ORDER BY job.next_run_time LIMIT here.free
                 FOR NO KEY UPDATE OF job SKIP LOCKED
             ) AS due

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,7 +10,9 @@ from enum import Enum
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
-logger = logging.getLogger(__name__)
+from apscheduler_tasklock._values import logger_of
+
+logger = logger_of(__name__)
 
 # How many characters of an exception's message the run history keeps.
 LONGEST_ERROR = 500

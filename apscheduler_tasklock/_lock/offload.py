@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections import deque
@@ -18,11 +17,12 @@ from apscheduler_tasklock._database.exchange import Exchange, Outcome, Request
 from apscheduler_tasklock._database.retry import BACKOFF, LOCKED_BACKOFF, jittered
 from apscheduler_tasklock._lock.completion import Completion, result_of
 from apscheduler_tasklock._lock.lifetime import InProgress
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 Result = TypeVar("Result")
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # How many releases are tried again at a time while the database does not answer as it should, and
 # how many claims are given up.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,12 +42,13 @@ from apscheduler_tasklock._lock.statements import (
     Statement,
     for_template,
 )
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.schema.check import explain_refusal, find_problem
 from apscheduler_tasklock.schema.table import job_table, replica_table, run_table
 from apscheduler_tasklock.status import RunningRun
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # How often a claim looks for its row, which others may insert and delete meanwhile.
 MOST_LOOKS = 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -20,9 +19,10 @@ from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Exchang
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.messages import ReleaseAnswer, ReleaseRequest
 from apscheduler_tasklock._lock.stand_in import LockProtocol
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 CLOSING_INTERVAL = 0.2
 # Seconds that pending releases have at a shutdown in any case, whatever else of it took long.

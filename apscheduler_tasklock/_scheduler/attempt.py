@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import threading
 import time
@@ -30,10 +29,11 @@ from apscheduler_tasklock._scheduler.lateness import is_late, is_later_than
 from apscheduler_tasklock._scheduler.notify import Notifier, Reports
 from apscheduler_tasklock._scheduler.request import request_of
 from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED, Blocked, JobView, Submission
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock, holding
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class RunAttempt:

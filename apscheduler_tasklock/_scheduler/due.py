@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Protocol
@@ -12,8 +11,9 @@ from apscheduler_tasklock._lock.messages import Overdue, RunState
 from apscheduler_tasklock._scheduler.poll import Poll, one_task
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.submission import JobKey, Submission
+from apscheduler_tasklock._values import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # Seconds after an interval job's due time after which another replica runs it: longer than clocks
 # and full workers make it late as a rule.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -15,8 +14,9 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.poll import Poll, one_task
 from apscheduler_tasklock._scheduler.submission import Blocked, JobKey, Submission
+from apscheduler_tasklock._values import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # How often a window is handed over until it is given up: a fleet that keeps on stopping would hand
 # it round for ever.

@@ -20,6 +20,7 @@ from apscheduler_tasklock._scheduler.due import STANDBY_AFTER
 from apscheduler_tasklock._scheduler.functions import check_runs, function_reference
 from apscheduler_tasklock._scheduler.lateness import SchedulerPass
 from apscheduler_tasklock._scheduler.names import canonical_schedule
+from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.submission import (
     JobKey,
     Submission,
@@ -29,9 +30,10 @@ from apscheduler_tasklock._scheduler.submission import (
 )
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.triggers import has_shared_times
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class ExecutorJobs:
@@ -42,6 +44,7 @@ class ExecutorJobs:
     :param run_unlocked: whether they run all the same if the database stays unavailable
     :param logger_name: returns the name of the executor's logger
     :param submit: submits what runs again
+    :param notices: returns what tells of jobs that are left alone
     :param clock: the wall clock, in seconds since 1970
     """
 
@@ -53,6 +56,7 @@ class ExecutorJobs:
         run_unlocked: bool,
         logger_name: Callable[[], str],
         submit: Callable[[Submission, Callable[[], None]], None],
+        notices: Callable[[], JobNotices],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._scheduler = scheduler
@@ -62,7 +66,7 @@ class ExecutorJobs:
         self._submit = submit
         self._clock = clock
         self._schedules: dict[JobKey, tuple[Any, str]] = {}
-        self._told_missing: set[str] = set()  # references of functions
+        self._notices = notices
 
     def resolve(self, job: Any, jobstore: str) -> ResolvedTask:
         """Return the task that a job is, and its lock options.
@@ -296,14 +300,15 @@ class ExecutorJobs:
         if getattr(job, "has_function", True):
             return True
         reference = function_reference(job)
-        if reference not in self._told_missing:  # for a function once, as of what is due
-            self._told_missing.add(reference)
-            logger.warning(
-                "Job %r: a run that died, or was asked for by hand, is left to other replicas: "
-                "its function %r is not available here",
-                job.id,
-                reference,
-            )
+        self._notices().tell(  # for a function once, as of what is due
+            reference,
+            logger,
+            logging.WARNING,
+            "Job %r: a run that died, or was asked for by hand, is left to other replicas: "
+            "its function %r is not available here",
+            job.id,
+            reference,
+        )
         return False
 
     def tell_what_the_lock_limits(self, job: Any, jobstore: str, task: ResolvedTask) -> None:

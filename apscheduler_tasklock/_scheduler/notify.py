@@ -18,6 +18,7 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, Refusal
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._scheduler.telemetry import RunTelemetry
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ERROR,
@@ -30,7 +31,7 @@ from apscheduler_tasklock.events import (
 )
 from apscheduler_tasklock.lock import HeldLock
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _NOTHING = RunTelemetry()
 

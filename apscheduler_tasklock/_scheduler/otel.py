@@ -23,9 +23,10 @@ from apscheduler_tasklock._lock.messages import Refusal, RunEnd
 from apscheduler_tasklock._scheduler.functions import function_reference
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._scheduler.telemetry import RunTelemetry
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.lock import HeldLock
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 NAME = "apscheduler_tasklock"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -17,9 +16,10 @@ from apscheduler_tasklock._database.rejections import LOOKS, OLD_ROWS
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.submission import JobKey
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # How often rows are looked at during one lease, at least.
 LOOKS_PER_LEASE = 3

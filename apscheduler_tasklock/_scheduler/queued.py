@@ -11,7 +11,6 @@ of whoever runs the jobs. So a replica whose claims are refused, again and again
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -27,9 +26,10 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ClaimRequest
 from apscheduler_tasklock._scheduler.request import request_of
 from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # So many have to wait; else their claims, which travel together, are no more work.
 FEWEST = 5

@@ -23,12 +23,14 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.jobs import StoredTask
 from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
+from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.status import RunningRun
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # Seconds for which a replica that has just registered a task makes sure that its schedule stays in
 # the row: replicas of an older version may still run beside it, as in a rolling deployment.
@@ -36,6 +38,9 @@ DEPLOYMENT = 3600.0
 # Seconds for which a replica tells which tasks were removed from it, so that the last one that had
 # them knows.
 DROPPED_FOR = 600.0
+# The most jobs of a shared job store that one look asks for, one by one. Who can write that store's
+# table can write any number of rows, and other work waits for the look.
+MOST_ASKED_FOR = 500
 # Seconds after which a replica that nobody has seen is removed.
 REPLICA_RETENTION = 3600.0
 
@@ -85,6 +90,7 @@ class Registrar:
     :param rejected: returns what the database rejects of this replica's work, for operators; by
         default what these locks know
     :param timings: has the interval between two signs of life
+    :param notices: tells of jobs whose tasks cannot be registered
     """
 
     def __init__(
@@ -97,12 +103,14 @@ class Registrar:
         stored_tasks: Callable[[], Mapping[JobKey, StoredTask] | None] = lambda: None,
         rejected: Callable[[], Sequence[str]] | None = None,
         timings: Timings | None = None,
+        notices: JobNotices | None = None,
     ) -> None:
         self._locks = locks
         self._rejected = rejected or locks.rejections.told
         self._report_interval = (timings or Timings()).report_interval
         self._poll = poll
         self._registration = registration
+        self._notices = notices or JobNotices()
         self._has_next_run = has_next_run
         self._is_registered_when_added = is_registered_when_added
         self._stored_tasks = stored_tasks
@@ -127,6 +135,7 @@ class Registrar:
         self._expected: set[str] = set()  # those of them whose rows this look asks for
         poll.add(self)
         poll.add_teller(self._report)
+        poll.add_teller(self._notices.sum_up)
 
     def note(self, key: JobKey, *, moved: bool = False, schedule: str | None = None) -> None:
         """Register a job's task at the next look: it was added, or has changed.
@@ -178,8 +187,7 @@ class Registrar:
 
     def _take_changed(self, states: Sequence[RunState]) -> dict[JobKey, _Change]:
         """Return the jobs that are to be registered, with what is to be told of each."""
-        with self._lock:
-            changed, self._changed = self._changed, {}
+        changed = self._take_noted()
         if self._is_first:
             for key in self._poll.job_keys():
                 if not self._is_registered_when_added(key[1]):
@@ -189,6 +197,17 @@ class Registrar:
                 for key in self._poll.keys_of(state.task_name):
                     changed.setdefault(key, _Change())
         return changed
+
+    def _take_noted(self) -> dict[JobKey, _Change]:
+        """Return the jobs that were noted; of a shared job store the first ones, if it is many."""
+        with self._lock:
+            noted, self._changed = self._changed, {}
+            stored = [key for key in noted if self._is_registered_when_added(key[1])]
+            for key in stored[MOST_ASKED_FOR:]:
+                self._changed[key] = noted.pop(key)
+        if len(stored) > MOST_ASKED_FOR:
+            self._poll.wake()
+        return noted
 
     def _look_for_missing(self, states: Sequence[RunState]) -> None:
         """Register all tasks again if one of them has lost its row."""
@@ -269,8 +288,15 @@ class Registrar:
                 found = self._registration(key)
             except TaskLockDatabaseError:
                 raise
-            except Exception:  # of one job, as of its job store; the others are seen to
-                logger.exception("Job %r: its task could not be registered", key[0])
+            except Exception as error:  # noqa: BLE001  # of one job, as of its job store
+                self._notices.tell(
+                    key[0],
+                    logger,
+                    logging.ERROR,
+                    "Job %r: its task could not be registered",
+                    key[0],
+                    error=error,
+                )
                 continue
             if found is None:
                 self.forget(key)

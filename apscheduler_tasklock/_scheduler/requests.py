@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -12,8 +11,9 @@ from uuid import UUID
 from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey, Submission
+from apscheduler_tasklock._values import logger_of
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 class RequestedJobs(Protocol):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-logger = logging.getLogger(__name__)
+from apscheduler_tasklock._values import logger_of
+
+logger = logger_of(__name__)
 
 # Limits how long a stop waits for a log line that is being written.
 LAST_LINE_TIMEOUT = 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -23,9 +22,10 @@ from apscheduler_tasklock._scheduler.triggers import (
     period_after,
     total_jitter,
 )
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.options import RESERVED_KEY, LockOptions
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # A job's id, and the alias of its store.
 JobKey = tuple[str, str]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections import deque
@@ -16,6 +15,7 @@ from apscheduler.util import iscoroutinefunction_partial
 from apscheduler_tasklock._scheduler.functions import function_reference
 from apscheduler_tasklock._scheduler.names import UnnamedTask, is_unnamed, reject_duplicate_unnamed
 from apscheduler_tasklock._scheduler.submission import trigger_of
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.decorator import function_options
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.options import (
@@ -26,7 +26,7 @@ from apscheduler_tasklock.options import (
     resolve,
 )
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 @dataclass(frozen=True)

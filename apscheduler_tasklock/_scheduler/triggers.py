@@ -7,7 +7,6 @@ an end date has the period of every other; and copies of those that asking may c
 from __future__ import annotations
 
 import copy
-import logging
 import random
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -18,6 +17,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.options import LONGEST_SECONDS
 
 try:
@@ -25,7 +25,7 @@ try:
 except ImportError:  # APScheduler 3.10 has none
     CalendarIntervalTrigger = None
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # How many times the parts of an AndTrigger may disagree before it counts as having no next time.
 # Daily parts that meet once in four years (29 February) disagree under 1,500 times.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -14,9 +13,10 @@ from typing import Any
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._scheduler.adapter import worker_processes
 from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # Seconds from a job's end until a signal that it put off ends its worker, unless the pool
 # has done that by then, or has given it another job.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from asyncio import CancelledError
@@ -26,6 +25,7 @@ from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier
 from apscheduler_tasklock._scheduler.queued import QueuedRuns
 from apscheduler_tasklock._scheduler.submission import JobView, RunResult, Submission
 from apscheduler_tasklock._scheduler.workers import deferred_signals, hear_of_shutdown, worker_id
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockOptionError
 
 try:
@@ -33,7 +33,7 @@ try:
 except ImportError:  # APScheduler 3.10
     from apscheduler.executors.base_py3 import run_coroutine_job
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 
 def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -14,6 +13,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from flask import Flask, current_app, has_app_context
 
 from apscheduler_tasklock._lock.forking import replace_in_each_child
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.draining import drain, stop_claiming
 from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockSchemaError
 from apscheduler_tasklock.executor import TaskLockExecutor
@@ -21,7 +21,7 @@ from apscheduler_tasklock.flask import servers
 from apscheduler_tasklock.flask.command import tasklock
 from apscheduler_tasklock.flask.configuration import Configuration
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from apscheduler.triggers.base import BaseTrigger
 
+from apscheduler_tasklock._values import LONGEST_NAME, cut, shown
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.jobstore.triggers import (
     declared_schedule,
@@ -76,7 +77,7 @@ class MissingFunction:
 
         :raises LookupError: always
         """
-        raise LookupError(f"the function {self._reference!r} is not available in this process")
+        raise LookupError(f"the function {shown(self._reference)} is not available in this process")
 
 
 class UnreadableTrigger(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
@@ -101,6 +102,19 @@ class UnreadableTrigger(BaseTrigger):  # type: ignore[misc]  # APScheduler has n
 
     def __str__(self) -> str:
         return f"unreadable: {self._error}"
+
+
+def check_names(names: Mapping[str, str]) -> None:
+    """Make sure that no name is too long: each replica would remember it, and send it.
+
+    :param names: by what they are, for messages
+    :raises UnreadableError: one is
+    """
+    for what, name in names.items():
+        if len(name) > LONGEST_NAME:
+            raise UnreadableError(
+                f"its {what} has more than {LONGEST_NAME:,} characters: {shown(name)}"
+            )
 
 
 class JobCodec:
@@ -135,6 +149,12 @@ class JobCodec:
                 f"{where}: its function {job.func!r} cannot be stored, as no module has it under a "
                 "name (a lambda, a partial or a nested function); pass one that a module has"
             )
+        try:
+            check_names(
+                {"id": job.id, "function": job.func_ref, "executor": job.executor, "name": job.name}
+            )
+        except UnreadableError as error:
+            raise UnstorableError(f"job {shown(job.id)} cannot be stored: {error}") from None
         state = job.__getstate__()  # with the instance of a method before its arguments
         if not isinstance(job.func, MissingFunction):
             try:
@@ -158,6 +178,7 @@ class JobCodec:
         :param is_ours: whether its row was verified; no pickle is read of one that was not
         :raises UnreadableError: its row cannot be read
         """
+        check_names({"function": definition.func, "executor": definition.executor})
         arguments = self._checked(definition.arguments, is_ours=is_ours)
         try:
             if _PICKLE in arguments:
@@ -173,7 +194,8 @@ class JobCodec:
             raise UnreadableError("its args must be a list, and its kwargs an object")
         for name, kinds in _OPTIONS.items():
             if not isinstance(options[name], kinds):
-                raise UnreadableError(f"its {name} cannot be {options[name]!r}")
+                raise UnreadableError(f"its {name} cannot be {shown(options[name])}")
+        check_names({"name": options["name"]})
         return {
             "trigger": self.decode_trigger(definition, is_ours=is_ours),
             "executor": definition.executor,
@@ -200,7 +222,7 @@ class JobCodec:
             "executor": definition.executor,
             "args": (),
             "kwargs": {},
-            "name": job_id,
+            "name": cut(job_id, LONGEST_NAME),
             "misfire_grace_time": None,
             "coalesce": True,
             "max_instances": 1,
@@ -270,4 +292,4 @@ def _unpickled(data: Mapping[str, Any]) -> Any:
     try:
         return read(b64decode(data[_PICKLE]))
     except (Exception, SystemExit) as error:
-        raise UnreadableError(f"it has a pickle that cannot be read: {error!r}") from error
+        raise UnreadableError(f"it has a pickle that cannot be read: {shown(error)}") from error

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from apscheduler_tasklock._database.rejections import ENDED_JOBS, JOB_STORE
 from apscheduler_tasklock._lock.client import LockClient
@@ -29,9 +30,17 @@ from apscheduler_tasklock._lock.jobs import HAND_OUT, Fetched, HandedOutRow, Job
 from apscheduler_tasklock._lock.messages import HandOut
 from apscheduler_tasklock._scheduler.adapter import accepts_nothing_more
 from apscheduler_tasklock._scheduler.lateness import is_later_than
+from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED
+from apscheduler_tasklock._values import cut, logger_of, shown
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.executor import TaskLockExecutor
+from apscheduler_tasklock.jobstore.bad_rows import (
+    FLOOD,
+    MOST_LEFT_OUT,
+    Backoff,
+    Flood,
+)
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec
 from apscheduler_tasklock.jobstore.inside import (
     HandedOutJob,
@@ -42,7 +51,7 @@ from apscheduler_tasklock.jobstore.inside import (
 from apscheduler_tasklock.jobstore.runtimes import due_run_time
 from apscheduler_tasklock.jobstore.trust import UntrustedError
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # Seconds between two looks, at least.
 SHORTEST_INTERVAL = 0.05
@@ -52,12 +61,8 @@ RENEW_AFTER = HAND_OUT / 3
 TEND_INTERVAL = 5.0
 # Seconds after a job is due until it is looked for: a look a moment before would find nothing.
 MARGIN = 0.002
-# Seconds after which something is tried again that failed on account of one job: first and at most.
-FIRST_BACKOFF, LONGEST_BACKOFF = 1.0, 60.0
 # Seconds for which it is remembered that a job was here.
 MEMORY = 600.0
-# How many names of such things are remembered.
-MOST_REMEMBERED = 10_000
 # Seconds after which a scheduler that does not run is looked at again.
 NOT_RUNNING_INTERVAL = 0.2
 
@@ -82,32 +87,6 @@ class _Out:
     taken: bool = False
 
 
-class Backoff:
-    """What cannot be used here now, and when it is tried again: ever later."""
-
-    def __init__(self) -> None:
-        self._until: dict[str, tuple[float, float]] = {}
-
-    def add(self, name: str) -> bool:
-        """Note a failure; tell whether it is the first."""
-        until, pause = self._until.get(name, (0.0, 0.0))
-        if until <= time.monotonic():  # of several at once, one counts
-            longer = min(LONGEST_BACKOFF, max(FIRST_BACKOFF, pause * 2))
-            self._until[name] = (time.monotonic() + longer, longer)
-        if len(self._until) > MOST_REMEMBERED:  # names come and go; the first ones begin anew
-            self._until.pop(next(iter(self._until)))
-        return not pause
-
-    def clear(self, name: str) -> None:
-        """Note that it can be used."""
-        self._until.pop(name, None)
-
-    def names(self) -> list[str]:
-        """Return what is left alone for the time being."""
-        now = time.monotonic()
-        return [name for name, (until, _) in list(self._until.items()) if until > now]
-
-
 class DueJobs:
     """Asks for due jobs, and has those that were handed out to this replica.
 
@@ -116,6 +95,7 @@ class DueJobs:
     :param alias: of the job store
     :param codec: reads the rows
     :param interval: seconds between two looks, at most
+    :param notices: tells of jobs that are left alone
     """
 
     def __init__(
@@ -125,6 +105,7 @@ class DueJobs:
         alias: str,
         codec: JobCodec,
         interval: float,
+        notices: JobNotices,
     ) -> None:
         self._locks = locks
         self._rows = locks.jobs
@@ -146,8 +127,10 @@ class DueJobs:
         self._given_back: dict[str, float] = {}  # the run times, by job, in seconds since 1970
         self._left_to_others: dict[str, float] = {}  # until when, on the monotonic clock
         self._following: dict[str, float] = {}  # of what runs here, on the monotonic clock
-        self._missing = Backoff()  # references of functions
+        self._missing = Backoff()  # references of functions, and modules
         self._bad = Backoff()  # ids of jobs
+        self._flood: Flood | None = None  # of due rows that cannot be run here
+        self._notices = notices
         self._thread = threading.Thread(target=self._work, name="tasklock-jobs", daemon=True)
 
     def start(self) -> None:
@@ -259,6 +242,7 @@ class DueJobs:
         self._tend_hand_outs(is_running=is_running)
         if not is_running:
             self._look_in(NOT_RUNNING_INTERVAL)
+            self._notices.sum_up()
             return
         if time.monotonic() >= self._tend_at:
             self._tend_runs()
@@ -269,43 +253,96 @@ class DueJobs:
             if not is_drained(executor)
         }
         running = set().union(*(running_jobs(executor) for executor in executors.values()))
+        not_here = self._missing.names()[-MOST_LEFT_OUT:]
+        bad = self._bad.names()[-MOST_LEFT_OUT:]
+        flood = self._flood
+        has_free = any(free.values())
+        if flood is not None and has_free:
+            self._sift(flood, list(free), not_here)
         fetched = self._locks.ask(
             partial(
                 self._rows.fetch,
                 free=free,
-                not_here=self._missing.names(),
-                not_these=[*running, *self._bad.names(), *self._others_jobs()],
+                not_here=not_here,
+                not_these=[*running, *bad, *self._others_jobs()],
+                since=flood.since if flood else None,
+                among=list(flood.good) if flood else [],
             )
         )
         received = time.monotonic()
         got = Counter(found.row.executor for found in fetched.jobs)
         # Also where all workers are busy: whoever ends is to wake this thread.
         self._has_more = any(got[alias] >= count for alias, count in free.items())
-        self._look_in(self._pause(fetched))
+        self._look_in(self._pause(fetched, has_free=has_free))
+        is_bad = True
         try:
-            self._prepare(fetched, received)
+            is_bad = self._prepare(fetched, received)
         finally:  # whatever becomes of the rest of them
             if self._ready:
                 self._scheduler.wake()
+        if flood is None and len(self._missing.names()) + len(self._bad.names()) > FLOOD:
+            self._flood = Flood(fetched.database_time)
+            self._look_in(0)
+        elif not is_bad and (flood is None or flood.rest):
+            self._notices.sum_up()  # all that is bad now was found
 
-    def _prepare(self, fetched: Fetched, received: float) -> None:
-        """Make the scheduler's jobs of what was handed out.
+    def _sift(self, flood: Flood, executors: list[str], not_here: list[str]) -> None:
+        """Read what is due while many rows of it are bad."""
+
+        def read(until: datetime, after: tuple[datetime, str] | None) -> list[JobRow]:
+            due = partial(self._rows.due, until=until, after=after, not_here=not_here)
+            return self._locks.ask(partial(due, executors=executors))
+
+        now = self._locks.ask(self._rows.now)
+        received = time.monotonic()
+        flood.sift(now, read, lambda row: self._is_good(row, now, received))
+        if flood.is_over:
+            self._flood = None
+
+    def _is_good(self, row: JobRow, now: datetime, received: float) -> bool:
+        """Tell whether a row can be run here that was not handed out."""
+        attributes = self._read(row)
+        if attributes is None:
+            return False
+        found = HandedOutRow(row, uuid4(), first_late_by=None, paused_until=None)
+        try:
+            hand_out = self._hand_out(found, attributes, now, received)
+            self._claims(self._made(found, attributes, hand_out))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # as of one that was handed out
+            self._leave_alone(row, error)
+            return False
+        return True
+
+    def _prepare(self, fetched: Fetched, received: float) -> bool:
+        """Make the scheduler's jobs of what was handed out; tell whether some cannot be run here.
 
         Each is ready on its own account: some run without a lock, and have been moved on already.
         """
-        renewed_at = received
+        renewed_at, unused = received, []
         for number, found in enumerate(fetched.jobs):
             if time.monotonic() - renewed_at > RENEW_AFTER:  # imports can take long
                 self._scheduler.wake()
                 waiting = [each.handed_id for each in fetched.jobs[number:]]
                 renewed_at = time.monotonic()
                 self._renew([*self._waiting_hand_outs(), *waiting])
-            job = self._prepared(found, fetched.database_time, received)
+            if self._flood is not None:
+                self._flood.good.pop(found.row.id, None)
+            attributes = self._read(found.row)
+            job = None
+            if attributes is None:
+                unused.append(found.handed_id)
+            else:
+                job = self._prepared(found, attributes, fetched.database_time, received, unused)
             if job is None:  # there may be others that can run in its place
                 self._look_in(0)
             else:
                 with self._changed:
                     self._ready.append(job)
+        if self._flood is not None:
+            for _ in unused:
+                self._flood.note_bad()
+        self._give_back(unused)
+        return bool(unused)
 
     def _waiting_hand_outs(self) -> list[UUID]:
         with self._changed:
@@ -318,10 +355,12 @@ class DueJobs:
         self._left_to_others = left
         return list(left)
 
-    def _pause(self, fetched: Fetched) -> float:
+    def _pause(self, fetched: Fetched, *, has_free: bool) -> float:
         pause = self._interval
         if fetched.next_in is not None:
             pause = min(pause, fetched.next_in + MARGIN)
+        if self._flood is not None and has_free:
+            pause = min(pause, self._flood.rest)
         return min(pause, RENEW_AFTER) if self._out or fetched.jobs else pause
 
     def _free(self, alias: str, executor: Any) -> int:
@@ -425,26 +464,31 @@ class DueJobs:
 
     # ---- what is made of a row -----------------------------------------------------------------
 
-    def _prepared(self, found: HandedOutRow, now: datetime, received: float) -> HandedOutJob | None:
+    def _prepared(
+        self,
+        found: HandedOutRow,
+        attributes: dict[str, Any],
+        now: datetime,
+        received: float,
+        unused: list[UUID],
+    ) -> HandedOutJob | None:
         """Return what the scheduler gets for a job, or ``None`` if it is not run now.
 
         :param now: the database's time
         :param received: when that was told, on the monotonic clock
+        :param unused: gets the hand-out if the job cannot be run here
         """
         row = found.row
-        attributes = self._read(row)
-        if attributes is None:
-            self._give_back([found.handed_id])
-            return None
         try:
             prepared = self._due(found, attributes, now, received)
         except TaskLockDatabaseError:
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  # of one job; the others are not to suffer
             self._leave_alone(row, error)
-            self._give_back([found.handed_id])
+            unused.append(found.handed_id)
             return None
         self._bad.clear(row.id)
+        self._notices.forget(row.id)
         return prepared
 
     def _read(self, row: JobRow) -> dict[str, Any] | None:
@@ -456,29 +500,58 @@ class DueJobs:
         except Exception as error:  # noqa: BLE001  # whatever somebody has written into the row
             self._leave_alone(row, error)
             return None
+        if self._missing.has(row.func):
+            return None
         try:
-            function = self._codec.load_function(definition)
+            function = self._load(definition)
         except UntrustedError as error:
             self._leave_alone(row, error)
             self._missing.add(row.func)  # and all jobs that call it
             return None
         except Exception as error:  # noqa: BLE001  # whatever an import raises
-            if self._missing.add(row.func):
-                logger.warning(
-                    "Job %r is left to other replicas, and tried again: its function %r cannot be "
-                    "imported here: %s: %s",
-                    row.id,
-                    row.func,
-                    type(error).__name__,
-                    error,
-                )
+            self._missing.add(row.func)
+            self._notices.tell(
+                row.func,
+                logger,
+                logging.WARNING,
+                "Job %r is left to other replicas, and tried again: its function %r cannot be "
+                "imported here: %s: %s",
+                row.id,
+                row.func,
+                type(error).__name__,
+                cut(error),
+            )
             return None
         self._missing.clear(row.func)
+        self._notices.forget(row.func)
         return {"id": row.id, "func": function, "func_ref": row.func, **attributes}
 
+    def _load(self, definition: Definition) -> Any:
+        """Return a job's function; a module is not imported again right after that has failed."""
+        module = definition.func.partition(":")[0]
+        if self._missing.has(module):
+            raise ImportError(f"the import of {shown(module)} failed a moment ago")
+        try:
+            function = self._codec.load_function(definition)
+        except UntrustedError:
+            raise
+        except Exception:
+            if sys.modules.get(module) is None:
+                self._missing.add(module)
+            raise
+        self._missing.clear(module)
+        return function
+
     def _leave_alone(self, row: JobRow, error: BaseException) -> None:
-        if self._bad.add(row.id):
-            logger.error("Job %r is not run here, and left alone: %s", row.id, error)
+        self._bad.add(row.id)
+        self._notices.tell(
+            row.id,
+            logger,
+            logging.ERROR,
+            "Job %r is not run here, and left alone: %s",
+            row.id,
+            cut(error),
+        )
 
     def _due(
         self, found: HandedOutRow, attributes: dict[str, Any], now: datetime, received: float
@@ -488,6 +561,53 @@ class DueJobs:
             with suppress(TaskLockError):  # or else the hand-out ends by itself
                 self._give_back([found.handed_id])
             return None
+        row, first = found.row, found.row.next_run_time
+        assert first is not None
+        hand_out = self._hand_out(found, attributes, now, received)
+        run_time, following = hand_out.run_time, hand_out.following
+        if run_time != first and not attributes["coalesce"]:
+            logger.warning(
+                "Job %r: its run times from %s on, before %s, are missed too",
+                row.id,
+                first.astimezone(run_time.tzinfo),
+                run_time,
+            )
+        in_pause = found.paused_until is not None and run_time < found.paused_until
+        if in_pause and not definition_of(row).is_one_off:
+            self._locks.ask(partial(self._rows.settle, hand_out=hand_out))
+            logger.info("Job %r: its run time %s fell into a pause", row.id, run_time)
+            return None
+        job = self._made(found, attributes, hand_out)
+        if self._claims(job):
+            moment = run_time.timestamp()
+            keeps = self._given_back.pop(row.id, None) == moment
+            with self._changed:
+                if following is not None:
+                    due_in = following.timestamp() - now.timestamp()
+                    self._following[row.id] = received + due_in
+                self._out[found.handed_id] = _Out(
+                    row.id, row.executor, moment, received, received, keeps
+                )
+            return job
+        make = partial(self._scheduler.make_handed_out, run_time=run_time)
+        return self._without_lock(hand_out, attributes, make)
+
+    def _made(
+        self, found: HandedOutRow, attributes: dict[str, Any], hand_out: HandOut
+    ) -> HandedOutJob:
+        """Return a job as the scheduler gets it whose run time is to be claimed."""
+        not_taken = partial(self._note_not_taken, found.handed_id)
+        return self._scheduler.make_handed_out(
+            attributes, hand_out.run_time, hand_out=hand_out, not_taken=not_taken
+        )
+
+    def _hand_out(
+        self, found: HandedOutRow, attributes: dict[str, Any], now: datetime, received: float
+    ) -> HandOut:
+        """Return a hand-out with the run time that it is for, and the one that follows.
+
+        :raises Exception: whatever a trigger raises
+        """
         row, trigger = found.row, attributes["trigger"]
         assert row.next_run_time is not None
         zone = getattr(trigger, "timezone", None) or self._scheduler.timezone
@@ -506,14 +626,7 @@ class DueJobs:
             coalesce=attributes["coalesce"],
             missed_before=max(ends, key=datetime.timestamp),
         )
-        if run_time != first and not attributes["coalesce"]:
-            logger.warning(
-                "Job %r: its run times from %s on, before %s, are missed too",
-                row.id,
-                first,
-                run_time,
-            )
-        hand_out = HandOut(
+        return HandOut(
             row.id,
             found.handed_id,
             run_time,
@@ -522,30 +635,10 @@ class DueJobs:
             due_at=received - (now.timestamp() - run_time.timestamp()),
             is_late_by_nature=is_late_by_nature,
         )
-        in_pause = found.paused_until is not None and run_time < found.paused_until
-        if in_pause and not definition_of(row).is_one_off:
-            self._locks.ask(partial(self._rows.settle, hand_out=hand_out))
-            logger.info("Job %r: its run time %s fell into a pause", row.id, run_time)
-            return None
-        make = partial(self._scheduler.make_handed_out, run_time=run_time)
-        not_taken = partial(self._note_not_taken, found.handed_id)
-        executor = self._scheduler.executors[row.executor]
-        job = make(attributes, hand_out=hand_out, not_taken=not_taken)
-        if self._claims(executor, job):
-            moment = run_time.timestamp()
-            keeps = self._given_back.pop(row.id, None) == moment
-            with self._changed:
-                if following is not None:
-                    due_in = following.timestamp() - now.timestamp()
-                    self._following[row.id] = received + due_in
-                self._out[found.handed_id] = _Out(
-                    row.id, row.executor, moment, received, received, keeps
-                )
-            return job
-        return self._without_lock(hand_out, attributes, make)
 
-    def _claims(self, executor: Any, job: HandedOutJob) -> bool:
-        """Tell whether an executor will claim the job's run time."""
+    def _claims(self, job: HandedOutJob) -> bool:
+        """Tell whether the job's executor will claim its run time."""
+        executor = self._scheduler.executors[job.executor]
         if not isinstance(executor, TaskLockExecutor) or not executor.takes_hand_outs:
             return False
         return executor.check_stored_job(job, self._alias) is not None

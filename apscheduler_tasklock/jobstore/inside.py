@@ -26,6 +26,7 @@ from apscheduler.triggers.base import BaseTrigger
 
 from apscheduler_tasklock._lock.jobs import JobRow
 from apscheduler_tasklock._lock.messages import HandOut
+from apscheduler_tasklock._values import LONGEST_VALUE, cut
 
 # How many jobs are handed out at a time to an executor without a pool, as that of an event loop.
 UNLIMITED_WORKERS = 100
@@ -65,6 +66,10 @@ class StoredJob(Job):  # type: ignore[misc]  # APScheduler has no types
     is_readable: bool
     placeholders: Mapping[str, Any]
 
+    def __str__(self) -> str:
+        """Return what APScheduler shows of it, cut."""
+        return cut(super().__str__())
+
     @property
     def has_ended(self) -> bool:
         """Whether its last run time was claimed."""
@@ -100,7 +105,8 @@ class HandedOutJob(Job):  # type: ignore[misc]  # APScheduler has no types
         """Return what APScheduler's log lines call it."""
         if not hasattr(self, "own_trigger"):  # a copy in a worker process
             return str(self.name)
-        return f"{self.name} (trigger: {self.own_trigger}, run time: {self.run_time})"
+        trigger = cut(self.own_trigger, LONGEST_VALUE)  # a row's, with fields of any length
+        return f"{self.name} (trigger: {trigger}, run time: {self.run_time})"
 
 
 class SchedulerInside:

@@ -35,6 +35,8 @@ from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.jobs import JobChange, JobRow, StoredTask
 from apscheduler_tasklock._lock.stand_in import current_standing
 from apscheduler_tasklock._scheduler.functions import check_runs
+from apscheduler_tasklock._scheduler.notices import JobNotices
+from apscheduler_tasklock._values import logger_of, shown
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -47,8 +49,14 @@ from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_REFUSED,
 )
 from apscheduler_tasklock.executor import TaskLockExecutor
-from apscheduler_tasklock.jobstore.definition import Definition, JobCodec, MissingFunction
-from apscheduler_tasklock.jobstore.due import Backoff, DueJobs, definition_of
+from apscheduler_tasklock.jobstore.bad_rows import Backoff
+from apscheduler_tasklock.jobstore.definition import (
+    Definition,
+    JobCodec,
+    MissingFunction,
+    check_names,
+)
+from apscheduler_tasklock.jobstore.due import DueJobs, definition_of
 from apscheduler_tasklock.jobstore.inside import HandedOutJob, SchedulerInside, StoredJob
 from apscheduler_tasklock.jobstore.triggers import starts_from_now
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
@@ -57,7 +65,7 @@ from apscheduler_tasklock.locks import lock_settings
 from apscheduler_tasklock.options import parse_positive_seconds
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE, job_table
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -149,7 +157,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
                 where,
             )
         self._missing = Backoff()  # modules
-        self._unreadable = Backoff()  # ids of jobs; each is told of once
+        self._notices = JobNotices()  # of jobs that are left alone
         self._told_misplaced: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
         self._inside: SchedulerInside | None = None
         self._due: DueJobs | None = None
@@ -161,6 +169,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         """Leave the parent's connection alone. Called in a forked child, without a scheduler."""
         self.locks = self.locks.for_child()
         self._due = self._listener = None
+        self._notices = JobNotices()
 
     # ---- the scheduler's calls -----------------------------------------------------------------
 
@@ -193,7 +202,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             self.locks.close()
             raise
         self._inside = inside
-        self._due = DueJobs(self.locks, inside, alias, self._codec, self._interval)
+        self._due = DueJobs(self.locks, inside, alias, self._codec, self._interval, self._notices)
         self._listener = Listener(
             self.locks.settings.database,
             self.locks.jobs.channel,
@@ -323,7 +332,10 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        return [self._shown(row) for row in self._ask(self.locks.jobs.read_all)]
+        found = [self._shown(row) for row in self._ask(self.locks.jobs.read_all)]
+        if self._due is None:  # which does so in a moment
+            self._notices.sum_up()
+        return found
 
     def add_job(self, job: Any) -> None:
         """Add a job.
@@ -617,11 +629,18 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         assert self._inside is not None
         definition, is_ours = definition_of(row), self._is_ours(row)
         try:
+            check_names({"id": row.id})
             attributes, is_readable = self._codec.decode(definition, is_ours=is_ours), True
         except UnreadableError as error:
             attributes, is_readable = self._codec.placeholder(row.id, definition, error), False
-            if self._unreadable.add(row.id):
-                logger.error("Job %r cannot be read, only paused and removed: %s", row.id, error)
+            self._notices.tell(
+                row.id,
+                logger,
+                logging.ERROR,
+                "Job %s cannot be read, only paused and removed: %s",
+                shown(row.id),
+                error,
+            )
         function = self._function(definition) if is_ours and is_readable else None
         next_run_time = row.next_run_time and row.next_run_time.astimezone(self._inside.timezone)
         return self._inside.make_stored(

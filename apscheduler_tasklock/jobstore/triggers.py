@@ -13,6 +13,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler.util import astimezone
 
 from apscheduler_tasklock._scheduler.triggers import time_of_day
+from apscheduler_tasklock._values import LONGEST_VALUE, cut, shown
 from apscheduler_tasklock.jobstore.values import (
     UnreadableError,
     UnstorableError,
@@ -65,13 +66,15 @@ def decode_trigger(data: Any) -> Any:
     """
     kind = data.get("type") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in _DECODERS:
-        raise UnreadableError(f"it has a trigger of an unknown type, {kind!r}")
+        raise UnreadableError(f"it has a trigger of an unknown type, {shown(kind)}")
     try:
         return _DECODERS[kind](data)
     except UnreadableError:
         raise
     except Exception as error:  # such as OSError, of the time zone "Europe", which is a folder
-        raise UnreadableError(f"it has a {kind} trigger that cannot be read: {error}") from error
+        raise UnreadableError(
+            f"it has a {kind} trigger that cannot be read: {cut(error, LONGEST_VALUE)}"
+        ) from error
 
 
 def declared_schedule(data: Mapping[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from apscheduler.util import ref_to_obj
 
+from apscheduler_tasklock._values import LONGEST_VALUE, cut, shown
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 
 # Bytes that a key has at least.
@@ -18,6 +19,9 @@ SHORTEST_KEY = 16
 
 class UntrustedError(TaskLockError):
     """A row may not be run: its function is not allowed, or its signature is not ours."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message))
 
 
 class AllowedFunctions:
@@ -64,8 +68,8 @@ class AllowedFunctions:
         name = getattr(function, "__qualname__", None)
         if not isinstance(module, str) or not isinstance(name, str):
             raise UntrustedError(
-                f"{reference!r} is a {type(function).__qualname__}, which does not say where it "
-                "was defined; only functions, methods and classes are allowed"
+                f"{shown(reference)} is a {type(function).__qualname__}, which does not say where "
+                "it was defined; only functions, methods and classes are allowed"
             )
         self._check(f"{module}.{name}", reference)
 
@@ -73,9 +77,11 @@ class AllowedFunctions:
         allowed = self._names
         if allowed is None or any(name == one or name.startswith(f"{one}.") for one in allowed):
             return
-        called = "" if name == reference.replace(":", ".") else f", which is {name}"
+        called = (
+            "" if name == reference.replace(":", ".") else f", which is {cut(name, LONGEST_VALUE)}"
+        )
         raise UntrustedError(
-            f"the function {reference!r}{called} is not allowed here: functions={allowed!r}"
+            f"the function {shown(reference)}{called} is not allowed here: functions={allowed!r}"
         )
 
 

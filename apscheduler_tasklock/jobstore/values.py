@@ -20,6 +20,7 @@ from zoneinfo import ZoneInfo
 
 from tzlocal import get_localzone
 
+from apscheduler_tasklock._values import cut, shown
 from apscheduler_tasklock.errors import TaskLockOptionError
 
 # The key of an object that stands for a value of another type.
@@ -45,6 +46,9 @@ class UnstorableError(TaskLockOptionError):
 class UnreadableError(TaskLockOptionError):
     """What is stored cannot be read: another version has written it, or somebody has changed it."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message))
+
 
 def encode(value: Any, where: str) -> Any:
     """Return a value as JSON-like data.
@@ -68,13 +72,13 @@ def decode(data: Any) -> Any:
         return {key: decode(part) for key, part in data.items()}
     kind = data[TYPE_KEY]
     if not isinstance(kind, str) or kind not in _DECODERS:
-        raise UnreadableError(f"it has a value of an unknown type, {kind!r}")
+        raise UnreadableError(f"it has a value of an unknown type, {shown(kind)}")
     try:
         return _DECODERS[kind](data)
     except UnreadableError:
         raise
     except Exception as error:  # such as OSError, of the time zone "Europe", which is a folder
-        raise UnreadableError(f"it has a {kind} that cannot be read: {data!r}") from error
+        raise UnreadableError(f"it has a {kind} that cannot be read: {shown(data)}") from error
 
 
 def encode_zone(zone: tzinfo, where: str, remedy: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -23,6 +22,7 @@ from sqlalchemy.schema import CreateSchema
 from apscheduler_tasklock._database.connection import connect_parameters
 from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock._database.url import parse_url
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.schema.check import DOWNGRADE_COMMAND, UPGRADE_COMMAND
 from apscheduler_tasklock.schema.drift import (
@@ -45,7 +45,7 @@ from apscheduler_tasklock.schema.table import (
     task_lock_table,
 )
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 # Any number will do as long as it is the same everywhere: replicas that upgrade at the same
 # moment wait for each other on it.

@@ -30,6 +30,7 @@ from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock._scheduler.attempt import RunAttempt
 from apscheduler_tasklock._scheduler.due import OverdueTasks, Standby
 from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
+from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.submission import Submission
@@ -176,6 +177,7 @@ class ReplicaExecutor:
             run_unlocked=False,
             logger_name=lambda: __name__,
             submit=submit,
+            notices=JobNotices,
             clock=clock,
         )
         self._poll = Poll(client, self.jobs.list_tasks, lambda: STATE_RUNNING, 5.0)

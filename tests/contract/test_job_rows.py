@@ -5,6 +5,7 @@ Each mutation that would lose or double a run time has a test here that fails by
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -233,7 +234,55 @@ class TestFetch:
         one.add("job", func="gone:away")
         assert one.fetch(not_here=["gone:away"]).jobs == []
         assert one.fetch(not_these=["job"]).jobs == []
+        assert one.fetch(since=one.now).jobs == []
         assert one.one().row.func == "gone:away"
+
+    def test_hands_out_what_has_come_due_since_and_what_is_named(self, one: JobReplica) -> None:
+        for number in range(4):
+            one.add(f"job {number}", due_in=number - 4)
+        found = one.fetch(since=one.now - timedelta(seconds=2), among=["job 0"]).jobs
+        assert [each.row.id for each in found] == ["job 0", "job 3"]
+
+    def test_reads_pages_of_what_is_due_and_free(self, one: JobReplica) -> None:
+        """Also where many are due at the same time."""
+        for number in range(1203):
+            one.add(f"job {number}", due_in=-1 - number // 600)
+        one.add("elsewhere", due_in=-5, executor="elsewhere")
+        one.add("gone", due_in=-5, func="gone:away")
+        one.add("handed out", due_in=-5)
+        one.one(among=["handed out"], since=one.now)
+        one.add("later", due_in=1)
+        pages: list[int] = []
+        found: list[str] = []
+        after = None
+        while page := one.jobs.due(one.cursor, ["default"], one.now, after, not_here=["gone:away"]):
+            pages.append(len(page))
+            found += [row.id for row in page]
+            assert page[-1].next_run_time is not None
+            after = page[-1].next_run_time, page[-1].id
+        assert pages == [500, 500, 203]
+        assert sorted(found) == sorted(f"job {number}" for number in range(1203))
+        assert found[:3] == ["job 1200", "job 1201", "job 1202"]
+
+    def test_a_page_ends_after_a_large_row(self, one: JobReplica) -> None:
+        # Digits that PostgreSQL cannot compress much.
+        large = {"args": ["".join(hashlib.sha256(b"%d" % n).hexdigest() for n in range(40_000))]}
+        for number in range(3):
+            one.add(f"job {number}", due_in=number - 3, arguments=large)
+        [first] = one.jobs.due(one.cursor, ["default"], one.now, None)
+        assert first.id == "job 0"
+
+    def test_what_has_a_long_name_is_read_cut_or_not_at_all(self, one: JobReplica) -> None:
+        """Under its whole id a job can be removed."""
+        one.add("x" * 1001, due_in=-1)
+        one.add("long", due_in=-1, func="x" * 5000, signature="x" * 5000, task_name="x" * 1001)
+        [found] = one.fetch().jobs
+        assert found.row.id == "long"
+        names = found.row.func, found.row.signature, found.row.task_name
+        assert [len(name or "") for name in names] == [1001, 1001, 1001]
+        assert one.jobs.recurring(one.cursor) == []
+        assert sorted(len(row.id) for row in one.jobs.read_all(one.cursor)) == [4, 1001]
+        assert one.jobs.remove(one.cursor, "x" * 1001)
 
     def test_leaves_alone_a_job_whose_task_runs_until_it_is_released(
         self, one: JobReplica, other: JobReplica, travel: Travel

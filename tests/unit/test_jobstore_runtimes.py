@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apscheduler_tasklock._scheduler.triggers import EndlessTriggerError
-from apscheduler_tasklock.jobstore.due import MOST_REMEMBERED, Backoff
+from apscheduler_tasklock.jobstore.bad_rows import MOST_REMEMBERED, Backoff
 from apscheduler_tasklock.jobstore.runtimes import MOST_STEPS, due_run_time
 
 BERLIN = ZoneInfo("Europe/Berlin")

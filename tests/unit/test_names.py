@@ -39,9 +39,10 @@ from apscheduler_tasklock._scheduler.names import (
     is_unnamed,
     reject_duplicate_unnamed,
 )
+from apscheduler_tasklock._values import LONGEST_NAME
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.locks import make_replica_id
-from apscheduler_tasklock.options import LONGEST_NAME, check_name
+from apscheduler_tasklock.options import check_name
 
 try:
     from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger

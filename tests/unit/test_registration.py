@@ -10,7 +10,7 @@ import pytest
 
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
-from apscheduler_tasklock._scheduler.registration import Registrar
+from apscheduler_tasklock._scheduler.registration import MOST_ASKED_FOR, Registrar
 from tests.contract.conftest import Memory, Replica
 
 HOUR = 3600.0
@@ -145,3 +145,30 @@ def test_a_job_that_is_paused_is_not_due_by_the_schedule_of_a_version_that_was_r
     old.change("at 16", None)
     old.look()
     assert rows.locks.rows["task"].due_at is None
+
+
+class Store(Tasks):
+    """Many jobs, as a poll knows them, of a job store that all replicas share."""
+
+    def __init__(self) -> None:
+        self.woken = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+def test_any_number_of_stored_jobs_holds_up_no_look(rows: Memory) -> None:
+    """Those whose rows somebody else has written are asked for one by one, and are no tasks."""
+    locks: Any = Version("one", rows, "at 16", HOUR)
+    asked: list[Any] = []
+    tasks: Any = Store()
+    registrar = Registrar(locks, tasks, asked.append, lambda _key: True, lambda _jobstore: True)
+    keys = [(f"job {number}", "shared") for number in range(2 * MOST_ASKED_FOR + 1)]
+    for key in keys:
+        registrar.note(key)
+    registrar.look([], [])
+    assert (asked, tasks.woken) == (keys[:MOST_ASKED_FOR], 1)
+    registrar.note(("another", "shared"))
+    for _ in range(2):
+        registrar.look([], [])
+    assert (asked, tasks.woken) == ([*keys, ("another", "shared")], 2)
