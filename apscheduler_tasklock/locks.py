@@ -51,6 +51,7 @@ from apscheduler_tasklock.options import (
     check_name,
     parse_count,
     parse_positive_seconds,
+    parse_token,
 )
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 from apscheduler_tasklock.status import (
@@ -372,19 +373,21 @@ class TaskLocks:
         A holder that is alive is told at its next renewal that its lock is lost; its run may
         overlap with the next for a third of its lease.
 
-        :param token: of the run that is to be ended, so that no newer one is
+        :param token: of the run that is to be ended, so that no newer one is; also as a string
         :param force: also if its lease has not ended, so that its holder may be alive
         :param run_again: whether its window is opened, so that the run time can be run again. A
             job of the job store is due again at that run time, at once.
+        :raises TaskLockOptionError: the token is no whole number
         :raises TaskLockNotFoundError: the task has no row
         :raises TaskLockStateError: its last run is another one, or has ended; or it may be alive;
             or it is to be run again, and was asked for by hand
         :raises TaskLockError: the database is unavailable, or rejects that
         """
         slots = self._client.settings.history.runs
+        parsed = parse_token(token, f"free({name!r:.200})")
         self._operate(
             lambda operations, cursor: operations.free(
-                cursor, name, token, force=force, run_again=run_again, slots=slots
+                cursor, name, parsed, force=force, run_again=run_again, slots=slots
             )
         )
 

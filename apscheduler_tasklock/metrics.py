@@ -76,7 +76,9 @@ def _cut(task: TaskStatus) -> float:
 
 
 def _last_success(task: TaskStatus) -> float | None:
-    return None if task.succeeded_at is None else task.succeeded_at.timestamp()
+    if task.succeeded_at is None or "succeeded_at" in task.unreadable:
+        return None
+    return task.succeeded_at.timestamp()
 
 
 GAUGES = (
@@ -95,6 +97,12 @@ GAUGES = (
     ),
     _Gauge(
         "tasklock.task.cut", "", "1 if a stop has cut the last run, and nobody ran its window", _cut
+    ),
+    _Gauge(
+        "tasklock.task.unreadable",
+        "",
+        "1 if the task's row has values that cannot be read",
+        lambda task: float(bool(task.unreadable)),
     ),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -276,6 +277,20 @@ def parse_count(value: Any, option: str, where: str) -> int:
             f"{where}: {option} must be a whole number, 0 or more, not {value!r}"
         )
     return int(number)
+
+
+def parse_token(value: Any, where: str) -> int:
+    """Return a fencing token, given as a number or as a string of digits."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if isinstance(value, str):
+        is_whole = re.fullmatch(r"-?[0-9]{1,19}", value.strip()) is not None
+    token = int(value) if is_whole else None
+    if token is None or not -(2**63) <= token < 2**63:  # as PostgreSQL's bigint
+        raise TaskLockOptionError(
+            f"{where}: token must be a whole number, that of the task's last run, not "
+            f"{value!r:.100}"
+        )
+    return token
 
 
 def parse_switch(value: Any, option: str, where: str) -> bool:

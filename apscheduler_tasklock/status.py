@@ -15,6 +15,11 @@ class TaskState(str, Enum):
     A task that runs is never late, and one that is paused never overdue.
     """
 
+    UNREADABLE = "unreadable"
+    """Its row has a value that no replica writes, such as a time that is no date in Python.
+
+    Which ones, ``TaskStatus.unreadable`` tells. What else is known of the task is uncertain.
+    """
     TOO_LONG = "too long"
     """It runs for longer than ``max_runtime``, by default its maximum lock.
 
@@ -57,8 +62,8 @@ class RunningRun:
 
     @property
     def reported(self) -> dict[str, Any]:
-        """What the replica's row has of it."""
-        since = self.since.isoformat()
+        """What the replica's row has of it. The time is in seconds since 1970."""
+        since = self.since.timestamp()
         return {"task": self.task, "token": self.token, "since": since, "lost": self.lost}
 
 
@@ -98,6 +103,8 @@ class TaskStatus:
     :ivar requested_at: when that was
     :ivar gone: whether replicas live, and none of them has it
     :ivar failover: whether its last run is run again if its holder dies
+    :ivar unreadable: columns of its row that cannot be read. Such a time comes as the nearest one
+        that Python has, and such a schedule as ``None``.
     """
 
     name: str
@@ -130,11 +137,14 @@ class TaskStatus:
     requested_at: datetime | None
     gone: bool
     failover: bool
+    unreadable: tuple[str, ...] = ()
 
 
 class JobState(str, Enum):
     """What a job of the job store is waiting for. The first of these that is true, from the top."""
 
+    UNREADABLE = "unreadable"
+    """Its row has a value that no replica writes; see ``JobStatus.unreadable``."""
     ENDED = "ended"
     """Its last run time was claimed. It goes when that run is over."""
     HANDED_OUT = "handed out"
@@ -165,6 +175,8 @@ class JobStatus:
     :ivar holder: the replica on which its task runs; ``None`` if it does not run
     :ivar task_paused_until: until when its task is paused, by ``TaskLocks.pause``;
         ``datetime.max`` until somebody resumes it
+    :ivar unreadable: columns of its row that cannot be read. Such a time comes as the nearest one
+        that Python has, and such a trigger as ``None``.
     """
 
     id: str
@@ -180,6 +192,7 @@ class JobStatus:
     task: str | None
     holder: str | None
     task_paused_until: datetime | None
+    unreadable: tuple[str, ...] = ()
 
 
 # How a run can end; see :class:`Run`.
@@ -203,6 +216,8 @@ class Run:
         later; ``"missed"``: the last run time of a job of the job store, which never began
     :ivar error_type: class of its exception
     :ivar error: what that said, 500 characters at most
+    :ivar unreadable: columns of its row that cannot be read. Such a time comes as the nearest one
+        that Python has.
     """
 
     task: str
@@ -215,6 +230,7 @@ class Run:
     outcome: str
     error_type: str | None
     error: str | None
+    unreadable: tuple[str, ...] = ()
 
     @property
     def took(self) -> float:
@@ -223,16 +239,18 @@ class Run:
 
 
 class ReplicaState(str, Enum):
-    """What is known of a replica."""
+    """What is known of a replica. The first of these that is true, from the top."""
 
+    UNREADABLE = "unreadable"
+    """Its row has a value that no replica writes; see ``ReplicaStatus.unreadable``."""
+    STOPPED = "stopped"
+    """It was shut down in good order."""
+    DIED = "died"
+    """A run of it has died, and nobody has heard of it since."""
     ALIVE = "alive"
     """It has said so in the last 45 seconds; it does every 30 seconds."""
     SILENT = "silent"
     """Nobody has heard of it for 45 seconds: it was killed, hangs, or cannot reach the database."""
-    DIED = "died"
-    """A run of it has died, and nobody has heard of it since."""
-    STOPPED = "stopped"
-    """It was shut down in good order."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +267,8 @@ class ReplicaStatus:
     :ivar running: what it runs, by the tasks' names
     :ivar rejected: what the database rejects of its work, each as ``"history: <why, and what to
         do>"``; empty if nothing
+    :ivar unreadable: columns of its row that cannot be read. Such a time comes as the nearest one
+        that Python has; of such tasks, rejections and runs those that can be read.
     """
 
     replica_id: str
@@ -266,6 +286,7 @@ class ReplicaStatus:
         return self.state is ReplicaState.ALIVE
 
     rejected: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ _MOST_READS = 10
 
 # What PostgreSQL sends for the time "infinity": the largest number of microseconds.
 _INFINITY = (2**63 - 1).to_bytes(8, "big")
+# The first moment that each time zone can show, and the last one that Python knows.
+_BEGINNING = datetime(1, 1, 2, tzinfo=timezone.utc)
 _END = datetime.max.replace(tzinfo=timezone.utc)
 
 
@@ -117,12 +119,16 @@ def raw_cursor(
     cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
     cursor.format = psycopg.pq.Format.BINARY
     if guest:
-        cursor.adapters.register_loader("timestamptz", _TimeOrEndLoader)
+        cursor.adapters.register_loader("timestamptz", _AnyTimeLoader)
     return cursor
 
 
-class _TimeOrEndLoader(Loader):
-    """Gives the last moment that Python knows for ``infinity``, which an operator may have set."""
+class _AnyTimeLoader(Loader):
+    """Reads each time that PostgreSQL has: what Python lacks comes as the nearest that it knows.
+
+    ``infinity``, which an operator may have set, is the last one. A time that could not be read
+    would keep all rows beside it from being read.
+    """
 
     format = psycopg.pq.Format.BINARY
 
@@ -134,7 +140,11 @@ class _TimeOrEndLoader(Loader):
     def load(self, data: Buffer) -> datetime:
         if data == _INFINITY:
             return _END
-        time: datetime = self._load(data)
+        try:
+            time: datetime = self._load(data)
+        except psycopg.DataError:
+            is_early = int.from_bytes(data, "big", signed=True) < 0
+            return _BEGINNING if is_early else _END
         return time
 
 
@@ -278,7 +288,7 @@ def connector(
         timeout = 2 if hurried else max(2, int(attempt))
         connection = psycopg.connect(**{"connect_timeout": timeout, **parameters}, autocommit=True)
         try:
-            connection.adapters.register_loader("timestamptz", _TimeOrEndLoader)
+            connection.adapters.register_loader("timestamptz", _AnyTimeLoader)
             with bounded_waits(connection, attempt, Deadline(closing)):
                 # In a burst a replica hardly sends more than ten statements of each kind, and
                 # PostgreSQL parses each of them anew: that takes twice as long as the rest. To

@@ -65,8 +65,9 @@ def _start(name: str) -> str:
 
 
 # One row that Python cannot read must not keep the others from being read: JSON comes as text,
-# which is parsed row by row, and times are such as Python has. `-infinity` is long ago. Of a name
-# that is too long, no more is read than tells that it is.
+# which is parsed row by row, and times are such as Python has. `-infinity` is long ago. What is
+# reckoned with in PostgreSQL is such a time as well. Of a name that is too long, no more is read
+# than tells that it is.
 _COLUMNS = ", ".join(
     f"job.{name}::text"
     if name in _AS_TEXT
@@ -291,6 +292,7 @@ class JobRows:
             ORDER BY next_run_time NULLS LAST, id
         """)
         self._now = Statement("SELECT now() AS database_time")
+        shortly_before_due = f"{_readable('lock.due_at')} - interval '1 minute'"
         # What a user has put off is stale; what was missed is overdue.
         self._recurring = Statement(f"""
             SELECT job.id AS job_id, {_EXECUTOR} AS executor, task_name,
@@ -300,9 +302,9 @@ class JobRows:
                         WHEN lock.due_at IS NULL OR lock.due_at = 'infinity' THEN true
                         ELSE job.next_run_time > lock.overdue_at
                              AND (lock.due_at > now()
-                                  OR job.changed_at > lock.due_at - interval '1 minute'
+                                  OR job.changed_at > {shortly_before_due}
                                   OR (job.changed_at > lock.started_at
-                                      AND lock.finished_at > lock.due_at - interval '1 minute'))
+                                      AND lock.finished_at > {shortly_before_due}))
                    END AS is_stale
             FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
             WHERE NOT job.ended AND {_HAS_SHORT_NAMES} AND {_RECURS}
@@ -584,7 +586,8 @@ def _fetch(jobs: str, lock: str) -> str:
                 SELECT job.id, lock.paused_until,
                        {first_handed_at} AS first_handed_at,
                        CASE WHEN {stood_against_manual_run} THEN 0 ELSE
-                            extract(epoch FROM {first_handed_at} - job.next_run_time) END::float8
+                            extract(epoch FROM {_readable(first_handed_at)}
+                                               - {_readable("job.next_run_time")}) END::float8
                            AS first_late_by
                 FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
                 WHERE job.executor = here.executor AND job.next_run_time <= now()
@@ -610,7 +613,8 @@ def _fetch(jobs: str, lock: str) -> str:
             ) AS first
         )
         SELECT now() AS database_time,
-               extract(epoch FROM next.run_time - now())::float8 AS next_in, handed.*
+               extract(epoch FROM {_readable("next.run_time")} - now())::float8 AS next_in,
+               handed.*
         FROM next LEFT JOIN handed ON true ORDER BY handed.next_run_time
     """
 

@@ -5,7 +5,6 @@ These are for people and for what watches, and not on the way of a run time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -18,6 +17,14 @@ from sqlalchemy import Table
 from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock._database.rejections import REPLICAS, Rejections
 from apscheduler_tasklock._lock.jobs import channel_of
+from apscheduler_tasklock._lock.readable import (
+    IS_RUN,
+    RUNS_TOLD,
+    read_json,
+    readable,
+    texts,
+    unreadable,
+)
 from apscheduler_tasklock._lock.statements import (
     DUE_IN_PAUSE,
     IS_ALIVE,
@@ -107,10 +114,12 @@ _REPLICA_STATE = """
          WHEN heard THEN 'alive' ELSE 'silent' END
 """
 # What a replica told when it was heard last, of runs whose locks were lost.
-_LOST = """
-    SELECT run.task, run.token, run.since, replica_id FROM replicas, jsonb_to_recordset(running)
-        AS run (task text, token bigint, since timestamptz, lost boolean)
-    WHERE heard AND lost
+_LOST = f"""
+    SELECT run ->> 'task' AS task,
+           CASE WHEN {IS_RUN} THEN (run ->> 'token')::numeric::bigint END AS token,
+           CASE WHEN {IS_RUN} THEN to_timestamp((run ->> 'since')::float8) END AS since, replica_id
+    FROM replicas, {RUNS_TOLD} AS run
+    WHERE heard AND {IS_RUN} AND run -> 'lost' = 'true'
 """
 # In place of the replicas, where they cannot be read.
 _NO_REPLICAS = """
@@ -144,7 +153,8 @@ class Operations:
         self._runs = for_template(run_table(table))
         self._replicas = for_template(replica_table(table))
         # Replicas of one deployment have the same tasks, and say so in the same order.
-        replicas = f"SELECT *, {IS_ALIVE} AS alive, {IS_HEARD} AS heard FROM {self._replicas}"
+        replicas = f"""SELECT *, {IS_ALIVE} AS alive, {IS_HEARD} AS heard
+                       FROM {readable(replica_table(table))} AS replica"""
         tasks = f"""
             WITH replicas AS ({replicas}),
                  alive AS (SELECT tasks FROM replicas WHERE alive),
@@ -173,8 +183,8 @@ class Operations:
                    CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
                    CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
                    {_GONE} AS gone, lock.failover,
-                   lock.started_at = {NEVER} AS is_new
-            FROM {name} AS lock LEFT JOIN known USING (task_name), LATERAL (
+                   lock.started_at = {NEVER} AS is_new, lock.unreadable
+            FROM {readable(table)} AS lock LEFT JOIN known USING (task_name), LATERAL (
                 SELECT array_agg(token ORDER BY lost.token) AS tokens,
                        array_agg(replica_id ORDER BY lost.token) AS replica_ids,
                        array_agg(since ORDER BY lost.token) AS since
@@ -185,8 +195,10 @@ class Operations:
         """
         self._tasks = Statement(tasks)
         self._tasks_without_replicas = Statement(tasks.replace(replicas, _NO_REPLICAS))
-        columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
-                     run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error"""
+        times = ("scheduled_at", "started_at", "ended_at")
+        columns = f"""run.task_name AS task, run.token, run.scheduled_at, run.started_at,
+                     run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
+                     {unreadable(times)} AS unreadable"""
         # It reads the whole history, which is limited for each task. An index by time would make
         # every release write to the indexes as well. Nor does a task's row say when its newest
         # entry is from: the last run may have none, or be going on. Most of the time would go into
@@ -221,7 +233,9 @@ class Operations:
         """
         list_replicas = f"""
             WITH replicas AS ({replicas}), dead AS ({found_dead})
-            SELECT replica_id, host, version, started_at, seen_at, tasks, rejected,
+            SELECT replica_id, host, version, started_at, seen_at, tasks, rejected, unreadable,
+                   jsonb_typeof(running) = 'array' AND NOT EXISTS (
+                       SELECT FROM {RUNS_TOLD} AS run WHERE NOT {IS_RUN}) AS tells_runs,
                    {_REPLICA_STATE.format(table=name)} AS state
             FROM replicas LEFT JOIN dead USING (replica_id) ORDER BY started_at, replica_id
         """
@@ -251,16 +265,16 @@ class Operations:
         """)
         self._jobs = Statement(f"""
             SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name' AS name,
-                   job.func AS function, job.trigger, job.executor, job.next_run_time,
-                   job.last_run_time,
+                   job.func AS function, job.trigger::text AS trigger, job.executor,
+                   job.next_run_time, job.last_run_time,
                    CASE WHEN job.handed_until > now() THEN job.handed_to END AS handed_to,
                    CASE WHEN job.handed_until > now() THEN job.handed_until END AS handed_until,
                    job.task_name AS task,
                    CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now()
                              AND NOT lock.handed_over THEN lock.locked_by END AS holder,
                    CASE WHEN lock.paused_until > now() THEN lock.paused_until END
-                       AS task_paused_until
-            FROM {self._jobs_name} AS job LEFT JOIN {name} AS lock USING (task_name)
+                       AS task_paused_until, job.unreadable
+            FROM {readable(job_table(table))} AS job LEFT JOIN {name} AS lock USING (task_name)
             WHERE %(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[])
             ORDER BY job.next_run_time NULLS LAST, job.id LIMIT %(limit)s
         """)
@@ -347,11 +361,13 @@ class Operations:
         limit: int = 100,
     ) -> list[Run]:
         """Return runs that are over, the newest first."""
-        cursor.row_factory = class_row(Run)
+        cursor.row_factory = dict_row
         wanted = {"outcome": outcome, "since": since, "until": until, "limit": limit}
         if task is not None:
-            return self._all(cursor, self._runs_of_task, task=task, **wanted)
-        return self._all(cursor, self._matching_runs, like=_list(like), **wanted)
+            rows = self._all(cursor, self._runs_of_task, task=task, **wanted)
+        else:
+            rows = self._all(cursor, self._matching_runs, like=_list(like), **wanted)
+        return [Run(**{**row, "unreadable": tuple(row["unreadable"])}) for row in rows]
 
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
         """Return the replicas, those that started first before the others."""
@@ -365,16 +381,7 @@ class Operations:
             run = RunningRun(**found)
             running.setdefault(run.replica, {}).setdefault((run.task, run.token), run)
         return [
-            ReplicaStatus(
-                **{
-                    **row,
-                    "state": ReplicaState(row["state"]),
-                    "rejected": tuple(row["rejected"]),
-                    "tasks": tuple(row["tasks"]),
-                    "running": tuple(running.get(row["replica_id"], {}).values()),
-                }
-            )
-            for row in rows
+            _replica_status(row, tuple(running.get(row["replica_id"], {}).values())) for row in rows
         ]
 
     def jobs(
@@ -386,7 +393,7 @@ class Operations:
         """
         cursor.row_factory = dict_row
         rows = self._run(cursor, self._jobs, like=_list(like), limit=limit).fetchall()
-        return [JobStatus(**{**row, "state": JobState(row["state"])}) for row in rows]
+        return [_job_status(row) for row in rows]
 
     def pause(
         self,
@@ -619,7 +626,8 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
     unknown = ["started_at", "finished_at", "took"] if is_new else []
     if row.pop("has_no_window"):  # it was never claimed for a run time; maybe by hand
         unknown += ["scheduled_at", "window_until"]
-    schedule = row["schedule"]
+    bad = row["unreadable"]
+    schedule = _from_json(row, "schedule", bad)
     columns = [row.pop(name) or () for name in ("stuck_tokens", "stuck_on", "stuck_since")]
     return TaskStatus(
         **{
@@ -629,11 +637,40 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
                 RunningRun(row["name"], token, replica, since, lost=True)
                 for token, replica, since in zip(*columns, strict=True)
             ),
-            "state": state,
-            "schedule": None if schedule is None else json.loads(schedule),
+            "state": TaskState.UNREADABLE if bad else state,
+            "schedule": schedule,
             "late_by": row["late_by"] if is_due else None,
+            "unreadable": tuple(bad),
         }
     )
+
+
+def _replica_status(row: dict[str, Any], running: tuple[RunningRun, ...]) -> ReplicaStatus:
+    bad = row["unreadable"]
+    lists = {name: texts(row[name]) for name in ("tasks", "rejected")}
+    bad += [name for name, found in lists.items() if len(found) < len(row[name])]
+    if not row.pop("tells_runs"):
+        bad.append("running")
+    state = ReplicaState.UNREADABLE if bad else ReplicaState(row["state"])
+    more = {"state": state, "running": running, "unreadable": tuple(bad)}
+    return ReplicaStatus(**{**row, **lists, **more})
+
+
+def _job_status(row: dict[str, Any]) -> JobStatus:
+    bad = row["unreadable"]
+    trigger = _from_json(row, "trigger", bad)
+    state = JobState.UNREADABLE if bad else JobState(row["state"])
+    more = {"trigger": trigger, "state": state, "unreadable": tuple(bad)}
+    return JobStatus(**{**row, **more})
+
+
+def _from_json(row: dict[str, Any], name: str, unreadable: list[str]) -> Any:
+    """Return what a column says in JSON; ``None`` if it is null, or unreadable, which is noted."""
+    try:
+        return None if row[name] is None else read_json(row[name])
+    except ValueError:
+        unreadable.append(name)
+        return None
 
 
 def _why_not_freed(task: TaskStatus, token: int, *, run_again: bool) -> str:

@@ -57,12 +57,10 @@ MOST_LOOKS = 10
 # replica's connection for so long; the wait of a commit for a disk is shorter as a rule.
 LOCK_TIMEOUT = 0.03
 
-# A text has characters that the database's encoding lacks: psycopg says so, or the server.
-_ENCODING_ERRORS = (
-    UnicodeError,
-    psycopg.errors.UntranslatableCharacter,
-    psycopg.errors.CharacterNotInRepertoire,
-)
+# One task is wrong, and the others of a batch are not to suffer: its name has characters that the
+# database's encoding lacks, as psycopg says or the server; or its row has a value that nothing can
+# be reckoned with, such as the last time that PostgreSQL knows.
+_ERRORS_OF_ONE = (UnicodeError, psycopg.DataError)
 
 
 @dataclass(frozen=True)
@@ -279,13 +277,13 @@ class TaskLockProtocol:
 
         It changes nothing. See :meth:`claim_many`.
 
-        :return: their answers. One that is missing may be granted, or has a name with characters
-            that the database's encoding lacks.
+        :return: their answers. One that is missing may be granted, or cannot be asked for, by its
+            name or by what is in its row.
         """
         try:
             asked = (r.window_parameters(lag) for r, lag in zip(requests, lags, strict=True))
             return self._claims(cursor, self._find_taken, asked, times)
-        except _ENCODING_ERRORS:
+        except _ERRORS_OF_ONE:
             half = len(requests) // 2
             if not half:
                 return {}
@@ -418,13 +416,13 @@ class TaskLockProtocol:
     def _read_rows(
         self, cursor: Any, task_names: list[str], always: list[str]
     ) -> list[dict[str, Any]]:
-        """Return the rows of the tasks whose names the database's encoding has."""
+        """Return the rows of the tasks, but for those that cannot be asked for."""
         always = list(set(always).intersection(task_names))
         parameters = {"task_names": task_names, "always": always}
         try:
             return self._rows(cursor, self._read, parameters)
-        except _ENCODING_ERRORS:
-            # What has such a name has no row. The claims of its job say so.
+        except _ERRORS_OF_ONE:
+            # The claims of its job say so.
             if len(task_names) == 1:
                 return self._read_rows(cursor, [], [])
             half = len(task_names) // 2
@@ -445,8 +443,8 @@ class TaskLockProtocol:
         asked = statements.many({**vars(task), "is_last": False} for task in tasks)
         try:
             rows = self._rows(cursor, self._register, asked)
-        except _ENCODING_ERRORS as error:
-            # What has such a name has no row, and never will. The claims of its job say so, too.
+        except _ERRORS_OF_ONE as error:
+            # The claims of its job say so, too.
             if len(tasks) == 1:
                 logger.info("Task %r is not registered: %s", tasks[0].task_name, one_line(error))
                 return []

@@ -12,7 +12,7 @@ from typing import Any
 from apscheduler_tasklock.cli.exits import message_of, say
 from apscheduler_tasklock.cli.output import print_json
 from apscheduler_tasklock.cli.target import patterns_of, task_locks, unmatched
-from apscheduler_tasklock.cli.text import printable, rfc3339
+from apscheduler_tasklock.cli.text import cut, printable, rfc3339
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.status import TaskState, TaskStatus
 
@@ -32,8 +32,11 @@ SHORTEST_GRACE = 60.0
 # So many tasks are named of each kind of problem.
 _MOST_NAMES = 5
 
+# Characters of such a name and what is said of it.
+_LONGEST_NAMED = 300
+
 _ALARMS = (TaskState.OVERDUE, TaskState.DEAD, TaskState.TOO_LONG)
-_WARNINGS = (TaskState.LATE, TaskState.CUT, TaskState.FAILING)
+_WARNINGS = (TaskState.UNREADABLE, TaskState.LATE, TaskState.CUT, TaskState.FAILING)
 
 
 @dataclass(frozen=True)
@@ -110,11 +113,21 @@ def judge(tasks: Sequence[TaskStatus], missing: Sequence[str], now: datetime) ->
 
 
 def problem_of(task: TaskStatus, now: datetime) -> Problem | None:
-    """Return what is wrong with a task, or ``None``. Those paused or gone never alarm."""
+    """Return what is wrong with a task, or ``None``. Those paused or gone never alarm.
+
+    Unless nobody knows whether they are, as their rows cannot be read.
+    """
+    if task.unreadable:
+        columns = ", ".join(task.unreadable)
+        return Problem(task.name, TaskState.UNREADABLE.value, columns, WARNING)
     if task.gone or task.paused_until is not None:
         return None
     if task.state in _ALARMS and not _may_be_taken_over(task, now):
         return Problem(task.name, task.state.value, _detail(task), CRITICAL)
+    return _warning_of(task)
+
+
+def _warning_of(task: TaskStatus) -> Problem | None:
     if task.cut_for is not None and task.cut_for > _grace(task) / 2:
         cut = f"{task.cut_for:.0f} s ago"
         return Problem(task.name, TaskState.CUT.value, cut, WARNING)
@@ -164,7 +177,10 @@ def _parts(problems: Sequence[Problem]) -> list[str]:
     parts = []
     for state in (*_ALARMS, *_WARNINGS):
         those = [problem for problem in problems if problem.problem == state.value]
-        named = [f"{problem.task} {problem.detail}" for problem in those[:_MOST_NAMES]]
+        named = [
+            cut(f"{problem.task} {problem.detail}", _LONGEST_NAMED)
+            for problem in those[:_MOST_NAMES]
+        ]
         if len(those) > _MOST_NAMES:
             named.append(f"{len(those) - _MOST_NAMES} more")
         if those:

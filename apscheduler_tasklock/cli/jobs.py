@@ -8,6 +8,7 @@ from apscheduler_tasklock.cli.exits import OK, say
 from apscheduler_tasklock.cli.output import Cell, Output, Table, output, print_json
 from apscheduler_tasklock.cli.schedules import trigger_in_words
 from apscheduler_tasklock.cli.target import check_names, task_locks
+from apscheduler_tasklock.cli.text import unreadable_in_words
 from apscheduler_tasklock.status import JobState, JobStatus
 
 _COLUMNS = ("job", "state", "trigger", "next run", "last run", "function", "executor", "notes")
@@ -16,6 +17,7 @@ _COLUMNS = ("job", "state", "trigger", "next run", "last run", "function", "exec
 _DROPPED = ("executor", "last run", "function", "notes", "trigger", "next run")
 
 _STYLES = {
+    JobState.UNREADABLE: "bold red",
     JobState.ENDED: "cyan",
     JobState.HANDED_OUT: "bold blue",
     JobState.PAUSED: "magenta",
@@ -59,7 +61,7 @@ def _row(job: JobStatus, shown: Output) -> list[Cell | str]:
 
 def _notes(job: JobStatus, shown: Output) -> str:
     """Return who has the job, and what keeps it from running."""
-    notes = []
+    notes = [unreadable_in_words(job.unreadable)] if job.unreadable else []
     if job.handed_to is not None:
         notes.append(f"handed out to {job.handed_to}")
     if job.holder is not None:

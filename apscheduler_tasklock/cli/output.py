@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from apscheduler_tasklock.cli.text import (
+    cut,
     exact_seconds,
     is_forever,
     local_time,
@@ -40,6 +41,7 @@ STATE_STYLES = {
     TaskState.OVERDUE: "bold red",
     TaskState.DEAD: "bold red",
     TaskState.TOO_LONG: "bold red",
+    TaskState.UNREADABLE: "bold red",
 }
 OUTCOME_STYLES = {"ok": "green", "cancelled": "yellow", "freed": "yellow"}
 FAILED_STYLE = "bold red"
@@ -65,6 +67,9 @@ _NARROW_COLUMN = 14
 
 # How much of a line a first column may take then.
 _NARROW_FIRST = 0.2
+
+# How many characters are shown of a cell, and of a line that is no table's.
+_LONGEST_CELL, _LONGEST_LINE = 500, 4_000
 
 # Between two columns of a terminal.
 _GAP = 2
@@ -126,7 +131,7 @@ class PlainOutput:
 
     def print(self, line: str = "", style: str = "") -> None:
         """Print a line."""
-        print(printable(line), flush=True)
+        print(printable(cut(line, _LONGEST_LINE)), flush=True)
 
     def print_table(self, table: Table) -> None:
         """Print a table."""
@@ -160,7 +165,7 @@ class TerminalOutput:
 
     def print(self, line: str = "", style: str = "") -> None:
         """Print a line."""
-        self.console.print(_text(Cell(line, style)))
+        self.console.print(_text(Cell(cut(line, _LONGEST_LINE), style)))
 
     def print_table(self, table: Table) -> None:
         """Print a table."""
@@ -338,7 +343,9 @@ def _aligned(table: Table, line: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _cell(cell: Cell | str) -> Cell:
-    return Cell(cell) if isinstance(cell, str) else cell
+    """Return a cell that is short enough to be shown: its row may say anything."""
+    known = Cell(cell) if isinstance(cell, str) else cell
+    return Cell(cut(known.text, _LONGEST_CELL), known.style)
 
 
 def _text(cell: Cell) -> Text:

@@ -8,11 +8,13 @@ from datetime import datetime, timezone
 from apscheduler_tasklock.cli.exits import OK, say
 from apscheduler_tasklock.cli.output import Cell, Output, Table, output, print_json
 from apscheduler_tasklock.cli.target import task_locks
+from apscheduler_tasklock.cli.text import unreadable_in_words
 from apscheduler_tasklock.status import ReplicaState, ReplicaStatus, RunningRun
 
 _COLUMNS = ("replica", "host", "version", "started", "seen", "state", "tasks", "running")
 
 _STYLES = {
+    ReplicaState.UNREADABLE: "bold red",
     ReplicaState.ALIVE: "green",
     ReplicaState.SILENT: "yellow",
     ReplicaState.DIED: "bold red",
@@ -38,6 +40,9 @@ def replicas(options: argparse.Namespace) -> int:
         for entry in replica.rejected if replica.alive else ():
             what, _, why = entry.partition(": ")
             shown.print(f"{what} rejected on {replica.replica_id}: {why}", "bold red")
+        if replica.unreadable:
+            told = unreadable_in_words(replica.unreadable)
+            shown.print(f"the row of {replica.replica_id} {told}", "bold red")
     if not found:
         say("no replica has told of itself")
     return OK

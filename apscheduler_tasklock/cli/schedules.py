@@ -17,6 +17,9 @@ _CRON_FIELDS = ("year", "month", "day", "week", "day_of_week", "hour", "minute",
 # What a field is if one that is coarser was given, and none that is finer; else every one.
 _CRON_DEFAULTS = {"month": "1", "day": "1", "hour": "0", "minute": "0", "second": "0"}
 
+# Whatever may be wrong with a form that somebody has written: a type, a name, a size.
+_NO_FORM = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+
 _CALENDAR_UNITS = ("year", "month", "week", "day")
 
 
@@ -35,7 +38,7 @@ def schedule_in_words(schedule: Any) -> str:
     """
     try:
         return printable(_words(schedule))
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError):
+    except _NO_FORM:
         return printable(json.dumps(schedule))
 
 
@@ -46,7 +49,7 @@ def trigger_in_words(trigger: Any) -> str:
     """
     try:
         return printable(_words(_canonical(trigger)))
-    except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
+    except _NO_FORM:
         is_pickled = isinstance(trigger, dict) and "pickle" in trigger
         return "pickled" if is_pickled else printable(json.dumps(trigger))
 

@@ -27,7 +27,7 @@ from apscheduler_tasklock.cli.target import (
     patterns_of,
     task_locks,
 )
-from apscheduler_tasklock.cli.text import is_forever
+from apscheduler_tasklock.cli.text import is_forever, unreadable_in_words
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import Run, TaskState, TaskStatus
@@ -115,7 +115,7 @@ def task_table(tasks: Sequence[TaskStatus], shown: Output) -> Table:
 
 def notes_of(task: TaskStatus, shown: Output) -> str:
     """Return what else there is to know of a task."""
-    notes = []
+    notes = [unreadable_in_words(task.unreadable)] if task.unreadable else []
     if task.paused_until is not None:
         notes.append(_pause_of(task, shown))
     if task.gone:
@@ -237,6 +237,8 @@ def _state_in_words(options: argparse.Namespace, task: TaskStatus, shown: Output
         TaskState.CUT: f"a stop of {task.holder} has cut its last run, and nobody has run "
         "its window",
         TaskState.NEW: "a replica has it, and it has never run",
+        TaskState.UNREADABLE: "no replica writes what is in its row; its next run may mend that, "
+        "or else an UPDATE",
     }.get(task.state)
     return f"{task.state.value}: {explained}" if explained else task.state.value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 
 # What the database calls `infinity` comes as the last moment that Python knows.
@@ -25,6 +26,18 @@ def printable(text: str) -> str:
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def cut(text: str, longest: int) -> str:
+    """Return a text of at most so many characters, with how many it had if it was longer."""
+    if len(text) <= longest:
+        return text
+    return f"{text[:longest]}... ({len(text)} characters)"
+
+
+def unreadable_in_words(columns: Sequence[str]) -> str:
+    """Return what cannot be read of a row; ``""`` if all can."""
+    return f"cannot be read: {', '.join(columns)}" if columns else ""
 
 
 def one_cell(text: str) -> str:

@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DataError
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
@@ -47,8 +49,36 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         """Return all rows, of which the model's first manager has none."""
         return self.model.objects.order_by(*self.get_ordering(request))
 
+    def get_changelist(self, _request: Any, **_kwargs: Any) -> type[ChangeList]:
+        """Return the list that says so of a filter which PostgreSQL does not take."""
+        return ReadOnlyList
 
-class TaskList(ChangeList):
+    def get_object(self, request: Any, object_id: str, from_field: str | None = None) -> Any:
+        """Return a row; ``None`` if there is none, as of a name that PostgreSQL cannot have."""
+        try:
+            return super().get_object(request, object_id, from_field)
+        except (DataError, ValueError):
+            return None
+
+
+class ReadOnlyList(ChangeList):
+    """A list whose filters come from the URL, where anybody may write anything."""
+
+    def get_results(self, request: Any) -> None:
+        """Read the rows of a page.
+
+        :raises IncorrectLookupParameters: PostgreSQL does not take a filter, as a NUL or a number
+            that is too large; Django then shows the list without filters
+        """
+        try:
+            super().get_results(request)
+        except (DataError, ValueError) as error:
+            said = str(error).partition("\n")[0]
+            messages.error(request, f"These filters cannot be applied: {said}")
+            raise IncorrectLookupParameters(said) from error
+
+
+class TaskList(ReadOnlyList):
     """The list of tasks, each with its status."""
 
     def get_results(self, request: Any) -> None:
@@ -95,7 +125,6 @@ class TaskAdmin(ReadOnlyAdmin):
     list_display = ("task_name", "state", "due", "holder", "started", "outcome", "run_list")
     list_filter = (StateFilter,)
     search_fields = ("task_name",)
-    # Of a task's own page, without `due_at`, which may be `infinity`.
     fields = ("task_name", "started_at", "locked_by", "token")
     ordering = ("task_name",)
     actions: ClassVar = ["pause", "resume", "run_now", "free"]
@@ -119,6 +148,8 @@ class TaskAdmin(ReadOnlyAdmin):
         if status is None:
             return "-"
         texts = [status.state.value]
+        if status.unreadable:
+            texts.append(f"cannot be read: {', '.join(status.unreadable)}")
         if status.paused_until is not None:
             until = _until(status.paused_until)
             by = f" by {status.paused_by}" if status.paused_by else ""
@@ -159,6 +190,15 @@ class TaskAdmin(ReadOnlyAdmin):
         query = urlencode({"task_name__exact": task.task_name})
         return str(format_html('<a href="{}?{}">runs</a>', url, query))
 
+    def response_action(self, request: Any, queryset: Any) -> Any:
+        """Do an action with the tasks that were chosen; say so if there can be none such."""
+        try:
+            return super().response_action(request, queryset)
+        except (DataError, ValueError) as error:
+            said = str(error).partition("\n")[0]
+            self.message_user(request, f"These tasks cannot be chosen: {said}", messages.ERROR)
+            return None
+
     @admin.action(description="Pause selected tasks", permissions=["operate"])
     def pause(self, request: Any, queryset: Any) -> None:
         """Pause tasks until somebody resumes them."""
@@ -194,7 +234,7 @@ class TaskAdmin(ReadOnlyAdmin):
                 queryset.filter(task_name__in=tokens),
                 "freed",
                 lambda locks, name: locks.free(
-                    name, int(tokens[name]), force=force, run_again=run_again
+                    name, tokens[name], force=force, run_again=run_again
                 ),
             )
             return None
@@ -242,8 +282,8 @@ class RunAdmin(ReadOnlyAdmin):
 
     list_display = (
         "task_name",
-        "started_at",
-        "ended_at",
+        "started",
+        "ended",
         "outcome",
         "kind",
         "replica",
@@ -254,6 +294,16 @@ class RunAdmin(ReadOnlyAdmin):
     search_fields = ("task_name", "error_type", "error")
     ordering = ("-ended_at",)
     actions = None
+
+    @admin.display(description="started", ordering="started_at", empty_value="unreadable")
+    def started(self, run: Any) -> datetime | None:
+        """Return when it was granted."""
+        return run.started_at  # type: ignore[no-any-return]  # Django has no types
+
+    @admin.display(description="ended", ordering="ended_at", empty_value="unreadable")
+    def ended(self, run: Any) -> datetime | None:
+        """Return when it was released."""
+        return run.ended_at  # type: ignore[no-any-return]  # Django has no types
 
     def get_object(self, _request: Any, _object_id: str, _from_field: str | None = None) -> None:
         """Return none: a name stands for several runs, so that no run has a page of its own."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import models
 
+from apscheduler_tasklock._lock.readable import EARLIEST, LATEST
 from apscheduler_tasklock.django.configuration import configuration, table_settings
 from apscheduler_tasklock.schema.table import RUN_SUFFIX
 
@@ -34,11 +35,12 @@ class _TaskLockManager(models.Manager):
         return super().get_queryset().using(configuration().database)
 
 
-class _TaskManager(_TaskLockManager):
-    """Does not read what may be ``infinity``, which is no date in Python."""
+class _TimeField(models.DateTimeField):
+    """A time that is read as none if Python has no such time, as ``infinity``, or a year BC."""
 
-    def get_queryset(self) -> Any:
-        return super().get_queryset().defer("due_at")
+    def select_format(self, _compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
+        """Read a time between those that each time zone can show."""
+        return f"CASE WHEN {sql} BETWEEN {EARLIEST} AND {LATEST} THEN {sql} END", (*params, *params)
 
 
 class _DumpManager(models.Manager):
@@ -59,13 +61,13 @@ class Task(models.Model):
     """
 
     task_name = models.TextField("task", primary_key=True)
-    started_at = models.DateTimeField("started")
-    due_at = models.DateTimeField("next due", null=True)
+    started_at = _TimeField("started")
+    due_at = _TimeField("next due", null=True)
     locked_by = models.TextField("last holder")
     token = models.BigIntegerField()
 
     dumped = _DumpManager()
-    objects = _TaskManager()
+    objects = _TaskLockManager()
 
     class Meta:
         """How Django sees the table."""
@@ -85,9 +87,9 @@ class Run(models.Model):
     task_name = models.TextField("task", primary_key=True)
     slot = models.IntegerField()
     token = models.BigIntegerField()
-    scheduled_at = models.DateTimeField("run time", null=True)
-    started_at = models.DateTimeField("started")
-    ended_at = models.DateTimeField("ended")
+    scheduled_at = _TimeField("run time", null=True)
+    started_at = _TimeField("started")
+    ended_at = _TimeField("ended")
     replica = models.TextField()
     kind = models.TextField()
     outcome = models.TextField()

@@ -108,7 +108,7 @@ def cancel(reminder_id: str) -> dict[str, Any]:
 def reminders() -> dict[str, Any]:
     """List the reminders of all workers."""
     waiting = [
-        {"id": job.id, "text": job.args[1], "at": job.next_run_time}
+        {"id": job.id, "text": _text_of(job), "at": job.next_run_time}
         for job in app.state.scheduler.get_jobs()
     ]
     with psycopg.connect(os.environ[VARIABLE]) as connection:
@@ -117,11 +117,19 @@ def reminders() -> dict[str, Any]:
     return {"waiting": waiting, "sent": sent, "listed_by": os.getpid()}
 
 
+def _text_of(job: Any) -> Any:
+    """Return what a job reminds of; why nobody knows, if its row cannot be read."""
+    return job.args[1] if len(job.args) == 2 else str(job.trigger)
+
+
 @app.get("/", response_class=HTMLResponse)
 def page() -> str:
     """Return the page with the form and the lists."""
     found = reminders()
-    waiting = [f"{one['text']}, at {one['at']:%H:%M:%S} UTC" for one in found["waiting"]]
+    waiting = [
+        f"{one['text']}, " + (f"at {one['at']:%H:%M:%S} UTC" if one["at"] else "paused")
+        for one in found["waiting"]
+    ]
     sent = [f"{one['text']}, by worker {one['sent_by']}" for one in found["sent"]]
     return f"""<!doctype html><title>Reminders</title>
         <form method="post"><input name="text" placeholder="what" required>

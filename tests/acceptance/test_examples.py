@@ -27,6 +27,7 @@ import yaml
 from sqlalchemy.engine import make_url
 
 from tests.support.polling import eventually
+from tests.support.rows import add_job
 
 PERIOD = 2  # seconds, in the examples
 RUNS = 5
@@ -365,6 +366,14 @@ def test_the_example_of_reminders_sends_each_once_on_whichever_worker(
             ask("/reminders", "POST", text="a\0b", seconds=1)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as page:
             assert "<li>tea 5, by worker" in page.read().decode()
+        if database == "given":  # a row that somebody has broken hides no reminder
+            add_job(connection, "broken", arguments="'null'", next_run_time="NULL")
+            assert sorted(waiting()) == sorted(["broken", later])
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as page:
+                shown = page.read().decode()
+            assert "<li>never, at " in shown
+            assert "<li>unreadable: " in shown
+            ask("/reminders/broken", "DELETE")
         ask(f"/reminders/{later}", "DELETE")
         assert waiting() == []
         server.terminate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.frameworks.conftest import APP, MakeProject
-from tests.support import rows
+from tests.support import hostile, rows
 from tests.support.django_project import DjangoProject, database_settings
 from tests.support.postgres import Server
 
@@ -284,6 +285,90 @@ def test_the_page_of_a_task_that_is_never_due_again_is_shown(
     _, page = site.browse(action("pause", "over"), ("get", f"{TASKS}over/change/", {}))
     assert page[0] == 200
     assert ">over</" in page[1]
+
+
+def test_hostile_rows_are_listed_as_unreadable_beside_the_others(
+    site: DjangoProject, connection: psycopg.Connection[Any]
+) -> None:
+    cases = hostile.of()
+    with connection.transaction():
+        hostile.insert_good(connection)
+        names = {case: case.insert(connection) for case in cases}
+    count = len(hostile.of(hostile.TASKS)) + 1
+    tasks = [("get", TASKS, {"p": page}) for page in range(1, 2 + (count - 1) // 50)]
+    runs = [("get", RUNS, {})]
+    more: list[Request] = [
+        ("get", TASKS, {"state": "unreadable"}),
+        *(("get", TASKS, {"o": column}) for column in (1, 3, 4, 5)),
+        *(("get", RUNS, {"o": column}) for column in (2, 3)),
+        ("get", RUNS, {"q": "exploded", "outcome": "exploded"}),
+        *(("get", f"{TASKS}due_at_20{odd}/change/", {}) for odd in ("-infinity", "infinity")),
+        ("get", f"{TASKS}started_at_200044-03-15_20BC/change/", {}),
+        action("free", "due_at -infinity", "locked_until 20000-01-01", "good task"),
+    ]
+    pages = site.browse(*tasks, *runs, *more)
+    assert [page[0] for page in pages] == [200] * len(pages)
+    listed = unescape("".join(page[1] for page in pages[: len(tasks)]))
+    assert cells(listed, "good task").startswith("good task | ok | ")
+    bad = [case for case in cases if case.table == hostile.TASKS and case.unreadable]
+    for case in bad:
+        state = cells(listed, names[case]).split(" | ")[1]
+        assert state.startswith("unreadable; cannot be read: "), case
+    for case in cases:
+        if case.table == hostile.TASKS:
+            assert f">{names[case]}<" in listed or case.name.startswith("name "), case
+    told = unescape("".join(page[1] for page in pages[len(tasks) : len(tasks) + len(runs)]))
+    assert "unreadable" not in cells(told, "good task")
+    for case in cases:
+        if case.table == hostile.RUNS:
+            found = cells(told, names[case])
+            is_shown = case.name.startswith(("started_at", "ended_at"))
+            assert ("unreadable" in found) == is_shown, case
+
+
+def test_a_filter_or_a_name_that_postgresql_does_not_take_is_an_error_that_says_so(
+    site: DjangoProject, add: Callable[..., None]
+) -> None:
+    add("fine")
+    filters = [
+        {"task_name__exact": "\0"},
+        {"task_name__regex": "((("},
+        {"task_name__in": "a,\0"},
+    ]
+    *filtered, too_large, searched, named, history, chosen, other = site.browse(
+        *(("get", TASKS, each) for each in filters),
+        ("get", RUNS, {"task_name__exact": "\0"}),
+        ("get", RUNS, {"outcome": "a\0"}),
+        ("get", TASKS, {"token__exact": "9" * 30}),
+        ("get", TASKS, {"q": "\0"}),
+        ("get", f"{TASKS}a%00/change/", {}),
+        ("get", f"{TASKS}a%00/history/", {}),
+        action("pause", "a\0"),
+        action("pause", "fine", "a\0"),
+    )
+    for status, _, told in filtered:
+        assert status == 200
+        assert told[0][0] == "error"
+        assert told[0][1].startswith("These filters cannot be applied: ")
+    assert ">fine<" in filtered[0][1], "the list without filters"
+    assert [page[0] for page in (too_large, searched, named, history, chosen, other)] == [200] * 6
+    for _, _, told in (chosen, other):
+        assert told[0][0] == "error"
+        assert "These tasks cannot be chosen: " in told[0][1]
+
+
+def test_a_token_that_is_no_number_frees_nothing(
+    site: DjangoProject, add: Callable[..., None]
+) -> None:
+    add("dead", **rows.DEAD)
+    tokens = ["x", "", "1.5", "9" * 30, "9" * 5000, "\0", "7; DROP TABLE"]
+    confirmed = {"confirmed": "Free", "name": ["dead"]}
+    pages = site.browse(*(action("free", "dead", token=[each], **confirmed) for each in tokens))
+    for status, _, told in pages:
+        assert status == 200
+        assert [level for level, _ in told] == ["error"]
+        assert "'dead'" in told[0][1]
+        assert "token must be a whole number" in told[0][1]
 
 
 def test_dumpdata_leaves_the_locks_out(

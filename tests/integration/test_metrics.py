@@ -109,16 +109,19 @@ def test_failures_and_the_last_success_are_told_and_one_off_jobs_are_not(
             "tasklock_task_overdue": 0,
             "tasklock_task_failures": 3,
             "tasklock_task_cut": 0,
+            "tasklock_task_unreadable": 0,
         },
         "cut": {
             "tasklock_task_overdue": 0,
             "tasklock_task_failures": 0,
             "tasklock_task_cut": 1,
+            "tasklock_task_unreadable": 0,
         },
         "well": {
             "tasklock_task_overdue": 0,
             "tasklock_task_failures": 0,
             "tasklock_task_cut": 0,
+            "tasklock_task_unreadable": 0,
             "tasklock_task_last_success_seconds": 1700000000.5,
         },
     }
@@ -226,7 +229,12 @@ def test_gauges_read_the_rows_once_and_report_nothing_in_an_outage(
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
     observe_tasks(locks, provider)
-    assert names() == {"tasklock.task.overdue", "tasklock.task.failures", "tasklock.task.cut"}
+    assert names() == {
+        "tasklock.task.overdue",
+        "tasklock.task.failures",
+        "tasklock.task.cut",
+        "tasklock.task.unreadable",
+    }
     provider.shutdown()
     assert locks.reads == 3
     locks.close()

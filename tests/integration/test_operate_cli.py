@@ -311,7 +311,7 @@ class TestShow:
     def test_a_run_that_hangs_is_told_while_another_replica_runs_the_task(
         self, command: Command, connection: Connection
     ) -> None:
-        began = "'since', now() - interval '1 h', 'lost', true"
+        began = "'since', extract(epoch FROM now()) - 3600, 'lost', true"
         running = f"jsonb_build_array(jsonb_build_object('task', 'sync', 'token', 6, {began}))"
         add_task(connection, "sync", **RUNNING, overrun_at="now() + interval '1 min'")
         add_replica(connection, "web-2", ["sync"], running=running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,22 @@ _RUN = {
     "replica": "'one'",
     "kind": "'schedule'",
     "outcome": "'ok'",
+}
+
+# Every hour, as the job store keeps it.
+TRIGGER = """{"type": "interval", "length": [0, 3600, 0], "start_date": "2026-01-01T00:00:00+00:00",
+              "end_date": null, "timezone": "UTC", "jitter": null}"""
+
+_JOB = {
+    "func": "'tests.support.stored_jobs:note'",
+    "trigger": f"'{TRIGGER}'::jsonb",
+    "options": """'{"name": "note", "misfire_grace_time": 60, "coalesce": true,
+                    "max_instances": 1}'::jsonb""",
+    "executor": "'default'",
+    "version": "1",
+    "added_id": "gen_random_uuid()",
+    "next_run_time": "now() + interval '10 min'",
+    "ended": "false",
 }
 
 RUNNING = {"finished_at": "NULL", "locked_until": "now() + interval '1 min'"}
@@ -95,6 +112,13 @@ def add_replica(
         "tasks": f"ARRAY[{', '.join(map(_literal, tasks))}]::text[]",
     }
     _insert(connection, "task_lock_replica", {**values, **changes})
+
+
+def add_job(connection: Connection, job_id: str, **changes: str) -> None:
+    """Add a job of the job store, which notes that it ran."""
+    arguments = json.dumps({"args": [job_id], "kwargs": {}})
+    values = {"id": _literal(job_id), **_JOB, "arguments": f"{_literal(arguments)}::jsonb"}
+    _insert(connection, "task_lock_job", {**values, **changes})
 
 
 def _insert(connection: Connection, table: str, values: dict[str, str]) -> None:

@@ -144,5 +144,5 @@ def test_the_text_has_the_names_and_values_that_opentelemetry_has(
 
     as_text = of(text_string_to_metric_families(prometheus_text(locks)))
     assert as_text == of(REGISTRY.collect())
-    assert len(as_text) == 4
+    assert len(as_text) == 5
     assert as_text["tasklock_task_last_success_seconds"] == pytest.approx(time.time(), abs=3600)

@@ -1,0 +1,399 @@
+"""Every reader on every hostile row: it tells of the good rows beside it, and names the bad one.
+
+The rows are a table of cases, ``tests/support/hostile.py``. All of them are in one database: what
+blinds a reader is found by asking it again with each of them alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock import (
+    TaskLockDatabaseError,
+    TaskLockError,
+    TaskLockOptionError,
+    TaskLocks,
+)
+from apscheduler_tasklock.metrics import prometheus_text
+from apscheduler_tasklock.status import JobState, ReplicaState, TaskState
+from tests.support import hostile, rows
+from tests.support.commands import Command, OnTerminal
+from tests.support.hostile import GOOD, JOBS, REPLICAS, RUNS, TASKS, Hostile
+from tests.support.polling import eventually
+from tests.support.schedulers import Replica
+from tests.support.stored_jobs import StoreReplica, note, ran
+
+Connection = psycopg.Connection[Any]
+
+LATER = datetime(2100, 1, 1, tzinfo=timezone.utc)
+
+
+# Of so many tasks one is shown by itself.
+SHOWN = 9
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a reader has told.
+
+    :ivar names: the rows that it has named, good and bad
+    :ivar unreadable: those of them that it has told as unreadable
+    """
+
+    names: set[str]
+    unreadable: set[str]
+
+
+class Readers:
+    """What operators and monitors read the tables with, one method for each."""
+
+    def __init__(self, locks: TaskLocks, command: Command) -> None:
+        self._locks = locks
+        self._command = command
+
+    def tasks(self) -> Told:
+        found = self._locks.tasks()
+        assert all((task.state is TaskState.UNREADABLE) == bool(task.unreadable) for task in found)
+        return Told({t.name for t in found}, {t.name for t in found if t.unreadable})
+
+    def runs(self) -> Told:
+        found = self._locks.runs(limit=10_000)
+        assert all(isinstance(run.took, float) for run in found)
+        return Told({run.task for run in found}, {run.task for run in found if run.unreadable})
+
+    def replicas(self) -> Told:
+        found = self._locks.replicas()
+        assert all((r.state is ReplicaState.UNREADABLE) == bool(r.unreadable) for r in found)
+        return Told({r.replica_id for r in found}, {r.replica_id for r in found if r.unreadable})
+
+    def jobs(self) -> Told:
+        found = self._locks.jobs()
+        assert all((job.state is JobState.UNREADABLE) == bool(job.unreadable) for job in found)
+        return Told({job.id for job in found}, {job.id for job in found if job.unreadable})
+
+    def status(self) -> Told:
+        return self._listed("status", "name", lambda row: row["state"] == "unreadable")
+
+    def runs_command(self) -> Told:
+        return self._listed("runs", "task", lambda row: row["unreadable"], "--limit", "10000")
+
+    def replicas_command(self) -> Told:
+        return self._listed("replicas", "replica_id", lambda row: row["state"] == "unreadable")
+
+    def jobs_command(self) -> Told:
+        return self._listed("jobs", "id", lambda row: row["state"] == "unreadable")
+
+    def check(self) -> Told:
+        answer = self._command("check", "--json")
+        assert answer.status in (0, 1, 2), answer
+        problems = answer.json["problems"]
+        names = {task.name for task in self._locks.tasks()}
+        bad = {each["task"] for each in problems if each["problem"] == "unreadable"}
+        assert answer.json["metrics"]["unreadable"] == len(bad)
+        assert not bad or answer.json["exit_status"] >= 1
+        assert len(self._command("check").out) < 20_000
+        return Told(names, bad)
+
+    def metrics(self) -> Told:
+        text, names, bad = prometheus_text(self._locks), set(), set()
+        for line in text.split("\n"):
+            gauge, _, rest = line.partition('{tasklock_task_name="')
+            if rest:
+                label, _, value = rest.rpartition('"} ')
+                name = json.loads(f'"{label}"', strict=False)
+                names.add(name)
+                assert value not in ("nan", "inf", "-inf")
+                if gauge == "tasklock_task_unreadable" and float(value):
+                    bad.add(name)
+        return Told(names, bad)
+
+    def show(self) -> Told:
+        """Some of the tasks, since each is a connection; the others as ``tasks`` tells of them."""
+        told = self.tasks()
+        shown = sorted(name for name in told.names if len(name) < 1000)[::SHOWN]
+        bad = told.unreadable - set(shown)
+        for name in shown:
+            answer = self._command("show", "--", name)
+            assert answer.status == 0, answer
+            if "\nstate        unreadable" in answer.out:
+                bad.add(name)
+        return Told(told.names, bad)
+
+    def _listed(self, command: str, key: str, is_bad: Callable[[Any], Any], *options: str) -> Told:
+        """As lines and columns, on a terminal, and as JSON."""
+        answer = self._command(command, *options)
+        assert answer.status == 0, answer.err
+        assert len(max(answer.out.splitlines(), key=len)) < 10_000, "a line is too long to be read"
+        assert answer.out.replace("\n", "").isprintable()
+        answer = self._command(command, "--json", *options)
+        assert answer.status == 0, answer.err
+        found = json.loads(answer.out, parse_constant=pytest.fail)
+        return Told({row[key] for row in found}, {row[key] for row in found if is_bad(row)})
+
+
+# Which tables each of them tells of.
+READERS = {
+    "tasks": TASKS,
+    "runs": RUNS,
+    "replicas": REPLICAS,
+    "jobs": JOBS,
+    "status": TASKS,
+    "show": TASKS,
+    "runs_command": RUNS,
+    "replicas_command": REPLICAS,
+    "jobs_command": JOBS,
+    "check": TASKS,
+    "metrics": TASKS,
+}
+
+
+@pytest.fixture
+def readers(
+    make_task_locks: Callable[..., TaskLocks],
+    database_url: str,
+    capsys: pytest.CaptureFixture[str],
+) -> Readers:
+    return Readers(make_task_locks(), Command(database_url, capsys))
+
+
+def insert(connection: Connection, cases: Sequence[Hostile]) -> dict[Hostile, str]:
+    """Make the good rows and the hostile ones, and return the names of these."""
+    with connection.transaction():
+        hostile.insert_good(connection)
+        return {case: case.insert(connection) for case in cases}
+
+
+def judge(told: Told, table: str, names: dict[Hostile, str]) -> list[str]:
+    """Return what is wrong with what a reader has told."""
+    wrong = []
+    if GOOD[table] not in told.names - told.unreadable:
+        wrong.append("the good row is not told")
+    for case, name in names.items():
+        if case.table == table:
+            if name not in told.names:
+                wrong.append(f"{case}: not told")
+            elif case.unreadable != (name in told.unreadable):
+                wrong.append(f"{case}: told as {'odd' if case.unreadable else 'unreadable'}")
+    return wrong
+
+
+def culprits(
+    read: Callable[[], Any], connection: Connection, cases: Sequence[Hostile]
+) -> list[str]:
+    """Return the cases that a reader fails on, each of them alone in the database."""
+    found = []
+    for case in cases:
+        connection.execute(f"TRUNCATE {', '.join(hostile.KEYS)}".encode())
+        insert(connection, [case])
+        try:
+            read()
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is what is looked for
+            found.append(f"{case}: {type(error).__name__}: {str(error)[:150]}")
+    return found
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_reader_tells_of_good_rows_and_names_the_bad_ones(
+    reader: str, readers: Readers, connection: Connection
+) -> None:
+    cases = hostile.CASES
+    names = insert(connection, cases)
+    read: Callable[[], Told] = getattr(readers, reader)
+    try:
+        told = read()
+    except Exception as error:
+        raise AssertionError("\n".join(culprits(read, connection, cases))) from error
+    assert not judge(told, READERS[reader], names)
+
+
+@pytest.mark.parametrize(
+    ("command", "zone"),
+    [
+        ("status", "America/Los_Angeles"),
+        ("runs", "Asia/Tokyo"),
+        ("replicas", "America/Los_Angeles"),
+        ("jobs", "Asia/Tokyo"),
+    ],
+)
+def test_a_terminal_shows_hostile_rows(
+    command: str, zone: str, database_url: str, connection: Connection
+) -> None:
+    insert(connection, hostile.CASES)
+    with OnTerminal(database_url, command, TZ=zone) as shown:
+        assert shown.status() == 0, shown.text
+        assert "good" in shown.text
+        assert "Traceback" not in shown.text
+        assert "\x1b]0;owned" not in shown.text
+
+
+def test_the_lock_of_a_hostile_row_is_granted_refused_or_rejected_and_others_are_granted(
+    make_task_locks: Callable[..., TaskLocks], connection: Connection
+) -> None:
+    names = insert(connection, hostile.of(TASKS))
+    locks = make_task_locks()
+    open_windows(connection)
+    for case, name in names.items():
+        try:
+            with locks.hold(name, min_lock=0, max_lock=60):
+                pass
+        except TaskLockDatabaseError as error:
+            raise AssertionError(f"{case} is taken for an outage") from error
+        except TaskLockError:  # refused, or rejected: whoever asks knows for what
+            pass
+    with locks.hold(GOOD[TASKS], min_lock=0, max_lock=60) as held:
+        assert not held.lost
+
+
+def test_a_replica_runs_its_tasks_beside_hostile_rows(
+    make_replica: Callable[..., Replica],
+    make_task_locks: Callable[..., TaskLocks],
+    connection: Connection,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The look, registration, claims in batches, takeovers, and the sign of life."""
+    names = insert(connection, hostile.of(TASKS, REPLICAS))
+    open_windows(connection)
+    past = {"window_start": "now() - interval '1 h'", "window_until": "now() - interval '50 min'"}
+    rows.add_task(connection, "known", **past)
+    replica = make_replica(start=False, poll_interval=0.2, replica_id="web-1", failover=True)
+    begun: list[str] = []
+    tasks = [name for case, name in names.items() if case.table == TASKS and 0 < len(name) < 255]
+    good = ["known", "unknown", "killed"]
+    for name in [*tasks, *good]:
+        replica.run_once(partial(begun.append, name), job_id=name)
+    replica.start()
+    eventually(lambda: {"known", "unknown"} <= set(begun))
+    replica.idle()
+    assert len(set(begun) & set(tasks)) > len(tasks) / 3, "the windows are open"
+    # As if a replica had been killed that ran it.
+    connection.execute("""
+        UPDATE task_lock SET finished_at = NULL, locked_by = 'killed', claim_id = gen_random_uuid(),
+            locked_until = now(), run_until = now() + interval '10 min' WHERE task_name = 'killed'
+    """)
+    eventually(lambda: begun.count("killed") == 2)
+    replica.idle()
+    locks = make_task_locks()
+    eventually(lambda: not replica.executor.health().degraded)
+    [own] = [each for each in locks.replicas() if each.replica_id == "web-1"]
+    assert set(tasks) < set(own.tasks)
+    schedules = {task.name: task.schedule for task in locks.tasks()}
+    hourly = schedules["unknown"]
+    assert hourly["length"] == [0, 3600, 0]
+    differ = {
+        n for n in tasks if schedules[n] is None or schedules[n].get("length") != [0, 3600, 0]
+    }
+    assert differ <= {n for n in tasks if "window_start" in n or "due" in n}, "not registered"
+    for name in good:
+        assert not [r for r in caplog.records if r.levelno >= logging.WARNING and name in r.args]
+
+
+def open_windows(connection: Connection) -> None:
+    """End the windows that the rows have from the good one, so that their tasks can be claimed."""
+    connection.execute("""
+        UPDATE task_lock SET window_until = now() - interval '1 s'
+        WHERE window_until BETWEEN now() AND now() + interval '1 h'
+    """)
+
+
+def test_the_job_store_runs_its_jobs_beside_hostile_rows(
+    database_url: str, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also beside hostile rows of the tasks that its jobs are."""
+    _judge_job_store(database_url, connection, hostile.of(TASKS, JOBS))
+    assert not [record for record in caplog.records if "could not be looked at" in record.msg]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.xfail(run=False, reason=f"left to {case.left_to}"))
+        for case in hostile.CASES
+        if case.left_to
+    ],
+    ids=str,
+)
+@pytest.mark.timeout(20)
+def test_the_job_store_runs_its_jobs_beside_each_of_these(
+    case: Hostile, database_url: str, connection: Connection
+) -> None:
+    _judge_job_store(database_url, connection, [case], limit=5)
+
+
+def _judge_job_store(
+    database_url: str, connection: Connection, cases: Sequence[Hostile], limit: float = 60
+) -> None:
+    """Run a replica, and make sure that it runs, tells, and changes the good jobs.
+
+    :param limit: seconds that each of these may take
+    """
+    names = insert(connection, cases)
+    open_windows(connection)
+    connection.execute("UPDATE task_lock_job SET next_run_time = now() WHERE next_run_time > now()")
+    for case, name in names.items():
+        if case.table == TASKS:
+            task = hostile.literal(name)
+            rows.add_job(connection, f"job of {case}", task_name=task, next_run_time="now()")
+    listed = {name for case, name in names.items() if case.table == JOBS}
+    listed -= {"ended though due"}
+    key, added = f"good {uuid4()}", f"added {uuid4()}"
+    rows.add_job(connection, key, next_run_time="now() + interval '1 s'")
+    with ExitStack() as closing:
+        replica = StoreReplica(database_url, replica_id="web-1", poll_interval=0.2)
+        closing.callback(replica.shutdown)
+        replica.start()
+        eventually(lambda: ran[key], limit)
+        replica.run_at(note, added)
+        eventually(lambda: ran[added], limit)
+        jobs = {job.id for job in replica.scheduler.get_jobs()}
+        assert {key, *listed} <= jobs
+        for name in listed:
+            assert replica.scheduler.get_job(name) is not None, name
+            with suppress(TaskLockError):  # of the job that was asked for
+                replica.scheduler.modify_job(name, next_run_time=LATER)
+            with suppress(TaskLockError):
+                replica.scheduler.pause_job(name)
+        replica.scheduler.pause_job(key)
+        assert replica.scheduler.get_job(key).next_run_time is None
+        eventually(lambda: not replica.executor.health().degraded, limit)
+        replica.idle()
+
+
+def test_a_name_that_postgresql_cannot_have_is_an_error(
+    make_task_locks: Callable[..., TaskLocks], connection: Connection
+) -> None:
+    hostile.insert_good(connection)
+    locks = make_task_locks()
+    for ask in (
+        locks.tasks,
+        locks.runs,
+        locks.jobs,
+        locks.pause,
+        locks.resume,
+        locks.request_run,
+        locks.forget,
+        lambda name: locks.free(name, 7),
+    ):
+        with pytest.raises(TaskLockError) as raised:
+            ask("a\0b")
+        assert not isinstance(raised.value, TaskLockDatabaseError), "no outage"
+    assert locks.tasks()
+
+
+@pytest.mark.parametrize("token", ["x", "", "1.5", 1.5, None, True, "9" * 30, 2**63, "9" * 5000])
+def test_a_token_that_is_no_number_frees_nothing(
+    token: Any, make_task_locks: Callable[..., TaskLocks]
+) -> None:
+    with pytest.raises(TaskLockOptionError, match="token must be a whole number") as raised:
+        make_task_locks().free("good task", token)
+    assert len(str(raised.value)) < 300
