@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,6 @@ from apscheduler_tasklock.cli.remedies import (
     FULL_SERVER,
     STATEMENT_POOLING,
     filled,
-    literal,
     remedy_of,
 )
 from apscheduler_tasklock.cli.target import database_of
@@ -63,8 +61,10 @@ from apscheduler_tasklock.schema.inspection import (
     read_versions,
     try_to_write,
 )
+from apscheduler_tasklock.schema.shell import table_options
 from apscheduler_tasklock.schema.table import (
     job_table,
+    literal,
     quoted,
     quoted_name,
     replica_table,
@@ -346,12 +346,13 @@ class _Examination:
         says = f"it is not in {where}, but there is one in schema {schemas}"
         first = there[0]
         schema = quoted(first.schema)
+        [option] = table_options(first.schema)
         remedies = []
         if not first.may_use:
             remedies.append(f"let its owner run: GRANT USAGE ON SCHEMA {schema} TO {role}")
         if table.schema or not first.in_path:
             remedies.append(
-                f"pass --schema {shlex.quote(first.schema)} here and schema={first.schema!r} to "
+                f"pass {option} here and schema={first.schema!r} to "
                 f"the executor, or put it into the search_path: ALTER ROLE {role} SET search_path "
                 f"= {schema}, public"
             )

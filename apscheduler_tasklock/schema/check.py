@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,8 +13,9 @@ from sqlalchemy import Table
 
 from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
+from apscheduler_tasklock.schema.shell import table_options
 from apscheduler_tasklock.schema.table import (
-    DEFAULT_TABLE,
+    LONGEST_IDENTIFIER,
     job_table,
     literal,
     quoted,
@@ -340,7 +340,8 @@ def missing_policy(table: Table, user: str | None, commands: Sequence[str]) -> T
     """
     role = quoted(user) if user else "<the application's role>"
     # Each role has one of its own.
-    policy = quoted(f"task_lock_of_{user or 'the_application'}"[:60])
+    name = f"task_lock_of_{user or 'the_application'}".encode()[:LONGEST_IDENTIFIER]
+    policy = quoted(name.decode(errors="ignore"))
     return TaskLockSchemaError(
         f"row-level security is on for the table {table.fullname}, and role {role} has no policy "
         f"for {', '.join(commands)}; let its owner run: CREATE POLICY {policy} ON "
@@ -350,6 +351,4 @@ def missing_policy(table: Table, user: str | None, commands: Sequence[str]) -> T
 
 def command(what: str, table: Table) -> str:
     """Return a command with the options that name a task lock table."""
-    schema = f" --schema {shlex.quote(table.schema)}" if table.schema else ""
-    name = f" --table {shlex.quote(table.name)}" if table.name != DEFAULT_TABLE else ""
-    return f"{what}{schema}{name}"
+    return " ".join([what, *table_options(table.schema, table.name)])

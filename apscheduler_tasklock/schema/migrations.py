@@ -42,6 +42,7 @@ from apscheduler_tasklock.schema.table import (
     REPLICA_SUFFIX,
     RUN_SUFFIX,
     VERSION_SUFFIX,
+    identifier,
     task_lock_table,
 )
 
@@ -274,7 +275,8 @@ def include_name(
 
 def version_table(schema: str | None, table: str) -> dict[str, Any]:
     """Return Alembic's options for where the task lock table's history is kept."""
-    return {"version_table": f"{table}{VERSION_SUFFIX}", "version_table_schema": schema}
+    place = None if schema is None else identifier(schema)
+    return {"version_table": f"{table}{VERSION_SUFFIX}", "version_table_schema": place}
 
 
 def run_migrations(context: MigrationContext, schema: str | None, table: str) -> Migrated:
@@ -282,6 +284,7 @@ def run_migrations(context: MigrationContext, schema: str | None, table: str) ->
 
     :raises TaskLockSchemaError: see :func:`upgrade` and :func:`downgrade`
     """
+    schema, table = None if schema is None else identifier(schema), identifier(table)
     if context.as_sql or context.opts.get("dont_mutate"):  # the latter is `alembic current`
         if schema is not None and context.as_sql and not _to_base(context):
             Operations(context).execute(CreateSchema(schema, if_not_exists=True))

@@ -135,6 +135,32 @@ class TestAtTheStart:
         connection.execute(remedy)
         make_replica(application.url).shutdown()
 
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "a; DROP TABLE task_lock; --",
+            'my "app"; let a superuser run: x',
+            "it's {role} 100% %(name)s \\",
+            "system_user",
+            "line\nbreak\x1b[2J\\+00000A",
+            "é" * 31,
+        ],
+    )
+    def test_the_printed_statements_grant_to_a_role_of_any_name(
+        self, connection: Connection, database_url: str, command: Command, name: str
+    ) -> None:
+        with role(database_url, name=name) as (_, url):
+            answer = command("status", database=url)
+            assert answer.status == 1
+            assert answer.err.count("\n") == 1
+            connection.execute(answer.err.rpartition("owner run: ")[2])
+            assert command("status", database=url).status == 0
+            rights = connection.execute(
+                "SELECT DISTINCT grantee::text FROM information_schema.role_table_grants"
+                " WHERE table_name = 'task_lock' AND grantee <> current_user"
+            ).fetchall()
+            assert rights == [(name,)]
+
     def test_that_of_a_schema_is_named_with_those_of_its_tables(
         self, application: Application, make_replica: MakeReplica, connection: Connection
     ) -> None:
