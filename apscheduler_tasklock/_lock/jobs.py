@@ -68,7 +68,7 @@ _COLUMNS = ", ".join(
     else f"job.{name}"
     for name in ("id", *_DEFINITION, "version", *_TIMES, "ended", "task_name")
 )
-_RECURS = "trigger->>'type' IS DISTINCT FROM 'date'"
+_RECURS = "trigger ->> 'type'::text IS DISTINCT FROM 'date'"
 # Neither waits long for a row that somebody has locked. See ``statements/parts.py``.
 _BRIEFLY = "set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL"
 # In the transaction of a user's change, so that whoever listens sees what was changed.

@@ -345,11 +345,11 @@ def _as_it_is(sql: str) -> TextClause:
 
 def _wait_for_others(connection: Connection) -> None:
     """Let one process at a time migrate, until the end of the transaction."""
-    before = connection.scalar(select(func.current_setting("lock_timeout")))
-    connection.execute(select(func.set_config("lock_timeout", LOCK_TIMEOUT, True)))
-    connection.execute(select(func.pg_advisory_xact_lock(UPGRADE_LOCK)))
+    before = connection.scalar(select(func.pg_catalog.current_setting("lock_timeout")))
+    connection.execute(select(func.pg_catalog.set_config("lock_timeout", LOCK_TIMEOUT, True)))
+    connection.execute(select(func.pg_catalog.pg_advisory_xact_lock(UPGRADE_LOCK)))
     # The transaction may be an application's, with a limit of its own.
-    connection.execute(select(func.set_config("lock_timeout", before, True)))
+    connection.execute(select(func.pg_catalog.set_config("lock_timeout", before, True)))
 
 
 def migration_engine(database: str | URL) -> Engine:
