@@ -41,7 +41,8 @@ _TABLE = f"""
 """
 
 _ELSEWHERE = """
-    SELECT nspname::text AS schema, has_schema_privilege(namespace.oid, 'USAGE') AS may_use,
+    SELECT nspname::text AS schema, pg_get_userbyid(relowner)::text AS owner,
+           has_schema_privilege(namespace.oid, 'USAGE') AS may_use,
            nspname = ANY (string_to_array(replace(current_setting('search_path'), '"', ''), ', '))
                AS in_path
     FROM pg_catalog.pg_class AS found JOIN pg_catalog.pg_namespace AS namespace
@@ -50,7 +51,7 @@ _ELSEWHERE = """
           AND NOT pg_is_other_temp_schema(namespace.oid)
           AND $3 OPERATOR(pg_catalog.<@) ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
                           WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped)
-    ORDER BY 3 DESC, 1
+    ORDER BY in_path DESC, nspname
 """
 
 # These stand against every write of a row, also while they are waited for.
@@ -195,11 +196,13 @@ class Elsewhere:
     """A table of the same name and columns in another schema.
 
     :ivar schema: which one
+    :ivar owner: the role whose the table is
     :ivar may_use: whether the role may look into it
     :ivar in_path: whether the ``search_path`` has it
     """
 
     schema: str
+    owner: str
     may_use: bool
     in_path: bool
 
