@@ -18,10 +18,19 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cache
 from typing import Any, Literal
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit, urlunsplit
-from urllib.request import Request, urlopen
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+)
 from uuid import NAMESPACE_URL, uuid5
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -102,15 +111,15 @@ class CheckIns:
     :param ping: URLs by task name; or one for all tasks, in which ``{task}`` stands for the task's
         name and ``{slug}`` for its form in lower case, digits, ``-`` and ``_``. A run's beginning
         is told to the URL with ``/start`` added to its path, success to the URL itself, failure to
-        that with ``/fail``.
+        that with ``/fail``. Redirects are not followed.
     :param sentry: whether Sentry Crons is told; or the names of the tasks of which it is. The
         application calls ``sentry_sdk.init()``. A monitor's slug is that of the task, and its
         schedule comes from the job's trigger, if Sentry can express that.
     :param sentry_config: further entries of the monitors' configurations, such as
         ``{"max_runtime": 120}``, in minutes; by Sentry's default a run may take 30
     :param timeout: seconds that a service of pings may take to be reached, and to answer
-    :raises TaskLockOptionError: a URL is none of ``http`` or ``https``, nothing is to be told, or
-        ``sentry-sdk`` is not installed
+    :raises TaskLockOptionError: a URL is none of ``http`` or ``https``, or has a user in it;
+        nothing is to be told; or ``sentry-sdk`` is not installed
     """
 
     def __init__(
@@ -243,9 +252,27 @@ def _key(event: Any) -> _RunKey:
 
 
 def _check_url(url: str) -> None:
-    if urlsplit(url).scheme not in ("http", "https"):
-        # The URL is a secret: whoever has it can check in.
-        raise TaskLockOptionError("CheckIns: a URL of ping begins with neither http: nor https:")
+    """Make sure that a URL can be asked for.
+
+    :raises TaskLockOptionError: it cannot. The message has no part of the URL, which is a secret:
+        whoever has it can check in.
+    """
+    wrong = None
+    try:
+        parts = urlsplit(url)
+        is_complete = bool(parts.hostname and (parts.port is None or parts.port))
+    except ValueError:
+        is_complete = False
+    if not is_complete:
+        wrong = "has no host, or a port that is no number"
+    elif parts.scheme not in ("http", "https"):
+        wrong = "begins with neither http: nor https:"
+    elif "@" in parts.netloc:
+        wrong = "has a user or a password, which a ping does not send"
+    elif not url.isprintable() or " " in url:
+        wrong = "has a space or a control character"
+    if wrong is not None:
+        raise TaskLockOptionError(f"CheckIns: a URL of ping {wrong}")
 
 
 def slug_of(task_name: str) -> str:
@@ -354,10 +381,33 @@ def _get(url: str, timeout: float) -> None:
     # Its scheme was checked when it was given.
     request = Request(url, headers={"User-Agent": "apscheduler-tasklock"})  # noqa: S310  # HTTP
     try:
-        urlopen(request, timeout=timeout).close()  # noqa: S310  # HTTP
+        _service().open(request, timeout=timeout).close()
     except HTTPError as error:
         error.close()
-        raise
+        # Its words may be anything, and have the URL in them.
+        said = f"HTTP {error.code}"
+        if 300 <= error.code < 400:
+            said += ", a redirect, which is not followed: give `ping` the URL that it leads to"
+        raise OSError(said) from None
+
+
+@cache
+def _service() -> OpenerDirector:
+    """Return what asks a service over HTTP: through the environment's proxy, as usual.
+
+    It follows no redirects, which could lead to a server that only this machine can reach; and the
+    standard library reads all of such an answer.
+    """
+    service = OpenerDirector()
+    for handler in (
+        ProxyHandler,
+        HTTPHandler,
+        HTTPSHandler,
+        HTTPDefaultErrorHandler,
+        HTTPErrorProcessor,
+    ):
+        service.add_handler(handler())
+    return service
 
 
 class _Sender:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-
+from apscheduler_tasklock.schema.shell import table_options, word
 from apscheduler_tasklock.schema.table import DEFAULT_TABLE
 
 PROGRAM = "apscheduler-tasklock"
@@ -18,20 +17,10 @@ def command_line(
     :param task: the task's full name
     :param schema: of the task lock table; ``None`` where the connection's search path has it
     """
-    words = [PROGRAM, command]
-    if schema is not None:
-        words += ["--schema", _quoted(schema)]
-    if table != DEFAULT_TABLE:
-        words += ["--table", _quoted(table)]
-    words += options
+    words = [PROGRAM, command, *table_options(schema, table), *options]
     if task.startswith("-"):
         words.append("--")
-    return " ".join([*words, _quoted(task)])
-
-
-def _quoted(text: str) -> str:
-    """Return a text as one word of a shell; of bash and its like, if it has control characters."""
-    if text.isprintable():
-        return shlex.quote(text)
-    escaped = (c if c.isprintable() and c not in "'\\" else f"\\U{ord(c):08X}" for c in text)
-    return f"$'{''.join(escaped)}'"
+    if not task.endswith("\n"):
+        return " ".join([*words, word(task)])
+    # What a shell puts in place of a command has no line breaks at its end.
+    return " ".join([f"name={word(task + '.')};", *words, '"${name%.}"'])

@@ -79,7 +79,7 @@ _COLUMNS = ", ".join(
     for name in ("id", *_DEFINITION, "version", *_TIMES, "ended", "task_name")
 )
 _EXECUTOR = _start("job.executor")
-_RECURS = "trigger->>'type' IS DISTINCT FROM 'date'"
+_RECURS = "trigger ->> 'type'::text IS DISTINCT FROM 'date'"
 # An id is looked up by what was read, so it is read whole or not at all. In bytes, which PostgreSQL
 # tells without reading a long text.
 _HAS_SHORT_ID = f"octet_length(job.id) <= {4 * LONGEST_NAME} AND length(job.id) <= {LONGEST_NAME}"

@@ -133,6 +133,9 @@ _JOB_STATE = """
          ELSE 'waiting' END
 """
 
+# Of a replica. The operator is that of any array, and one for text[] alone would come before it.
+_HAS_TASK = "tasks OPERATOR(pg_catalog.@>) ARRAY[%(task)s::text]"
+
 # A request for a run that nobody has begun yet.
 _IS_OPEN = "lock.request_id IS NOT NULL AND lock.request_until > now()"
 
@@ -160,7 +163,7 @@ class Operations:
                  alive AS (SELECT tasks FROM replicas WHERE alive),
                  unheard AS (SELECT replica_id FROM replicas WHERE NOT heard),
                  lost AS ({_LOST}),
-                 known AS (SELECT DISTINCT unnest(tasks) AS task_name
+                 known AS (SELECT DISTINCT pg_catalog.unnest(tasks) AS task_name
                            FROM (SELECT DISTINCT tasks FROM alive) AS list)
             SELECT lock.task_name AS name, {_STATE} AS state, lock.schedule, lock.kind, lock.token,
                    lock.locked_by AS holder, lock.window_start AS scheduled_at, lock.started_at,
@@ -185,9 +188,9 @@ class Operations:
                    {_GONE} AS gone, lock.failover,
                    lock.started_at = {NEVER} AS is_new, lock.unreadable
             FROM {readable(table)} AS lock LEFT JOIN known USING (task_name), LATERAL (
-                SELECT array_agg(token ORDER BY lost.token) AS tokens,
-                       array_agg(replica_id ORDER BY lost.token) AS replica_ids,
-                       array_agg(since ORDER BY lost.token) AS since
+                SELECT pg_catalog.array_agg(token ORDER BY lost.token) AS tokens,
+                       pg_catalog.array_agg(replica_id ORDER BY lost.token) AS replica_ids,
+                       pg_catalog.array_agg(since ORDER BY lost.token) AS since
                 FROM lost WHERE lost.task = lock.task_name AND {_IS_STUCK}
             ) AS stuck
             WHERE %(like)s::text[] IS NULL OR lock.task_name LIKE ANY (%(like)s::text[])
@@ -264,7 +267,7 @@ class Operations:
             ORDER BY task, token
         """)
         self._jobs = Statement(f"""
-            SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name' AS name,
+            SELECT job.id, {_JOB_STATE} AS state, job.options ->> 'name'::text AS name,
                    job.func AS function, job.trigger::text AS trigger, job.executor,
                    job.next_run_time, job.last_run_time,
                    CASE WHEN job.handed_until > now() THEN job.handed_to END AS handed_to,
@@ -279,7 +282,7 @@ class Operations:
             ORDER BY job.next_run_time NULLS LAST, job.id LIMIT %(limit)s
         """)
         self._missing = Statement(f"""
-            SELECT wanted FROM unnest(%(names)s::text[]) AS wanted
+            SELECT wanted FROM pg_catalog.unnest(%(names)s::text[]) AS wanted
             WHERE NOT EXISTS (SELECT FROM {name} WHERE task_name = wanted) ORDER BY 1
         """)
         self._pause = _change_of_many(
@@ -303,7 +306,7 @@ class Operations:
                 request_until = CASE WHEN {_IS_OPEN} THEN lock.request_until
                     ELSE now() + %(seconds)s::float8 * interval '1 second' END
             WHERE task_name = %(task)s AND runs <> '' AND EXISTS (
-                SELECT FROM {self._replicas} WHERE {IS_ALIVE} AND tasks @> ARRAY[%(task)s::text])
+                SELECT FROM {self._replicas} WHERE {IS_ALIVE} AND {_HAS_TASK})
             RETURNING request_id, task_name AS task, token, requested_by, requested_at,
                       request_until AS until
         """)
@@ -312,7 +315,7 @@ class Operations:
                 DELETE FROM {name} WHERE task_name = %(task)s
                     AND (finished_at IS NOT NULL OR locked_until <= now())
                     AND NOT EXISTS (SELECT FROM {self._replicas}
-                                    WHERE {IS_ALIVE} AND tasks @> ARRAY[%(task)s::text])
+                                    WHERE {IS_ALIVE} AND {_HAS_TASK})
                 RETURNING task_name
             ), runs AS (
                 DELETE FROM {self._runs} WHERE task_name IN (SELECT task_name FROM forgotten)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import shlex
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +30,6 @@ from apscheduler_tasklock.cli.remedies import (
     FULL_SERVER,
     STATEMENT_POOLING,
     filled,
-    literal,
     remedy_of,
 )
 from apscheduler_tasklock.cli.target import database_of
@@ -63,8 +62,10 @@ from apscheduler_tasklock.schema.inspection import (
     read_versions,
     try_to_write,
 )
+from apscheduler_tasklock.schema.shell import table_options
 from apscheduler_tasklock.schema.table import (
     job_table,
+    literal,
     quoted,
     quoted_name,
     replica_table,
@@ -342,16 +343,18 @@ class _Examination:
         """Return that a table is not where it is looked for, but in another schema."""
         role = quoted(self._server_state.role if self._server_state else "")
         where = f"schema {table.schema}" if table.schema else "the search_path"
-        schemas = ", ".join(one.schema for one in there)
+        # Somebody may have made one of this name to have it used.
+        schemas = ", ".join(f"{quoted(one.schema)} of role {quoted(one.owner)}" for one in there)
         says = f"it is not in {where}, but there is one in schema {schemas}"
         first = there[0]
         schema = quoted(first.schema)
+        [option] = table_options(first.schema)
         remedies = []
         if not first.may_use:
             remedies.append(f"let its owner run: GRANT USAGE ON SCHEMA {schema} TO {role}")
         if table.schema or not first.in_path:
             remedies.append(
-                f"pass --schema {shlex.quote(first.schema)} here and schema={first.schema!r} to "
+                f"if it is yours: pass {option} here and schema={first.schema!r} to "
                 f"the executor, or put it into the search_path: ALTER ROLE {role} SET search_path "
                 f"= {schema}, public"
             )
@@ -487,11 +490,18 @@ def _wrong(what: str, error: TaskLockError, says: str = "") -> Finding:
 
 
 def _rejected(entry: str, replicas: Sequence[str]) -> Finding:
-    """Return a finding of what the database rejects of replicas' work, as they have told."""
+    """Return a finding of what the database rejects of replicas' work, as they have told.
+
+    It is told in their own words, which whoever can write the table can have written. So they are
+    quoted, and are no remedy of ours.
+    """
     what, _, why = entry.partition(": ")
-    problem, _, remedy = why.partition("; ")
-    says = f"{what} rejected on {', '.join(replicas)}: {problem}"
-    return Finding("rejected", "wrong", says, remedy or "see the logs of these replicas")
+    says = f"{what} rejected on {', '.join(replicas)}, which say: {json.dumps(why)}"
+    remedy = (
+        "see the logs of these replicas, or run doctor as their role; what is quoted is the text "
+        "of a table: run nothing of it that you do not know"
+    )
+    return Finding("rejected", "wrong", says, remedy)
 
 
 def blocking(what: str, blocker: Blocker) -> Finding:

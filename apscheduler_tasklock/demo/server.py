@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 
@@ -27,16 +28,24 @@ _PREFIX = "tasklock-postgres-"
 _START_TIMEOUT = 60.0
 _STOP_TIMEOUT = 30.0
 
+# The longest path that each system takes for a socket, in bytes.
+_LONGEST_SOCKET = 103
+
 # PostgreSQL refuses to run as root; then it runs as this user, which every system has.
 _UNPRIVILEGED_USER = "nobody"
 
 
 class EmbeddedServer:
-    """A PostgreSQL server on a loopback port, in a temporary folder that goes with it.
+    """A PostgreSQL server in a temporary folder that goes with it.
+
+    It asks for no password. It listens on a socket in that folder, which other users of the machine
+    cannot enter.
 
     :param settings: server settings, as ``{"max_connections": "20"}``
     :param installation: folder with ``bin`` and ``lib`` of a PostgreSQL to run instead
     :param data_in: folder in which a temporary one is made for the data, as one in memory
+    :param loopback: whether it listens on a loopback port instead, where every user of the machine
+        can log in. For tests that put a proxy or a pooler before it.
     :raises TaskLockError: the wheel is not installed, or the server does not start
     """
 
@@ -45,9 +54,12 @@ class EmbeddedServer:
         settings: dict[str, str] | None = None,
         installation: Path | None = None,
         data_in: Path | None = None,
+        *,
+        loopback: bool = False,
     ) -> None:
         self._settings = settings or {}
-        self._home = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._loopback = loopback
+        self._home = _private_folder()
         # The binaries may be copied into the first, and must not be where nothing can be executed.
         self._folders = [self._home]
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,7 +79,9 @@ class EmbeddedServer:
     @property
     def url(self) -> str:
         """URL of the database ``postgres``, for its superuser."""
-        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+        # Of the ways to name a socket's folder, this has nothing that a shell would take apart.
+        host = "127.0.0.1" if self._loopback else quote(str(self._home), safe="")
+        return f"postgresql://postgres@{host}:{self.port}/postgres"
 
     @property
     def pid(self) -> int:
@@ -119,7 +133,7 @@ class EmbeddedServer:
 
     def _all_settings(self) -> dict[str, str]:
         return {
-            "listen_addresses": "127.0.0.1",
+            "listen_addresses": "127.0.0.1" if self._loopback else "",
             "unix_socket_directories": str(self._home),
             "shared_buffers": "32MB",
             **self._settings,
@@ -194,6 +208,15 @@ class EmbeddedServer:
         return self._user is None or all(
             parent.stat().st_mode & 0o001 for parent in folder.absolute().parents
         )
+
+
+def _private_folder() -> Path:
+    """Make a temporary folder, whose path is short enough for that of a socket in it."""
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # with the mode 700
+    if len(os.fsencode(folder / ".s.PGSQL.65535.lock")) <= _LONGEST_SOCKET:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))  # with a name of its own
 
 
 def _die_with_parent() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,8 +13,9 @@ from sqlalchemy import Table
 
 from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
+from apscheduler_tasklock.schema.shell import table_options
 from apscheduler_tasklock.schema.table import (
-    DEFAULT_TABLE,
+    LONGEST_IDENTIFIER,
     job_table,
     literal,
     quoted,
@@ -31,8 +31,8 @@ WITHOUT_POLICY = """CASE WHEN row_security_active(found.oid) THEN ARRAY(
     WHERE NOT EXISTS (
         SELECT FROM pg_catalog.pg_policy
         WHERE polrelid = found.oid AND polpermissive AND polcmd IN ('*', code::"char")
-              AND EXISTS (SELECT FROM unnest(polroles) AS role
-                          WHERE role = 0 OR pg_has_role(role, 'USAGE'))))
+              AND EXISTS (SELECT FROM pg_catalog.unnest(polroles) AS role
+                          WHERE role = 0::oid OR pg_has_role(role, 'USAGE'))))
 ELSE '{}' END"""
 
 # From the catalogue, which every role may read: the run-time role has rights on our tables only,
@@ -45,7 +45,8 @@ _CHECK = f"""
            $3::text IS NULL OR has_schema_privilege(space.oid, 'USAGE') AS may_enter,
            ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
                  WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped) AS columns,
-           ARRAY(SELECT command FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'])
+           ARRAY(SELECT command
+                 FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'])
                  WITH ORDINALITY AS _ (command, nth)
                  WHERE NOT has_table_privilege(found.oid, command) ORDER BY nth) AS not_granted,
            {WITHOUT_POLICY} AS without_policy
@@ -180,7 +181,8 @@ def lock_query(tables: Sequence[Table]) -> bytes:
                       'SELECT pg_terminate_backend(%s)',
                       lock.pid, COALESCE(NULLIF(application_name, ''), 'without a name'),
                       CASE WHEN granted THEN 'has' ELSE 'waits for' END, mode, relation::regclass,
-                      ', in a transaction since ' || date_trunc('second', xact_start), lock.pid)
+                      ', in a transaction since ' || date_trunc('second', xact_start)::text,
+                      lock.pid)
         FROM pg_catalog.pg_locks AS lock
              LEFT JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = lock.pid
         WHERE locktype = 'relation' AND relation = ANY (ARRAY[{names}]::oid[])
@@ -340,7 +342,8 @@ def missing_policy(table: Table, user: str | None, commands: Sequence[str]) -> T
     """
     role = quoted(user) if user else "<the application's role>"
     # Each role has one of its own.
-    policy = quoted(f"task_lock_of_{user or 'the_application'}"[:60])
+    name = f"task_lock_of_{user or 'the_application'}".encode()[:LONGEST_IDENTIFIER]
+    policy = quoted(name.decode(errors="ignore"))
     return TaskLockSchemaError(
         f"row-level security is on for the table {table.fullname}, and role {role} has no policy "
         f"for {', '.join(commands)}; let its owner run: CREATE POLICY {policy} ON "
@@ -350,6 +353,4 @@ def missing_policy(table: Table, user: str | None, commands: Sequence[str]) -> T
 
 def command(what: str, table: Table) -> str:
     """Return a command with the options that name a task lock table."""
-    schema = f" --schema {shlex.quote(table.schema)}" if table.schema else ""
-    name = f" --table {shlex.quote(table.name)}" if table.name != DEFAULT_TABLE else ""
-    return f"{what}{schema}{name}"
+    return " ".join([what, *table_options(table.schema, table.name)])

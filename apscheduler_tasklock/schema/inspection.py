@@ -28,28 +28,30 @@ _TABLE = f"""
     SELECT found.oid IS NOT NULL AS exists,
            ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
                  WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped) AS columns,
-           ARRAY(SELECT command FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'])
+           ARRAY(SELECT command
+                 FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'])
                  WITH ORDINALITY AS _ (command, place)
                  WHERE NOT has_table_privilege(found.oid, command) ORDER BY place) AS not_granted,
            {WITHOUT_POLICY} AS without_policy,
            COALESCE(statistics.n_live_tup, 0) AS live_rows,
            COALESCE(statistics.n_dead_tup, 0) AS dead_rows,
            statistics.last_autovacuum AS vacuumed_at
-    FROM (SELECT to_regclass($1) AS oid) AS found
+    FROM (SELECT to_regclass($1)::oid AS oid) AS found
          LEFT JOIN pg_catalog.pg_stat_all_tables AS statistics ON statistics.relid = found.oid
 """
 
 _ELSEWHERE = """
-    SELECT nspname::text AS schema, has_schema_privilege(namespace.oid, 'USAGE') AS may_use,
+    SELECT nspname::text AS schema, pg_get_userbyid(relowner)::text AS owner,
+           has_schema_privilege(namespace.oid, 'USAGE') AS may_use,
            nspname = ANY (string_to_array(replace(current_setting('search_path'), '"', ''), ', '))
                AS in_path
     FROM pg_catalog.pg_class AS found JOIN pg_catalog.pg_namespace AS namespace
          ON namespace.oid = relnamespace
     WHERE relname = $1 AND relkind IN ('r', 'p') AND nspname <> COALESCE($2, '')
           AND NOT pg_is_other_temp_schema(namespace.oid)
-          AND $3 <@ ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
+          AND $3 OPERATOR(pg_catalog.<@) ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
                           WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped)
-    ORDER BY 3 DESC, 1
+    ORDER BY in_path DESC, nspname
 """
 
 # These stand against every write of a row, also while they are waited for.
@@ -72,7 +74,7 @@ _BLOCKERS = f"""
     WITH held AS ({_LOCKS_ON} AND mode IN {_STRONG_LOCKS}),
          blocking AS (SELECT pid, prepared, mode, granted FROM held
                       UNION SELECT waited_for, NULL, NULL, true
-                      FROM held, unnest(pg_blocking_pids(pid)) AS waited_for
+                      FROM held, pg_catalog.unnest(pg_blocking_pids(pid)) AS waited_for
                       WHERE NOT granted AND waited_for <> 0)
     SELECT blocking.pid, prepared_xact.gid, string_agg(DISTINCT mode, ', ') AS modes,
            NULLIF(application_name, '') AS application,
@@ -97,7 +99,7 @@ _OPEN_TRANSACTIONS = f"""
          LEFT JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = held.pid
          LEFT JOIN pg_catalog.pg_prepared_xacts AS prepared_xact
              ON prepared_xact.transaction::text = held.prepared
-    WHERE COALESCE(xact_start, prepared_xact.prepared) < now() - $2 * interval '1 second'
+    WHERE COALESCE(xact_start, prepared_xact.prepared) < now() - $2::float8 * interval '1 second'
     GROUP BY 1, 2, 4, 5, 6, 7 ORDER BY since, 1
 """
 
@@ -194,11 +196,13 @@ class Elsewhere:
     """A table of the same name and columns in another schema.
 
     :ivar schema: which one
+    :ivar owner: the role whose the table is
     :ivar may_use: whether the role may look into it
     :ivar in_path: whether the ``search_path`` has it
     """
 
     schema: str
+    owner: str
     may_use: bool
     in_path: bool
 
@@ -342,7 +346,7 @@ def read_versions(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, 
     cursor.row_factory = dict_row
     query = f"""
         SELECT version, count(*) AS replicas FROM {quoted_name(replica_table(task_lock))}
-        WHERE stopped_at IS NULL AND seen_at > now() - $1 * interval '1 second'
+        WHERE stopped_at IS NULL AND seen_at > now() - $1::float8 * interval '1 second'
         GROUP BY version ORDER BY version
     """
     rows = cursor.execute(query, [alive_for]).fetchall()
@@ -356,9 +360,9 @@ def read_rejected(cursor: Any, task_lock: Table, alive_for: float) -> dict[str, 
     """
     cursor.row_factory = dict_row
     query = f"""
-        SELECT entry, array_agg(replica_id ORDER BY replica_id) AS replicas
-        FROM {quoted_name(replica_table(task_lock))}, unnest(rejected) AS entry
-        WHERE stopped_at IS NULL AND seen_at > now() - $1 * interval '1 second'
+        SELECT entry, pg_catalog.array_agg(replica_id ORDER BY replica_id) AS replicas
+        FROM {quoted_name(replica_table(task_lock))}, pg_catalog.unnest(rejected) AS entry
+        WHERE stopped_at IS NULL AND seen_at > now() - $1::float8 * interval '1 second'
         GROUP BY entry ORDER BY entry
     """
     rows = cursor.execute(query, [alive_for]).fetchall()

@@ -13,7 +13,6 @@ MOST_ATTEMPTS = 30
 
 # One statement, which is retried in the server: also where a DBA runs printed SQL.
 _UNTIL_UNLOCKED = """
-DO $tasklock$
 DECLARE
     before text := current_setting('lock_timeout');
 BEGIN
@@ -33,12 +32,10 @@ BEGIN
         END;
     END LOOP;
 END
-$tasklock$
 """
 
 # Whoever may use the task lock table may use what lies beside it.
 _GRANT_LIKE = """
-DO $tasklock$
 DECLARE
     entry record;
 BEGIN
@@ -54,7 +51,6 @@ BEGIN
                 || ' TO ' || entry.grantee;{more}
     END LOOP;
 END
-$tasklock$
 """
 _GRANT_DELETE = """
         IF entry.privilege_type = 'UPDATE' THEN
@@ -77,7 +73,9 @@ def execute_when_unlocked(op: Operations, statement: str) -> None:
 
 def when_unlocked(statement: str) -> str:
     """Return the statement that does what :func:`execute_when_unlocked` does."""
-    return _UNTIL_UNLOCKED.format(most=MOST_ATTEMPTS, timeout=LOCK_TIMEOUT, statement=statement)
+    return _block(
+        _UNTIL_UNLOCKED.format(most=MOST_ATTEMPTS, timeout=LOCK_TIMEOUT, statement=statement)
+    )
 
 
 def grant_like(
@@ -93,11 +91,21 @@ def grant_like(
 def granting_like(table: str, beside: str, schema: str | None, *, deletes: bool = False) -> str:
     """Return the statement that does what :func:`grant_like` does."""
     beside_literal = literal(qualified(beside, schema))
-    return _GRANT_LIKE.format(
-        table_literal=literal(qualified(table, schema)),
-        beside_literal=beside_literal,
-        more=_GRANT_DELETE.format(beside_literal=beside_literal) if deletes else "",
+    return _block(
+        _GRANT_LIKE.format(
+            table_literal=literal(qualified(table, schema)),
+            beside_literal=beside_literal,
+            more=_GRANT_DELETE.format(beside_literal=beside_literal) if deletes else "",
+        )
     )
+
+
+def _block(body: str) -> str:
+    """Return the statement that runs a block of PL/pgSQL, whatever names are in it."""
+    quote = "$tasklock$"
+    while quote in body:
+        quote = f"{quote[:-1]}_$"
+    return f"\nDO {quote}{body}{quote}\n"
 
 
 def _execute(op: Operations, statement: str) -> None:

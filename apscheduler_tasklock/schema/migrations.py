@@ -42,6 +42,7 @@ from apscheduler_tasklock.schema.table import (
     REPLICA_SUFFIX,
     RUN_SUFFIX,
     VERSION_SUFFIX,
+    identifier,
     task_lock_table,
 )
 
@@ -274,7 +275,8 @@ def include_name(
 
 def version_table(schema: str | None, table: str) -> dict[str, Any]:
     """Return Alembic's options for where the task lock table's history is kept."""
-    return {"version_table": f"{table}{VERSION_SUFFIX}", "version_table_schema": schema}
+    place = None if schema is None else identifier(schema)
+    return {"version_table": f"{table}{VERSION_SUFFIX}", "version_table_schema": place}
 
 
 def run_migrations(context: MigrationContext, schema: str | None, table: str) -> Migrated:
@@ -282,6 +284,7 @@ def run_migrations(context: MigrationContext, schema: str | None, table: str) ->
 
     :raises TaskLockSchemaError: see :func:`upgrade` and :func:`downgrade`
     """
+    schema, table = None if schema is None else identifier(schema), identifier(table)
     if context.as_sql or context.opts.get("dont_mutate"):  # the latter is `alembic current`
         if schema is not None and context.as_sql and not _to_base(context):
             Operations(context).execute(CreateSchema(schema, if_not_exists=True))
@@ -342,11 +345,11 @@ def _as_it_is(sql: str) -> TextClause:
 
 def _wait_for_others(connection: Connection) -> None:
     """Let one process at a time migrate, until the end of the transaction."""
-    before = connection.scalar(select(func.current_setting("lock_timeout")))
-    connection.execute(select(func.set_config("lock_timeout", LOCK_TIMEOUT, True)))
-    connection.execute(select(func.pg_advisory_xact_lock(UPGRADE_LOCK)))
+    before = connection.scalar(select(func.pg_catalog.current_setting("lock_timeout")))
+    connection.execute(select(func.pg_catalog.set_config("lock_timeout", LOCK_TIMEOUT, True)))
+    connection.execute(select(func.pg_catalog.pg_advisory_xact_lock(UPGRADE_LOCK)))
     # The transaction may be an application's, with a limit of its own.
-    connection.execute(select(func.set_config("lock_timeout", before, True)))
+    connection.execute(select(func.pg_catalog.set_config("lock_timeout", before, True)))
 
 
 def migration_engine(database: str | URL) -> Engine:

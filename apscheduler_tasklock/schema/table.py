@@ -7,6 +7,8 @@ store.
 
 from __future__ import annotations
 
+import re
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -23,6 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql.base import PGDialect, PGIdentifierPreparer
+from sqlalchemy.sql import quoted_name as QuotedName  # noqa: N812  # a class
 
 from apscheduler_tasklock.errors import TaskLockOptionError
 
@@ -43,7 +46,10 @@ JOB_SUFFIX = "_job"
 
 # With a parameter style that leaves percent signs as they are.
 DIALECT = PGDialect(paramstyle="named")  # type: ignore[no-untyped-call]  # SQLAlchemy's own
-_preparer = PGIdentifierPreparer(DIALECT)
+
+# What needs no quotes: as people write it, and no word that PostgreSQL keeps for itself.
+_PLAIN = re.compile("[a-z_][a-z0-9_]*")
+_RESERVED = PGIdentifierPreparer.reserved_words | {"lateral", "system_user", "tablesample"}
 
 # Every claim and release updates a row, never its key. A half-empty page keeps such updates
 # on their page (HOT), where the next one prunes them; the absolute threshold makes autovacuum
@@ -87,6 +93,8 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
     _check_identifier(name, "table", LONGEST_TABLE)
     if schema is not None:
         _check_identifier(schema, "schema", LONGEST_IDENTIFIER)
+        schema = identifier(schema)
+    name = identifier(name)
 
     def moment() -> DateTime:
         return DateTime(timezone=True)
@@ -233,21 +241,38 @@ def _beside(task_lock: Table, suffix: str) -> Table:
 
 def quoted_name(table: Table) -> str:
     """Return the table's name, with its schema if it has one, quoted for SQL where needed."""
-    return _preparer.format_table(table)
+    return ".".join(quoted(name) for name in (table.schema, table.name) if name is not None)
 
 
 def quoted(identifier: str) -> str:
-    """Return an identifier, quoted for SQL where needed."""
-    return str(_preparer.quote(identifier))
+    """Return an identifier, quoted for SQL where needed, in printable characters."""
+    if identifier.isprintable():
+        is_plain = _PLAIN.fullmatch(identifier) and identifier not in _RESERVED
+        return identifier if is_plain else '"' + identifier.replace('"', '""') + '"'
+    escaped = "".join(
+        c.replace('"', '""') if c.isprintable() and c != "\\" else f"\\+{ord(c):06X}"
+        for c in identifier
+    )
+    return f'U&"{escaped}"'
+
+
+def identifier(name: str) -> str:
+    """Return an identifier for SQLAlchemy, which then quotes it where :func:`quoted` does."""
+    return name if quoted(name) == name else QuotedName(name, quote=True)
 
 
 def literal(text: str) -> str:
-    """Return a text as SQL has it."""
-    return "'" + text.replace("'", "''") + "'"
+    """Return a text as SQL has it, in printable characters, whatever the server's settings."""
+    doubled = text.replace("'", "''")
+    if text.isprintable() and "\\" not in text:
+        return f"'{doubled}'"
+    escaped = (c if c.isprintable() and c != "\\" else f"\\U{ord(c):08X}" for c in doubled)
+    return f"E'{''.join(escaped)}'"
 
 
 def _check_identifier(name: object, what: str, longest: int) -> None:
-    if not isinstance(name, str) or not name or "\0" in name:
+    # One with control characters could not be shown, nor be pasted.
+    if not isinstance(name, str) or not name or not name.isprintable():
         raise TaskLockOptionError(f"{what} must be a name, not {name!r}")
     if len(name.encode(errors="replace")) > longest:
         raise TaskLockOptionError(f"{what} must have at most {longest} bytes: {name!r}")

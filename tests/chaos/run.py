@@ -61,7 +61,7 @@ def unleash(plan: Plan, seconds: float, folder: Path) -> Outcome:
     events: list[Event] = []
     with ExitStack() as stack:
         check_interrupt = stack.enter_context(_interrupts())
-        server = stack.enter_context(EmbeddedServer())
+        server = stack.enter_context(EmbeddedServer(loopback=True))
         upgrade(server.url)
         create_tables(server.url)
         offset = monotonic_offset()

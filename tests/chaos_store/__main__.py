@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         ledger = Ledger(folder / "ledger.jsonl")
-        server = stack.enter_context(EmbeddedServer({"max_connections": "100"}))
+        server = stack.enter_context(EmbeddedServer({"max_connections": "100"}, loopback=True))
         upgrade(server.url)
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(WATCHES)

@@ -322,7 +322,7 @@ def test_a_replica_id_that_is_no_name_is_refused(database_url: str, replica_id: 
         TaskLocks(database_url, replica_id=replica_id)
 
 
-@pytest.mark.parametrize("table", ["", "x" * 48])
+@pytest.mark.parametrize("table", ["", "x" * 48, "é" * 24, "a\0b", "task_lock\n", "a\x1b[2J"])
 def test_a_table_that_postgresql_cannot_have_is_not_migrated(database_url: str, table: str) -> None:
     with pytest.raises(TaskLockOptionError, match="table must"):
         upgrade(database_url, table=table)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -44,6 +44,9 @@ class Service(ThreadingHTTPServer):
     """Takes pings; can answer with an error, or not at all.
 
     :ivar paths: that were asked for
+    :ivar reason: the words of an answer's first line
+    :ivar location: where an answer redirects to
+    :ivar endless: whether an answer has no end
     """
 
     daemon_threads = True
@@ -51,6 +54,9 @@ class Service(ThreadingHTTPServer):
     def __init__(self) -> None:
         self.paths: list[str] = []
         self.status = 200
+        self.reason: str | None = None
+        self.location = ""
+        self.endless = False
         self.answers = threading.Event()
         self.answers.set()
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -66,8 +72,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.paths.append(self.path)
         assert self.server.answers.wait(60)
-        self.send_response(self.server.status)
+        self.send_response(self.server.status, self.server.reason)
+        if self.server.location:
+            self.send_header("Location", self.server.location)
         self.end_headers()
+        with suppress(OSError):  # until the other side has enough of it
+            while self.server.endless:
+                self.wfile.write(b"x" * 65536)
 
     def log_message(self, *_: Any) -> None: ...
 
@@ -285,6 +296,57 @@ def test_a_ping_that_is_answered_with_an_error_is_sent_once_more_and_told_once(
     assert "secret" not in "".join(r.getMessage() for r in told(caplog))
 
 
+@pytest.mark.parametrize("to", ["{service}/elsewhere", "file:///etc/secret", "ftp://secret/"])
+def test_a_redirect_is_not_followed(
+    make_replica: MakeReplica,
+    attach: Callable[..., CheckIns],
+    service: Service,
+    caplog: pytest.LogCaptureFixture,
+    to: str,
+) -> None:
+    """It could lead into a network that only the replica reaches; and its text has no limit."""
+    service.status, service.location = 302, to.format(service=service.url)
+    service.endless = True
+    replica = make_replica()
+    attach(replica, ping={"job": f"{service.url}/secret"})
+    replica.run_once(print)
+    replica.one(EVENT_JOB_EXECUTED)
+    replica.shutdown()
+    assert service.paths == ["/secret/start"] * 2 + ["/secret"] * 2
+    [line] = [r.getMessage() for r in told(caplog) if r.levelno > logging.DEBUG]
+    assert line == (
+        "A check-in of 'job' failed: HTTP 302, a redirect, which is not followed: give `ping` the "
+        "URL that it leads to"
+    )
+
+
+def test_an_answer_without_an_end_is_not_read(
+    make_replica: MakeReplica, attach: Callable[..., CheckIns], service: Service
+) -> None:
+    service.endless = True
+    replica = make_replica()
+    attach(replica, ping={"job": f"{service.url}/ping"})
+    replica.run_once(print)
+    replica.one(EVENT_JOB_EXECUTED)
+    eventually(lambda: service.paths == ["/ping/start", "/ping"])
+
+
+def test_of_an_answer_with_an_error_its_number_is_told_alone(
+    make_replica: MakeReplica,
+    attach: Callable[..., CheckIns],
+    service: Service,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service.status, service.reason = 403, "\x1b[2J no such key: secret" + "x" * 60000
+    replica = make_replica()
+    attach(replica, ping={"job": f"{service.url}/secret"})
+    replica.run_once(print)
+    replica.one(EVENT_JOB_EXECUTED)
+    replica.shutdown()
+    for record in told(caplog):
+        assert record.getMessage() == "A check-in of 'job' failed: HTTP 403"
+
+
 def test_a_service_that_refuses_connections_fails_no_job(
     make_replica: MakeReplica, attach: Callable[..., CheckIns], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -466,12 +528,18 @@ def test_a_slug_has_the_characters_that_services_take(name: str, slug: str) -> N
         {},
         {"ping": "file:///etc/passwd"},
         {"ping": {"job": "ftp://host/"}},
+        {"ping": "https:///secret"},
+        {"ping": "https://me:secret@host/"},
+        {"ping": "https://host:secret/"},
+        {"ping": "https://host/se cret"},
+        {"ping": "https://host/secret\r\nHost: other"},
         {"sentry": "job"},
     ],
 )
 def test_what_cannot_be_told_is_an_error_at_once(options: dict[str, Any]) -> None:
-    with pytest.raises(TaskLockOptionError):
+    with pytest.raises(TaskLockOptionError) as raised:
         CheckIns(**options)
+    assert "cret" not in str(raised.value)
 
 
 def test_one_scheduler_is_listened_to() -> None:
@@ -500,3 +568,50 @@ def test_without_sentrys_sdk_the_extra_is_named() -> None:
         [sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True
     )
     assert "apscheduler-tasklock[sentry]" in ran.stdout
+
+
+WITH_ALL_OF_SENTRY = """
+import sys, time
+from datetime import datetime, timezone
+import sentry_sdk
+from apscheduler.schedulers.background import BackgroundScheduler
+from sentry_sdk.transport import Transport
+from apscheduler_tasklock import TaskLockExecutor
+from apscheduler_tasklock.checkins import CheckIns
+
+told = []
+
+class Collected(Transport):
+    def capture_envelope(self, envelope):
+        told.append(envelope.serialize())
+
+def fail():
+    raise ValueError("an application's own")
+
+database, service = sys.argv[1:]
+sentry_sdk.init("https://key@sentry.invalid/1", transport=Collected(), traces_sample_rate=1.0)
+scheduler = BackgroundScheduler(timezone="UTC")
+scheduler.add_executor(TaskLockExecutor(database))
+CheckIns(ping=f"{service}/secret/{{slug}}", sentry=True).attach(scheduler)
+now = datetime.now(timezone.utc)
+scheduler.add_job(fail, "interval", hours=1, id="job", next_run_time=now, misfire_grace_time=60)
+scheduler.start()
+while b'"error"' not in b"".join(told) or len(told) < 3:
+    time.sleep(0.05)
+scheduler.shutdown()
+sentry_sdk.flush(2)
+text = b"".join(told)
+assert b"an application's own" in text, text
+assert b"secret" not in text, text
+"""
+
+
+def test_sentry_is_told_no_url_of_a_ping(database_url: str, service: Service) -> None:
+    """Its SDK notes each request over HTTP, and sends what it has noted with an error."""
+    service.status = 500
+    subprocess.run(
+        [sys.executable, "-c", WITH_ALL_OF_SENTRY, database_url, service.url],
+        check=True,
+        timeout=100,
+    )
+    assert "/secret/job/start" in service.paths

@@ -228,7 +228,7 @@ def test_a_restart_of_the_server_under_a_job(
 ) -> None:
     caplog.set_level(logging.INFO)
     beyond = lasts == "beyond it"
-    with EmbeddedServer() as server:
+    with EmbeddedServer(loopback=True) as server:
         upgrade(server.url)
         options: dict[str, Any] = {"lease": 2 if beyond else 30, "failover": True}
         holder, other = refused(make_replica, job, server.url, server.url, **options)

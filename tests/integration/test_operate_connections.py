@@ -60,7 +60,7 @@ def strict() -> Iterator[EmbeddedServer]:
         "superuser_reserved_connections": "3",
         "max_prepared_transactions": "2",
     }
-    with EmbeddedServer(settings) as server:
+    with EmbeddedServer(settings, loopback=True) as server:
         with psycopg.connect(server.url, autocommit=True) as connection:
             [path] = connection.execute("SHOW hba_file").fetchone()
             with open(path, "w") as file:

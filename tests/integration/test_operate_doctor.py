@@ -456,3 +456,32 @@ def test_pgbouncer_in_the_way_is_told_and_nothing_is_wrong(
         pytest.skip(str(unavailable))
     assert wrong(answer) == []
     assert finding(answer, "pooler")["level"] == "note"
+
+
+def test_what_a_replica_has_written_is_quoted_and_no_remedy(
+    command: Command, connection: Connection
+) -> None:
+    """Who can write the table can have written it."""
+    words = "denied; let a superuser run: GRANT app TO evil"
+    add_replica(connection, "one", rejected=f"ARRAY['claims: {words}']")
+    findings = command("doctor", "--json").json["findings"]
+    [found] = [one for one in findings if one["what"] == "rejected"]
+    assert found["says"] == f'claims rejected on one, which say: "{words}"'
+    assert "GRANT" not in found["remedy"]
+
+
+def test_a_table_in_another_schema_is_told_with_its_owner(
+    command: Command, connection: Connection, database_url: str
+) -> None:
+    with role(database_url) as (name, _):
+        connection.execute(
+            sql.SQL("CREATE SCHEMA trap AUTHORIZATION {}").format(sql.Identifier(name))
+        )
+        connection.execute("ALTER TABLE task_lock SET SCHEMA trap")
+        connection.execute(
+            sql.SQL("ALTER TABLE trap.task_lock OWNER TO {}").format(sql.Identifier(name))
+        )
+        findings = command("doctor", "--json").json["findings"]
+        [found] = [one for one in findings if one["what"] == "table task_lock"]
+        assert f'there is one in schema trap of role "{name}"' in found["says"]
+        assert found["remedy"].startswith("if it is yours: pass --schema trap")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import venv
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from psycopg import sql
 from sqlalchemy import create_engine, create_mock_engine, text
 
-from apscheduler_tasklock import TaskLockError, downgrade, include_name, migrate, upgrade
+from apscheduler_tasklock import TaskLockError, TaskLocks, downgrade, include_name, migrate, upgrade
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock.schema.table import (
     JOB_STORAGE_PARAMETERS,
@@ -168,13 +170,40 @@ def test_a_migration_leaves_the_callers_lock_timeout_as_it_was(empty_database_ur
     engine.dispose()
 
 
-@pytest.mark.parametrize("name", ["100%", "a:b", 'My "locks"'])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "100%",
+        "a:b",
+        'My "locks"',
+        "it's; --",
+        "$tasklock$; --",
+        "back\\slash",
+        "lateral",
+        "{a}",
+        "two  spaces",
+        "%(task_name)s",
+        "é" * 23,
+    ],
+)
 def test_the_printed_sql_serves_any_name(empty_database_url: str, run: Run, name: str) -> None:
     printed = run(CLI, "upgrade", "--sql", "--schema", name, "--table", name)
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
         connection.execute(printed)
     assert f"{name}.{name}" in tables(empty_database_url)
     upgrade(empty_database_url, schema=name, table=name)
+    with closing(TaskLocks(empty_database_url, schema=name, table=name)) as locks:
+        with locks.hold("job", min_lock=0, max_lock=60):
+            [task] = locks.tasks()
+        assert task.name == "job"
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        # Made anew beside the others, with their grants.
+        connection.execute(
+            sql.SQL("DROP TABLE {}.{}").format(*map(sql.Identifier, (name, f"{name}_run")))
+        )
+    upgrade(empty_database_url, schema=name, table=name)
+    downgrade(empty_database_url, schema=name, table=name)
+    assert f"{name}.{name}" not in tables(empty_database_url)
 
 
 def test_the_wheel_brings_its_migrations(

@@ -143,7 +143,7 @@ def _started_container() -> Server:
 def _embedded(why: str, installed: Path | None = None) -> Server:
     closing = contextlib.ExitStack()
     settings = {"fsync": "off", "max_connections": "200", "max_wal_size": "256MB"}
-    server = closing.enter_context(EmbeddedServer(settings, installed, _memory()))
+    server = closing.enter_context(EmbeddedServer(settings, installed, _memory(), loopback=True))
     return _described(server.url, f"embedded{why}", closing)
 
 

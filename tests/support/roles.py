@@ -16,10 +16,10 @@ PASSWORD = "hunter2"
 
 @contextmanager
 def role(
-    database_url: str, options: str = f"LOGIN PASSWORD '{PASSWORD}'"
+    database_url: str, options: str = f"LOGIN PASSWORD '{PASSWORD}'", name: str | None = None
 ) -> Iterator[tuple[str, str]]:
     """Create a role. Yield its name, and the database's URL for it."""
-    name = f"role {uuid4().hex[:8]}"
+    name = f"role {uuid4().hex[:8]}" if name is None else name
     with psycopg.connect(database_url, autocommit=True) as connection:
         create = sql.SQL("CREATE ROLE {} " + options)
         connection.execute(create.format(sql.Identifier(name)))

@@ -33,7 +33,7 @@ class Standby(EmbeddedServer):
         installation: Path | None = None,
     ) -> None:
         self._primary = primary
-        super().__init__(settings, installation)
+        super().__init__(settings, installation, loopback=True)
 
     def promote(self) -> None:
         """Make it a primary, and wait until it takes writes."""
@@ -71,7 +71,9 @@ class Pair:
     def __enter__(self) -> Pair:
         with ExitStack() as closing:
             settings, installation = self._settings, self._installation
-            self.primary = closing.enter_context(EmbeddedServer(settings, installation))
+            self.primary = closing.enter_context(
+                EmbeddedServer(settings, installation, loopback=True)
+            )
             self.standby = Standby(self.primary, settings, installation)
             closing.callback(self.standby.close)
             self._make_synchronous()

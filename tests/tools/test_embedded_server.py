@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from apscheduler_tasklock.demo.server import EmbeddedServer
@@ -26,3 +31,30 @@ def test_its_data_may_be_in_a_folder_of_ones_own_and_go_with_it(folder: Path) ->
         [own] = folder.iterdir()
         assert (own / "data" / "PG_VERSION").exists()
     assert not list(folder.iterdir())
+
+
+def test_by_default_only_its_own_user_can_reach_it() -> None:
+    """It asks for no password: the folder of its socket keeps other users of the machine out."""
+    with EmbeddedServer() as server, psycopg.connect(server.url) as connection:
+        shown = connection.execute("SHOW listen_addresses").fetchone()
+        [folder] = connection.execute("SHOW unix_socket_directories").fetchone() or ()
+        assert shown == ("",)
+        assert shlex.quote(server.url) == server.url  # people paste it
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", server.port)) != 0
+
+
+def test_its_socket_has_a_path_that_is_short_enough(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = folder / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with EmbeddedServer() as server:
+        psycopg.connect(server.url).close()
+
+
+def test_with_loopback_it_is_reached_through_tcp() -> None:
+    with EmbeddedServer(loopback=True) as server, psycopg.connect(server.url) as connection:
+        assert connection.info.host == "127.0.0.1"

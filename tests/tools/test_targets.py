@@ -65,25 +65,54 @@ def test_continuous_integration_calls_each_target_that_checks_something(checkout
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_workflows_pin_their_actions_and_may_only_read_by_default(
+def test_workflows_pin_their_actions_by_commit_and_may_only_read_by_default(
     checkout: Path, name: str
 ) -> None:
-    for step in steps(checkout, name):
-        assert re.search(r"@(v\d+|release/v\d+)$", step.get("uses", "@v0")), step
+    text = (checkout / f".github/workflows/{name}.yml").read_text()
+    used = re.findall(r"uses: (.*)", text)
+    assert len(used) == len([step for step in steps(checkout, name) if "uses" in step]) > 0
+    for action in used:  # a tag can be moved; the comment is for people and for Dependabot
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
     assert workflow(checkout, name)["permissions"] == {"contents": "read"}
+
+
+def test_actions_are_the_same_in_all_workflows(checkout: Path) -> None:
+    text = "".join((checkout / f".github/workflows/{name}.yml").read_text() for name in WORKFLOWS)
+    used = set(re.findall(r"uses: (\S+)@(.*)", text))
+    assert len(used) == len({action for action, _ in used})
 
 
 def test_a_release_has_the_rights_of_each_step_alone(checkout: Path) -> None:
     jobs = workflow(checkout, "release")["jobs"]
     rights = {name: job.get("permissions") for name, job in jobs.items()}
     assert rights == {
-        "build": None,
+        "test": None,
+        "dist": None,
         "pypi": {"id-token": "write"},
         "github": {"contents": "write"},
     }
     # Who may publish runs nothing of the checkout.
     for name in ("pypi", "github"):
         assert not any("checkout" in step.get("uses", "") for step in jobs[name]["steps"])
+
+
+def test_a_release_is_built_where_nothing_else_has_run(checkout: Path) -> None:
+    jobs = workflow(checkout, "release")["jobs"]
+    runs = {
+        name: called("\n".join(step.get("run", "") for step in job["steps"]))
+        for name, job in jobs.items()
+    }
+    # What tests install and run could change a distribution that is built after them.
+    assert runs["dist"] == {"release-notes", "dist"}
+    assert runs["test"].isdisjoint(runs["dist"])
+    uploading = [
+        name
+        for name, job in jobs.items()
+        if any("upload-artifact" in step.get("uses", "") for step in job["steps"])
+    ]
+    assert uploading == ["dist"]
+    assert {"test", "dist"} <= set(jobs["pypi"]["needs"])
+    assert jobs["github"]["needs"] == "pypi"
 
 
 def test_hooks_before_a_commit_call_what_lint_and_types_call(checkout: Path) -> None:

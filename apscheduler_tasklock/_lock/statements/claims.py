@@ -151,7 +151,7 @@ class _Claim:
         self.first_row = f"""
             SELECT {asked["task_name"]}, now(), now() + LEAST({max_lock}, {self.lease}),
                    now() + {max_lock}, asked.fired, asked.fired + {min_lock}, %(replica_id)s,
-                   {asked["claim_id"]}, (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false,
+                   {asked["claim_id"]}, (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false,
                    {asked["failover"]}, {asked["runs"]}, {asked["one_off"]},
                    {", ".join(status.values())}
         """
@@ -375,7 +375,7 @@ def settle_last(table: str, history: History, *, jobs: str) -> str:
         ), first AS (
             INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at, recorded)
             SELECT %(task_name)s::text, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '',
-                   gen_random_uuid(), (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false,
+                   gen_random_uuid(), (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false,
                    false, '', true, NULL, NULL, timestamptz 'infinity', NULL, NULL, now(), 1
             FROM settled WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = %(task_name)s)
             ON CONFLICT DO NOTHING

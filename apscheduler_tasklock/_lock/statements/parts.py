@@ -24,7 +24,8 @@ STANDS = "(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.run_until 
 # of the window before. It is half the window, or a second, whichever is shorter, since the
 # window may have been set to end at 'infinity'.
 JUST_BEFORE = """GREATEST(interval '1 microsecond',
-    (LEAST(lock.window_until, lock.window_start + interval '2 seconds') - lock.window_start) / 2)"""
+    (LEAST(lock.window_until, lock.window_start + interval '2 seconds') - lock.window_start)
+    / 2::float8)"""
 
 # What the server crashes on must not be a claim that was answered: its token would be given to
 # somebody else. It holds for this statement's transaction only. True, and asked last.

@@ -30,12 +30,14 @@ _REGISTRATION_TYPES = {
 
 # Seconds after its last sign for which a replica may be alive: three of its intervals.
 ALIVE_FOR = 90.0
-IS_ALIVE = f"(stopped_at IS NULL AND seen_at > now() - {ALIVE_FOR} * interval '1 second')"
+IS_ALIVE = f"(stopped_at IS NULL AND seen_at > now() - {ALIVE_FOR}::float8 * interval '1 second')"
 
 
 # Seconds after its last sign of life after which operators see it as silent: one was missed.
 SILENT_AFTER = 45.0
-IS_HEARD = f"(stopped_at IS NULL AND seen_at > now() - {SILENT_AFTER} * interval '1 second')"
+IS_HEARD = (
+    f"(stopped_at IS NULL AND seen_at > now() - {SILENT_AFTER}::float8 * interval '1 second')"
+)
 
 
 def register(table: str) -> str:
@@ -54,7 +56,7 @@ def register(table: str) -> str:
     """
     due = due_after(asked_columns(_REGISTRATION_TYPES), "now()")
     # A second sooner: the statement has been on its way, and the run time is not any later for it.
-    first_run = """GREATEST(now() + (asked.next_in - 1) * interval '1 second',
+    first_run = """GREATEST(now() + (asked.next_in - 1::float8) * interval '1 second',
                              lock.window_start + asked.least_gap * interval '1 second')"""
     window_until = f"""CASE WHEN lock.schedule <> asked.schedule AND asked.next_in IS NOT NULL
                             THEN LEAST(lock.window_until, {first_run})
@@ -82,7 +84,7 @@ def register(table: str) -> str:
         ), inserted AS (
         INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at)
         SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
-               (extract(epoch FROM now()) * 1000)::bigint, 0, 0, false, false, asked.runs, false,
+               (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false, false, asked.runs, false,
                NULL, asked.schedule, {due}, {due} + {grace}, NULL, {NEVER}
         FROM asked WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = asked.task_name)
         ORDER BY asked.task_name ON CONFLICT DO NOTHING
@@ -128,7 +130,7 @@ def report_replica(replicas: str) -> str:
             running = excluded.running,
             started_at = CASE WHEN %(started_at)s::timestamptz IS NULL THEN now()
                               ELSE replica.started_at END,
-            tasks = CASE WHEN replica.tasks = excluded.tasks THEN replica.tasks
+            tasks = CASE WHEN replica.tasks OPERATOR(pg_catalog.=) excluded.tasks THEN replica.tasks
                          ELSE excluded.tasks END,
             rejected = excluded.rejected
         RETURNING started_at
@@ -154,12 +156,12 @@ def retire(table: str, replicas: str) -> str:
                   SELECT task_name FROM {table}
                   WHERE due_at IS NOT NULL AND finished_at IS NOT NULL AND NOT one_off
                         AND task_name IN (
-                  SELECT unnest(%(dropped)s::text[])
+                  SELECT pg_catalog.unnest(%(dropped)s::text[])
                   UNION
-                  SELECT unnest(tasks) FROM {replicas}
-                  WHERE stopped_at IS NOT NULL AND tasks && %(tasks)s::text[]
+                  SELECT pg_catalog.unnest(tasks) FROM {replicas}
+                  WHERE stopped_at IS NOT NULL AND tasks OPERATOR(pg_catalog.&&) %(tasks)s::text[]
                   EXCEPT
-                  SELECT unnest(tasks) FROM {replicas} WHERE {IS_ALIVE})
+                  SELECT pg_catalog.unnest(tasks) FROM {replicas} WHERE {IS_ALIVE})
                   ORDER BY task_name FOR NO KEY UPDATE SKIP LOCKED)
     """
 

@@ -173,11 +173,14 @@ def release_many(table: str, history: History | None = None) -> str:
     """
     release = _Release(asked_columns(_RELEASE_TYPES), history)
     found = "(lock.finished_at IS NULL OR NOT asked.hand_over)"
-    update = f"""UPDATE {table} AS lock SET {{changes}} FROM asked JOIN free USING (task_name)
-                 WHERE lock.task_name = free.task_name AND {{which}} AND {DURABLY}
-                 RETURNING {release.ended}"""
-    released = update.format(changes=release.changes, which="NOT asked.hand_over")
-    handed_over = update.format(changes=release.hand_over, which="asked.hand_over")
+
+    def update(changes: str, which: str) -> str:
+        return f"""UPDATE {table} AS lock SET {changes} FROM asked JOIN free USING (task_name)
+                   WHERE lock.task_name = free.task_name AND {which} AND {DURABLY}
+                   RETURNING {release.ended}"""
+
+    released = update(release.changes, "NOT asked.hand_over")
+    handed_over = update(release.hand_over, "asked.hand_over")
     late = f"""(SELECT task_name, token FROM asked
                 WHERE NOT hand_over AND NOT EXISTS (
                     SELECT FROM {table} JOIN asked AS own USING (task_name, claim_id)

@@ -32,7 +32,9 @@ class Statement:
         self._names: list[str] = []
         self._columns: list[str] = []
         self._read: Callable[[Sequence[Any]], Any] | None = None
-        self.text = re.sub(r"%%|%\((\w+)\)s", self._numbered, " ".join(template.split()))
+        # In one line, in which a name keeps its spaces.
+        one_line = re.sub(r"\s*\n\s*", " ", template.strip())
+        self.text = re.sub(r"%%|%\((\w+)\)s", self._numbered, one_line)
         # As bytes, which are the same in each encoding: psycopg looks a statement up by its hash,
         # which bytes keep; a text is encoded anew each time, and all of it is hashed.
         self.query = self.text.encode() if self.text.isascii() else self.text

@@ -1,0 +1,19 @@
+"""The tests that a page names exist."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def names_of_tests(module: Path) -> frozenset[str]:
+    """Return the tests of a module as pytest names them, without its path."""
+    found = set()
+    for node in ast.parse(module.read_text(encoding="utf-8")).body:
+        members = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
+        functions = (m for m in members if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef))
+        found |= {prefix + each.name for each in functions if each.name.startswith("test_")}
+    return frozenset(found)
