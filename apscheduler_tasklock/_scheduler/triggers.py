@@ -45,14 +45,15 @@ _ASKED_THEMSELVES = (CronTrigger, DateTrigger, IntervalTrigger)
 
 _INSTANT = timedelta(microseconds=1)
 
-# The most steps of one call, of all parts of a trigger together. Each answer of a part is one.
-MOST_STEPS = 50_000
+# The most steps of one call, of all parts of a trigger together. Each answer of a part is one. That
+# of a cron trigger is one more for so many days that it looks through, and as many times that as
+# its fields list values on average.
+MOST_STEPS = 20_000
+_DAYS_OF_STEP = 10
 
 # The longest time that a cron trigger looks through at once: APScheduler's goes on until the year
 # 9999, for seconds or minutes, if no day matches.
 _LOOKED_THROUGH = timedelta(days=4 * 365)
-# The steps that each further such time takes: some, and some for each value that a field lists.
-_STEPS_OF_LOOK, _STEPS_OF_VALUE = 20, 10
 
 # The longest text of a trigger in a message.
 _LONGEST_NAME = 300
@@ -422,9 +423,9 @@ def _later(trigger: Any, *, previous: datetime, moment: datetime, steps: Steps) 
 
 def _asked(trigger: Any, previous: datetime | None, now: datetime, steps: Steps) -> datetime | None:
     """Return what a trigger that is no combination answers."""
-    steps.take()
     if type(trigger) is CronTrigger:
         return _asked_in_parts(trigger, previous, now, steps)
+    steps.take()
     if (
         type(trigger) is CalendarIntervalTrigger
         and previous is not None
@@ -442,6 +443,9 @@ def _asked_in_parts(
 
     One that has no run time within a hundred years has none.
     """
+    # Each field has one at least.
+    weight = sum(len(field.expressions) for field in trigger.fields) // len(trigger.fields)
+    steps.take(weight)
     end, jitter = trigger.end_date, trigger.jitter
     begins = [now.astimezone(timezone.utc)]
     if previous is not None:
@@ -454,9 +458,7 @@ def _asked_in_parts(
     asked, until = copy.copy(trigger), begin
     asked.jitter = None
     while until.timestamp() - begin.timestamp() < LONGEST_SECONDS:
-        if until is not begin:
-            values = sum(len(field.expressions) for field in trigger.fields)
-            steps.take(_STEPS_OF_LOOK + _STEPS_OF_VALUE * values)
+        looked_from = until
         try:
             until += _LOOKED_THROUGH
         except OverflowError:  # Python's times end
@@ -464,6 +466,8 @@ def _asked_in_parts(
         is_last = end is not None and end.timestamp() <= until.timestamp()
         asked.end_date = end if is_last else until
         found: datetime | None = asked.get_next_fire_time(previous, now)
+        seconds = (until if found is None else found).timestamp() - looked_from.timestamp()
+        steps.take(weight * int(seconds / 86_400 / _DAYS_OF_STEP))
         if found is not None and jitter:
             found += timedelta(seconds=random.uniform(0, jitter))  # noqa: S311  # no secret
             return found if end is None else min(found, end)

@@ -36,6 +36,7 @@ _LARGEST_INTEGER = 10**_MOST_DIGITS
 _COMPARED = [timedelta(weeks=weeks) for weeks in range(0, 104, 2)]
 # For how many hours what a zone means is told exactly: those of two years.
 _TOLD_HOURS = 2 * 366 * 24
+_WEEK = 7 * 24
 
 
 class UnstorableError(TaskLockOptionError):
@@ -116,7 +117,10 @@ def decode_zone(written: str) -> tzinfo:
     if written == "UTC":
         return timezone.utc
     if written.lstrip("-").isdigit():
-        return timezone(timedelta(microseconds=int(written)))
+        offset = timedelta(microseconds=int(written))
+        if offset.microseconds:  # with which a calendar interval finds no time, without an end
+            raise ValueError("its time zone is off by a fraction of a second")
+        return timezone(offset)
     return ZoneInfo(written)
 
 
@@ -135,7 +139,7 @@ def meaning_of_zone(written: Any) -> Any:
 def _offsets(written: str, year: int) -> tuple[tuple[int, timedelta | None], ...]:
     """Return the offset at the start of a year, and each other one with the hour of its begin.
 
-    Two changes within a day are told as one.
+    Two changes within a week are told as one.
     """
     zone, start = decode_zone(written), datetime(year, 1, 1, tzinfo=timezone.utc)
 
@@ -143,11 +147,17 @@ def _offsets(written: str, year: int) -> tuple[tuple[int, timedelta | None], ...
         return (start + timedelta(hours=hour)).astimezone(zone).utcoffset()
 
     changes = [(0, offset_at(0))]
-    for day_begins in range(24, _TOLD_HOURS, 24):
-        offset = offset_at(day_begins)
+    for week_ends in range(_WEEK, _TOLD_HOURS, _WEEK):
+        offset = offset_at(week_ends)
         if offset != changes[-1][1]:
-            hours = range(day_begins - 23, day_begins + 1)
-            changes.append((next(hour for hour in hours if offset_at(hour) == offset), offset))
+            before, after = week_ends - _WEEK, week_ends
+            while after - before > 1:
+                middle = (before + after) // 2
+                if offset_at(middle) == offset:
+                    after = middle
+                else:
+                    before = middle
+            changes.append((after, offset))
     return tuple(changes)
 
 
