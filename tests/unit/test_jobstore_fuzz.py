@@ -1,4 +1,4 @@
-"""Random JSON in a job's row: it is a job, or it is unreadable; and nothing takes without an end."""
+"""Random JSON in a job's row: it is a job, or it is unreadable; and nothing goes on for ever."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def use(rng: random.Random, columns: dict[str, Any]) -> bool:
     definition = Definition(func="tests.support.stored_jobs:note", executor="default", **columns)
     try:
         attributes = JobCodec(AllowedFunctions(["tests."])).decode(definition)
-    except UnreadableError as error:
-        assert str(error)
+    except UnreadableError:
         return False
     trigger = attributes["trigger"]
     assert isinstance(trigger, BaseTrigger)
