@@ -310,11 +310,14 @@ def _read_calendar(data: Mapping[str, Any], _parts: _Parts) -> Any:
     length = _whole_numbers(data["length"], 4)
     hour, minute, second = _whole_numbers(data["time"], 3)
     start_date = _read_date(data["start_date"])
-    days_of_each = zip((366, 31, 7, 1), length, strict=True)
+    days_of_each = zip((365, 30, 7, 1), length, strict=True)
     if min(length) < 0 or any(days * count > _LONGEST.days for days, count in days_of_each):
         raise ValueError(f"its length is not from 0 to {_LONGEST.days} days")
     if start_date is not None and start_date.year > _LAST_YEAR:
         raise ValueError(f"it starts after the year {_LAST_YEAR}")
+    zone = _read_zone(data)
+    if (zone.utcoffset(None) or timedelta()).microseconds:  # with which it is asked for ever
+        raise ValueError("its time zone is off by a fraction of a second")
     years, months, weeks, days = length
     return CalendarIntervalTrigger(
         years=years,
@@ -326,7 +329,7 @@ def _read_calendar(data: Mapping[str, Any], _parts: _Parts) -> Any:
         second=second,
         start_date=start_date,
         end_date=_read_date(data["end_date"]),
-        timezone=_read_zone(data),
+        timezone=zone,
         jitter=_read_jitter(data),
     )
 

@@ -117,10 +117,7 @@ def decode_zone(written: str) -> tzinfo:
     if written == "UTC":
         return timezone.utc
     if written.lstrip("-").isdigit():
-        offset = timedelta(microseconds=int(written))
-        if offset.microseconds:  # with which a calendar interval finds no time, without an end
-            raise ValueError("its time zone is off by a fraction of a second")
-        return timezone(offset)
+        return timezone(timedelta(microseconds=int(written)))
     return ZoneInfo(written)
 
 
