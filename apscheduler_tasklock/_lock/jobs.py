@@ -504,10 +504,11 @@ def _fetch(jobs: str, lock: str) -> str:
             SELECT * FROM json_to_recordset(%(executors)s::json) AS _ (executor text, free integer)
         ), due AS (
             SELECT due.* FROM here, LATERAL (
-                SELECT job.id, lock.paused_until,
+                SELECT job.id, {_readable("lock.paused_until")} AS paused_until,
                        {first_handed_at} AS first_handed_at,
                        CASE WHEN {stood_against_manual_run} THEN 0 ELSE
-                            extract(epoch FROM {first_handed_at} - job.next_run_time) END::float8
+                            extract(epoch FROM {first_handed_at}
+                                               - {_readable("job.next_run_time")}) END::float8
                            AS first_late_by
                 FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
                 WHERE job.executor = here.executor AND job.next_run_time <= now()
@@ -532,7 +533,8 @@ def _fetch(jobs: str, lock: str) -> str:
             ) AS first
         )
         SELECT now() AS database_time,
-               extract(epoch FROM next.run_time - now())::float8 AS next_in, handed.*
+               extract(epoch FROM {_readable("next.run_time")} - now())::float8 AS next_in,
+               handed.*
         FROM next LEFT JOIN handed ON true ORDER BY handed.next_run_time
     """
 
