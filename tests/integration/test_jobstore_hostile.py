@@ -6,8 +6,10 @@ Each replica goes on with everything else: the jobs that are due, users' calls, 
 from __future__ import annotations
 
 import json
+import random
+import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from typing import Any
 from uuid import uuid4
@@ -15,14 +17,16 @@ from uuid import uuid4
 import psycopg
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
+from apscheduler.jobstores.base import JobLookupError
 from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.triggers.combining import AndTrigger, OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 
 from apscheduler_tasklock import TaskLockOptionError
-from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock.jobstore.triggers import encode_trigger
 from tests.support import claims
+from tests.support.hostile_json import hostile_trigger, hostile_value
 from tests.support.polling import eventually
 from tests.support.stored_jobs import StoreReplica, note, ran
 
@@ -163,8 +167,6 @@ def dead_holder(
 
 @pytest.fixture
 def dying(database_url: str) -> Iterator[LockClient]:
-    from apscheduler_tasklock._lock.client import LockSettings
-
     locks = LockClient(LockSettings(database_url, "dead"))
     yield locks
     locks.close()
@@ -189,3 +191,41 @@ def test_a_store_that_cannot_be_listed_keeps_no_other_jobs_from_being_taken_over
     store.is_broken = False
     registered = "SELECT FROM task_lock WHERE task_name = %s AND due_at IS NOT NULL"
     eventually(lambda: connection.execute(registered, [f"{key}-broken"]).rowcount == 1)
+
+
+def test_random_rows_are_jobs_or_unreadable_and_others_run(
+    make: Make,
+    key: str,
+    connection: Connection,
+    rng: random.Random,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    replica = make(paused=True)
+    ids = [f"{key}-{number}" for number in range(40)]
+    for job_id in ids:
+        due = datetime.now(timezone.utc)
+        options = {"args": [key], "next_run_time": due, "misfire_grace_time": 60}
+        replica.scheduler.add_job(note, "interval", hours=1, id=job_id, **options)
+        columns = {"trigger": hostile_trigger(rng), "arguments": {"args": [], "kwargs": {}}}
+        columns["arguments"]["kwargs"] = {rng.choice(["x", "task_lock"]): hostile_value(rng)}
+        change = "UPDATE task_lock_job SET trigger = %s::jsonb, arguments = %s::jsonb WHERE id = %s"
+        texts = [
+            re.sub(r"\b(NaN|-?Infinity)", "null", json.dumps(columns[name]))
+            for name in ("trigger", "arguments")
+        ]
+        connection.execute(change, [*texts, job_id])
+    assert sorted(job.id for job in replica.scheduler.get_jobs()) == sorted(ids)
+    replica.scheduler.resume()
+    replica.run_at(note, f"{key}-good")
+    replica.runs(f"{key}-good")
+    for job in replica.scheduler.get_jobs():
+        if job.id in ids:
+            # It has ended meanwhile, or its lock's options make no sense.
+            with suppress(JobLookupError, TaskLockOptionError):
+                assert replica.scheduler.pause_job(job.id).next_run_time is None
+            with suppress(JobLookupError):
+                replica.scheduler.remove_job(job.id)
+    replica.run_at(note, f"{key}-next")
+    replica.runs(f"{key}-next")
+    for said in ("could not be looked at", "could not be registered", "could not be seen to"):
+        assert said not in caplog.text
