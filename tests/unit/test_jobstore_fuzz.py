@@ -25,7 +25,7 @@ from apscheduler_tasklock.jobstore.trust import AllowedFunctions
 from apscheduler_tasklock.jobstore.values import UnreadableError, encode
 from tests.support.hostile_json import hostile_columns, random_moment
 
-CASES = 300
+CASES = 150
 
 
 def use(rng: random.Random, columns: dict[str, Any]) -> bool:
