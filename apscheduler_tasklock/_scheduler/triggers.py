@@ -51,8 +51,8 @@ _INSTANT = timedelta(microseconds=1)
 MOST_STEPS = 20_000
 _DAYS_OF_STEP = 10
 
-# The longest time that a cron trigger looks through at once: APScheduler's goes on until the year
-# 9999, for seconds or minutes, if no day matches.
+# The longest time that a cron trigger looks through at once; less if its fields list many values.
+# APScheduler's goes on until the year 9999, for seconds or minutes, if no day matches.
 _LOOKED_THROUGH = timedelta(days=4 * 365)
 
 # The longest text of a trigger in a message.
@@ -460,7 +460,7 @@ def _asked_in_parts(
     while until.timestamp() - begin.timestamp() < LONGEST_SECONDS:
         looked_from = until
         try:
-            until += _LOOKED_THROUGH
+            until += _LOOKED_THROUGH / weight
         except OverflowError:  # Python's times end
             return None
         is_last = end is not None and end.timestamp() <= until.timestamp()
