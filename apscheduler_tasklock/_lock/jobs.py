@@ -583,7 +583,7 @@ def _fetch(jobs: str, lock: str) -> str:
             SELECT * FROM json_to_recordset(%(executors)s::json) AS _ (executor text, free integer)
         ), due AS (
             SELECT due.* FROM here, LATERAL (
-                SELECT job.id, lock.paused_until,
+                SELECT job.id, {_readable("lock.paused_until")} AS paused_until,
                        {first_handed_at} AS first_handed_at,
                        CASE WHEN {stood_against_manual_run} THEN 0 ELSE
                             extract(epoch FROM {_readable(first_handed_at)}

@@ -153,29 +153,33 @@ class SchedulerAdapter:
 
     def jobs(self) -> list[Any]:
         """Return the jobs on this executor. Asks the job stores."""
-        found: list[Any] = []
-        for alias, store in list(self.jobstores.items()):
-            # Not under the scheduler's lock if that would keep it waiting for the database.
-            hands_out = self.hands_out(alias)
-            found += store.get_all_jobs() if hands_out else self._scheduler.get_jobs(alias)
+        return [job for alias in list(self.jobstores) for job in self.jobs_of(alias)]
+
+    def jobs_of(self, alias: str) -> list[Any]:
+        """Return the jobs on this executor of one job store. Asks it."""
+        # Not under the scheduler's lock if that would keep it waiting for the database.
+        if self.hands_out(alias):
+            found = self.jobstores[alias].get_all_jobs()
+        else:
+            found = self._scheduler.get_jobs(alias)
         return [job for job in found if self._is_ours(job)]
 
-    def stored_tasks(self) -> dict[JobKey, StoredTask] | None:
-        """Return the tasks on this executor of jobs in a store that all replicas share.
+    def stored_tasks(self) -> dict[str, Callable[[], dict[JobKey, StoredTask]]]:
+        """Return what returns the tasks on this executor of each store that all replicas share.
 
-        ``None`` if there is no such store. Asks it.
+        By the stores' aliases. To call it asks the store.
         """
-        stores = self._shared_stores()
-        return (
-            {
-                (task.job_id, alias): task
-                for alias, store in stores.items()
-                for task in store.recurring_tasks()
-                if self._scheduler._executors.get(task.executor) is self._executor
-            }
-            if stores
-            else None
-        )
+        return {
+            alias: partial(self._tasks_of, alias, store)
+            for alias, store in self._shared_stores().items()
+        }
+
+    def _tasks_of(self, alias: str, store: Any) -> dict[JobKey, StoredTask]:
+        return {
+            (task.job_id, alias): task
+            for task in store.recurring_tasks()
+            if self._scheduler._executors.get(task.executor) is self._executor
+        }
 
     def pending_jobs(self, alias: str) -> list[tuple[Any, str]]:
         """Return the jobs that were added before the start, and the aliases of their stores.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from math import inf
@@ -147,18 +147,35 @@ class ExecutorJobs:
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock(), timezone.utc)
 
-    def list_tasks(self) -> list[tuple[str, JobKey, float | None]]:
-        """Return all jobs: their tasks, keys and leases. Asks the job stores."""
-        found = []
-        for job in self._scheduler.jobs():
+    def list_tasks(self) -> Iterator[tuple[str, JobKey, float | None]]:
+        """Give all jobs: their tasks, keys and leases. Asks the job stores.
+
+        :raises Exception: whatever a job store raises, after the jobs of the others
+        """
+        failed: Exception | None = None
+        for alias in list(self._scheduler.jobstores):
+            try:
+                jobs = self._scheduler.jobs_of(alias)
+            except Exception as error:  # noqa: BLE001  # raised at the end
+                failed = failed or error
+                continue
+            yield from self._tasks_of(jobs)
+        if failed is not None:
+            raise failed
+
+    def _tasks_of(self, jobs: Sequence[Any]) -> Iterator[tuple[str, JobKey, float | None]]:
+        for job in jobs:
             jobstore = jobstore_of(job)
             try:
                 task = self.resolve(job, jobstore)
+                lease = None if task.options is None else self.lease(job, jobstore, task)
             except TaskLockError:  # told when it was added, or will be when it is submitted
                 continue
+            except Exception:  # of one job; the others are seen to
+                logger.exception("Job %r: its task is not looked at", job.id)
+                continue
             if task.options is not None:
-                found.append((task.name, (job.id, jobstore), self.lease(job, jobstore, task)))
-        return found
+                yield task.name, (job.id, jobstore), lease
 
     def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
         """Return what runs a dead run's window again, if the job is there and is still the same."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -52,7 +52,8 @@ class Poll:
     It does when it starts, and then at an interval, and lets others act on them.
 
     :param locks: the task locks of this replica
-    :param list_tasks: returns all jobs: their tasks, keys and leases. Asks the job stores.
+    :param list_tasks: gives all jobs: their tasks, keys and leases. Asks the job stores. If it
+        raises, what it has given is looked at, and the next look asks it again.
     :param state: returns the scheduler's state
     :param interval: seconds between two looks, at most
     :param prune_interval: seconds between two deletions of rows that are over
@@ -62,7 +63,7 @@ class Poll:
     def __init__(
         self,
         locks: LockClient,
-        list_tasks: Callable[[], Sequence[tuple[str, JobKey, float | None]]],
+        list_tasks: Callable[[], Iterable[tuple[str, JobKey, float | None]]],
         state: Callable[[], int],
         interval: float,
         prune_interval: float = PRUNE_INTERVAL,
@@ -111,6 +112,11 @@ class Poll:
         if thread is not None and thread is not threading.current_thread():
             # It may be in the middle of a statement, which has a limit of its own.
             thread.join(timeout=STARTING_INTERVAL)
+
+    @property
+    def has_listed(self) -> bool:
+        """Whether all job stores have told their jobs."""
+        return self._listed
 
     @property
     def closed(self) -> bool:
@@ -250,9 +256,10 @@ class Poll:
 
 @contextmanager
 def _noting(rejected: list[TaskLockError]) -> Iterator[None]:
-    """Add to these what the database rejects. A conflict ends nothing but its own part.
+    """Add to these what the database rejects. Whatever else is raised is logged.
 
-    The next look tries again what another session was in the way of.
+    It ends nothing but its own part of a look, unless the database is unavailable. The next look
+    tries again, also what another session was in the way of.
     """
     try:
         yield
@@ -262,6 +269,8 @@ def _noting(rejected: list[TaskLockError]) -> Iterator[None]:
         raise
     except TaskLockError as error:
         rejected.append(error)
+    except Exception:
+        logger.exception("The tasks could not be looked at; trying again")
 
 
 @contextmanager

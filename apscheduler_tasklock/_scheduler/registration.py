@@ -85,8 +85,8 @@ class Registrar:
     :param is_registered_when_added: tells of a job store, by its alias, whether its jobs' tasks
         are registered by whoever adds or changes them, and not by each replica that starts
     :param has_next_run: tells whether a job that comes again is there, and not paused
-    :param stored_tasks: returns the tasks of such job stores, by job; ``None`` without one. Asks
-        them.
+    :param stored_tasks: returns, by the alias of each such job store, what returns its tasks by
+        job; that asks it
     :param rejected: returns what the database rejects of this replica's work, for operators; by
         default what these locks know
     :param timings: has the interval between two signs of life
@@ -100,7 +100,7 @@ class Registrar:
         registration: Callable[[JobKey], Registration | None],
         has_next_run: Callable[[JobKey], bool],
         is_registered_when_added: Callable[[str], bool] = lambda _jobstore: False,
-        stored_tasks: Callable[[], Mapping[JobKey, StoredTask] | None] = lambda: None,
+        stored_tasks: Callable[[], Mapping[str, Callable[[], Mapping[JobKey, StoredTask]]]] = dict,
         rejected: Callable[[], Sequence[str]] | None = None,
         timings: Timings | None = None,
         notices: JobNotices | None = None,
@@ -178,7 +178,7 @@ class Registrar:
         changed = self._take_changed(states)
         try:
             self._register(changed)
-            self._is_first = False
+            self._is_first = not self._poll.has_listed
         except TaskLockDatabaseError:
             with self._lock:
                 for key, change in changed.items():
@@ -328,11 +328,22 @@ class Registrar:
         Who adds, pauses or moves a job registers that, unless its scheduler does not run, or has no
         executor for it.
         """
-        known = {key for key in self._poll.job_keys() if self._is_registered_when_added(key[1])}
-        stored = self._stored_tasks()
-        if stored is None:
-            return
-        for key in known - stored.keys():
+        failed: TaskLockError | None = None
+        for alias, list_tasks in self._stored_tasks().items():
+            known = {key for key in self._poll.job_keys() if key[1] == alias}
+            try:
+                self._list_one_store(known, list_tasks())
+            except TaskLockDatabaseError:
+                raise
+            except TaskLockError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _list_one_store(
+        self, known: Collection[JobKey], stored: Mapping[JobKey, StoredTask]
+    ) -> None:
+        for key in set(known) - stored.keys():
             self._poll.forget(key)
         for key, task in stored.items():
             if not self._poll.knows(task.task_name, key):

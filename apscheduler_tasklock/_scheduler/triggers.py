@@ -2,6 +2,9 @@
 
 Everything here asks triggers that have neither jitter nor an end date, so that the last run before
 an end date has the period of every other; and copies of those that asking may change.
+
+Each call has one budget of steps, which all parts of a trigger share: whoever can write the job
+store's table can write a trigger of very many parts, or of parts that never agree.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 from apscheduler.triggers.combining import AndTrigger, BaseCombiningTrigger, OrTrigger
@@ -41,6 +44,23 @@ _STOCK = (CronTrigger, DateTrigger, IntervalTrigger, CalendarIntervalTrigger)
 _ASKED_THEMSELVES = (CronTrigger, DateTrigger, IntervalTrigger)
 
 _INSTANT = timedelta(microseconds=1)
+
+# The most steps of one call, of all parts of a trigger together. Each answer of a part is one. That
+# of a cron trigger is one more for so many days that it looks through, and as many times that as
+# its fields list values on average.
+MOST_STEPS = 20_000
+_DAYS_OF_STEP = 10
+
+# The longest time that a cron trigger looks through at once; less if its fields list many values.
+# APScheduler's goes on until the year 9999, for seconds or minutes, if no day matches.
+_LOOKED_THROUGH = timedelta(days=4 * 365)
+
+# The longest text of a trigger in a message.
+_LONGEST_NAME = 300
+
+# The last year in which a calendar interval is asked. APScheduler's loops for ever if its next date
+# is after the year 9999.
+_LAST_YEAR = 9000
 
 
 def nominal_time(trigger: Any, run_time: datetime) -> datetime:
@@ -90,7 +110,7 @@ def is_shared(trigger: Any, nominal: datetime) -> bool:
             local.minute,
             local.second,
         ]
-    first = _first_from(_without_jitter_and_end(trigger), nominal)
+    first = _first_from(_without_jitter_and_end(trigger), nominal, Steps())
     return first is not None and first.timestamp() == nominal.timestamp()
 
 
@@ -125,7 +145,7 @@ def period_after(trigger: Any, run_time: datetime) -> float | None:
         return float(trigger.interval_length)
     if isinstance(trigger, DateTrigger):
         return None
-    following = _next_after(_without_jitter_and_end(trigger), run_time)
+    following = _next_after(_without_jitter_and_end(trigger), run_time, Steps())
     return None if following is None else following.timestamp() - run_time.timestamp()
 
 
@@ -156,7 +176,7 @@ def next_after(trigger: Any, run_time: datetime, now: float) -> float | None:
         passed = now - run_time.timestamp()
         following = now + trigger.interval_length - passed % trigger.interval_length
     else:
-        found = _next_after(_without_jitter_and_end(trigger), moment)
+        found = _next_after(_without_jitter_and_end(trigger), moment, Steps())
         if found is None:
             return None
         following = found.timestamp()
@@ -167,78 +187,129 @@ class EndlessTriggerError(Exception):
     """A trigger's next run time cannot be found within bounds, if it has one."""
 
 
-def following_run_time(trigger: Any, previous: datetime, now: datetime) -> datetime | None:
+class OutOfStepsError(EndlessTriggerError):
+    """A trigger's parts were asked too often in one call."""
+
+
+class Steps:
+    """The budget of one call: the steps that are left for all parts of a trigger.
+
+    :param left: how many there are
+    """
+
+    def __init__(self, left: int = MOST_STEPS) -> None:
+        self._most = self._left = left
+
+    def take(self, count: int = 1) -> None:
+        """Take steps from the budget.
+
+        :raises OutOfStepsError: there are not so many left
+        """
+        self._left -= count
+        if self._left < 0:
+            raise OutOfStepsError(f"its trigger takes more than {self._most} steps")
+
+
+def first_run_time(trigger: Any, now: datetime) -> datetime | None:
+    """Return a trigger's first run time from now on, as APScheduler asks for it, but within bounds.
+
+    :param now: the time now
+    :raises EndlessTriggerError: as :func:`following_run_time`
+    :raises Exception: whatever a custom trigger raises
+    """
+    steps = Steps()
+    first = _following(_copied(trigger), None, now, steps)
+    if first is None and _goes_on(trigger, now, steps):
+        raise EndlessTriggerError(f"the parts of its trigger ({_named(trigger)}) do not agree")
+    return first
+
+
+def following_run_time(
+    trigger: Any, previous: datetime, now: datetime, steps: Steps | None = None
+) -> datetime | None:
     """Return the run time that follows another one, as APScheduler asks for it, but within bounds.
 
     ``AndTrigger.get_next_fire_time`` does not return when its parts never agree.
 
     :param previous: a run time
     :param now: the time now
+    :param steps: the budget, if several calls share one
+    :raises OutOfStepsError: its parts were asked too often
     :raises EndlessTriggerError: the parts of a combination still have run times, and do not agree;
         or the trigger stands still
     :raises Exception: whatever a custom trigger raises
     """
-    following = _following(_copied(trigger), previous, now)
+    steps = steps or Steps()
+    following = _following(_copied(trigger), previous, now, steps)
     if following is None:
-        if _goes_on(trigger, now):
-            raise EndlessTriggerError(f"the parts of its trigger ({trigger}) do not agree")
+        if _goes_on(trigger, now, steps):
+            raise EndlessTriggerError(f"the parts of its trigger ({_named(trigger)}) do not agree")
     elif following.timestamp() <= previous.timestamp():
-        raise EndlessTriggerError(f"its trigger ({trigger}) stands still at {following}")
+        raise EndlessTriggerError(f"its trigger ({_named(trigger)}) stands still at {following}")
     return following
 
 
-def _following(trigger: Any, previous: datetime, now: datetime) -> datetime | None:
+def _named(trigger: Any) -> str:
+    """Return a trigger as text for messages. One of many parts is cut."""
+    text = str(trigger)
+    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
+
+
+def _following(
+    trigger: Any, previous: datetime | None, now: datetime, steps: Steps
+) -> datetime | None:
     if isinstance(trigger, OrTrigger):
-        times = [_following(part, previous, now) for part in trigger.triggers]
+        times = [_following(part, previous, now, steps) for part in trigger.triggers]
         found = min((time for time in times if time is not None), default=None, key=_timestamp)
     elif isinstance(trigger, AndTrigger):
-        found = _agreed_after(trigger, previous)
+        found = _agreed_after(trigger, now - _INSTANT if previous is None else previous, steps)
     else:
-        own: datetime | None = trigger.get_next_fire_time(previous, now)
-        return own
+        return _asked(trigger, previous, now, steps)
     if found is None or not trigger.jitter:
         return found
     return found + timedelta(seconds=random.uniform(0, trigger.jitter))  # noqa: S311  # no secret
 
 
-def _goes_on(trigger: Any, now: datetime) -> bool:
+def _goes_on(trigger: Any, now: datetime, steps: Steps) -> bool:
     """Tell whether all parts of a combination still have run times, although it has none."""
     if isinstance(trigger, AndTrigger):
-        return all(
-            _goes_on(part, now)
+        return bool(trigger.triggers) and all(
+            _goes_on(part, now, steps)
             if isinstance(part, BaseCombiningTrigger)
-            else _first_from(_copied(part), now) is not None
+            else _first_from(_copied(part), now, steps) is not None
             for part in trigger.triggers
         )
-    return isinstance(trigger, OrTrigger) and any(_goes_on(part, now) for part in trigger.triggers)
+    return isinstance(trigger, OrTrigger) and any(
+        _goes_on(part, now, steps) for part in trigger.triggers
+    )
 
 
 def has_next_run(trigger: Any, run_time: datetime) -> bool:
     """Tell whether a run time follows, so that the scheduler keeps the job."""
     try:
-        return _copied(trigger).get_next_fire_time(run_time, run_time) is not None
+        return _following(_copied(trigger), run_time, run_time, Steps()) is not None
     except Exception:  # noqa: BLE001  # a custom trigger's own code; the scheduler tells of it
         return True
 
 
 def _last_without_jitter(trigger: Any, run_time: datetime, seconds: float) -> datetime:
     """Return the trigger's last time without jitter at or before a run time, if it has one."""
-    plain = _without_jitter_and_end(trigger)
+    plain, steps = _without_jitter_and_end(trigger), Steps()
     jitter = timedelta(seconds=seconds)
     # APScheduler adds jitter to the local time, so that an hour that comes twice makes it longer.
     earliest = min(_moved(run_time, -jitter), run_time - jitter, key=_timestamp)
-    first = _first_from(plain, earliest)
+    first = _first_from(plain, earliest, steps)
     if first is None or first.timestamp() > run_time.timestamp():
         return run_time
     # Look back in growing steps: a trigger that fires every second must not be walked through an
     # hour of jitter.
     back = timedelta(seconds=1)
     while (start := _moved(run_time, -back)).timestamp() > first.timestamp():
-        nearer = _first_from(plain, start)
+        nearer = _first_from(plain, start, steps)
         if nearer is not None and nearer.timestamp() <= run_time.timestamp():
-            return _last_until(plain, nearer, run_time)
+            return _last_until(plain, nearer, run_time, steps)
         back *= 2
-    return _last_until(plain, first, run_time)
+    return _last_until(plain, first, run_time, steps)
 
 
 def total_jitter(trigger: Any) -> float:
@@ -277,17 +348,17 @@ def _copied(trigger: Any) -> Any:
     return copy.copy(trigger) if type(trigger) in _STOCK else copy.deepcopy(trigger)
 
 
-def _next_after(trigger: Any, moment: datetime) -> datetime | None:
+def _next_after(trigger: Any, moment: datetime, steps: Steps) -> datetime | None:
     """Return the trigger's first run time after ``moment``, as if it had just fired then."""
     if isinstance(trigger, AndTrigger):
-        return _agreed_after(trigger, moment)
+        return _agreed_after(trigger, moment, steps)
     if isinstance(trigger, OrTrigger):
-        times = [_next_after(part, moment) for part in trigger.triggers]
+        times = [_next_after(part, moment, steps) for part in trigger.triggers]
         return min((time for time in times if time is not None), default=None, key=_timestamp)
-    return _later(trigger, previous=moment, moment=moment)
+    return _later(trigger, previous=moment, moment=moment, steps=steps)
 
 
-def _agreed_after(trigger: AndTrigger, moment: datetime) -> datetime | None:
+def _agreed_after(trigger: AndTrigger, moment: datetime, steps: Steps) -> datetime | None:
     """Return the first time after ``moment`` on which all parts of an AndTrigger agree.
 
     ``AndTrigger.get_next_fire_time`` does not stop looking when they never do, and a look here
@@ -295,9 +366,13 @@ def _agreed_after(trigger: AndTrigger, moment: datetime) -> datetime | None:
     """
     earliest = moment + _INSTANT
     for _ in range(AND_TRIGGER_ROUNDS):
-        firsts = [_first_from(part, earliest) for part in trigger.triggers]
-        times = [first for first in firsts if first is not None]
-        if not times or len(times) < len(firsts):
+        times = []
+        for part in trigger.triggers:
+            first = _first_from(part, earliest, steps)
+            if first is None:
+                return None
+            times.append(first)
+        if not times:
             return None
         latest = max(times, key=_timestamp)
         if latest.timestamp() == min(times, key=_timestamp).timestamp():
@@ -308,15 +383,15 @@ def _agreed_after(trigger: AndTrigger, moment: datetime) -> datetime | None:
     return None
 
 
-def _first_from(trigger: Any, moment: datetime) -> datetime | None:
+def _first_from(trigger: Any, moment: datetime, steps: Steps) -> datetime | None:
     """Return the trigger's first run time at or after ``moment``, whatever it ran before."""
     is_stock = type(trigger) in _STOCK
     if not is_stock and isinstance(trigger, AndTrigger):
-        return _agreed_after(trigger, moment - _INSTANT)
+        return _agreed_after(trigger, moment - _INSTANT, steps)
     if not is_stock and isinstance(trigger, OrTrigger):
-        times = [_first_from(part, moment) for part in trigger.triggers]
+        times = [_first_from(part, moment, steps) for part in trigger.triggers]
         return min((time for time in times if time is not None), default=None, key=_timestamp)
-    first: datetime | None = trigger.get_next_fire_time(None, moment)
+    first = _asked(trigger, None, moment, steps)
     # A calendar interval answers with its start date, however long ago: walk on from there.
     for _ in range(LONGEST_WALK):
         if first is None or first.timestamp() >= moment.timestamp():
@@ -324,26 +399,95 @@ def _first_from(trigger: Any, moment: datetime) -> datetime | None:
         if type(trigger) is CalendarIntervalTrigger:
             # The copy need not be walked here again: nobody asks it for earlier times later on.
             trigger.start_date = first.date()
-        first = _later(trigger, previous=first, moment=first)
+        first = _later(trigger, previous=first, moment=first, steps=steps)
     return None
 
 
-def _last_until(trigger: Any, first: datetime, end: datetime) -> datetime:
+def _last_until(trigger: Any, first: datetime, end: datetime, steps: Steps) -> datetime:
     """Return the trigger's last run time until ``end``, walking on from ``first``."""
-    last, following = first, _next_after(trigger, first)
+    last, following = first, _next_after(trigger, first, steps)
     while following is not None and following.timestamp() <= end.timestamp():
-        last, following = following, _next_after(trigger, following)
+        last, following = following, _next_after(trigger, following, steps)
     return last
 
 
-def _later(trigger: Any, *, previous: datetime, moment: datetime) -> datetime | None:
+def _later(trigger: Any, *, previous: datetime, moment: datetime, steps: Steps) -> datetime | None:
     """Return what a trigger gives after ``previous``, unless that is no later."""
     for now in (moment, moment + _INSTANT):
-        following: datetime | None = trigger.get_next_fire_time(previous, now)
+        following = _asked(trigger, previous, now, steps)
         if following is None or following.timestamp() > previous.timestamp():
             return following
     # A custom trigger that stands still has no next run time that could measure a period.
     return None
+
+
+def _asked(trigger: Any, previous: datetime | None, now: datetime, steps: Steps) -> datetime | None:
+    """Return what a trigger that is no combination answers."""
+    if type(trigger) is CronTrigger:
+        return _asked_in_parts(trigger, previous, now, steps)
+    steps.take()
+    if (
+        type(trigger) is CalendarIntervalTrigger
+        and previous is not None
+        and not _has_date_after(trigger, previous)
+    ):
+        return None
+    answer: datetime | None = trigger.get_next_fire_time(previous, now)
+    return answer
+
+
+def _asked_in_parts(
+    trigger: CronTrigger, previous: datetime | None, now: datetime, steps: Steps
+) -> datetime | None:
+    """Return what a cron trigger answers, looking through some years at a time.
+
+    One that has no run time within a hundred years has none.
+    """
+    # Each field has one at least.
+    weight = sum(len(field.expressions) for field in trigger.fields) // len(trigger.fields)
+    steps.take(weight)
+    end, jitter = trigger.end_date, trigger.jitter
+    begins = [now.astimezone(timezone.utc)]
+    if previous is not None:
+        begins.append(previous.astimezone(timezone.utc))
+        begin = min(begins)
+    else:
+        if trigger.start_date is not None:
+            begins.append(trigger.start_date.astimezone(timezone.utc))
+        begin = max(begins)
+    asked, until = copy.copy(trigger), begin
+    asked.jitter = None
+    while until.timestamp() - begin.timestamp() < LONGEST_SECONDS:
+        looked_from = until
+        try:
+            until += _LOOKED_THROUGH / weight
+        except OverflowError:  # Python's times end
+            return None
+        is_last = end is not None and end.timestamp() <= until.timestamp()
+        asked.end_date = end if is_last else until
+        found: datetime | None = asked.get_next_fire_time(previous, now)
+        seconds = (until if found is None else found).timestamp() - looked_from.timestamp()
+        steps.take(weight * int(seconds / 86_400 / _DAYS_OF_STEP))
+        if found is not None and jitter:
+            found += timedelta(seconds=random.uniform(0, jitter))  # noqa: S311  # no secret
+            return found if end is None else min(found, end)
+        if found is not None or is_last:
+            return found
+        previous, now = None, until
+    return None
+
+
+def _has_date_after(trigger: Any, previous: datetime) -> bool:
+    """Tell whether a calendar interval has a date after a run time, in a year that it can reach."""
+    months = trigger.years * 12 + trigger.months
+    at = previous.year * 12 + previous.month - 1
+    while 12 <= (at := at + months) < _LAST_YEAR * 12:
+        try:
+            date(at // 12, at % 12 + 1, previous.day)
+        except ValueError:  # no such day in this month
+            continue
+        return True
+    return False
 
 
 def _moved(moment: datetime, by: timedelta) -> datetime:

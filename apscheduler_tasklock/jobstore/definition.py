@@ -19,6 +19,7 @@ from apscheduler_tasklock.jobstore.triggers import (
 )
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
 from apscheduler_tasklock.jobstore.values import UnreadableError, UnstorableError, decode, encode
+from apscheduler_tasklock.options import LONGEST_SECONDS
 
 # With the types that APScheduler lets them have.
 _OPTIONS: Mapping[str, type | tuple[type, ...]] = {
@@ -149,6 +150,9 @@ class JobCodec:
                 f"{where}: its function {job.func!r} cannot be stored, as no module has it under a "
                 "name (a lambda, a partial or a nested function); pass one that a module has"
             )
+        impossible = _impossible_option({name: getattr(job, name) for name in _OPTIONS})
+        if impossible is not None:
+            raise UnstorableError(f"{where}: its {impossible}")
         try:
             check_names(
                 {"id": job.id, "function": job.func_ref, "executor": job.executor, "name": job.name}
@@ -186,15 +190,17 @@ class JobCodec:
             else:
                 args, kwargs = decode(arguments["args"]), decode(arguments["kwargs"])
             options = {name: decode(definition.options[name]) for name in _OPTIONS}
+        except UnreadableError:
+            raise
         except KeyError as error:
             raise UnreadableError(f"its row lacks {error}") from error
-        except (TypeError, ValueError, RecursionError) as error:
+        except Exception as error:  # whatever is raised, it concerns this row alone
             raise UnreadableError(f"its arguments or options cannot be read: {error}") from error
         if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
             raise UnreadableError("its args must be a list, and its kwargs an object")
-        for name, kinds in _OPTIONS.items():
-            if not isinstance(options[name], kinds):
-                raise UnreadableError(f"its {name} cannot be {shown(options[name])}")
+        impossible = _impossible_option(options)
+        if impossible is not None:
+            raise UnreadableError(f"its {impossible}")
         check_names({"name": options["name"]})
         return {
             "trigger": self.decode_trigger(definition, is_ours=is_ours),
@@ -210,10 +216,7 @@ class JobCodec:
         :raises UnreadableError: it cannot be read
         """
         trigger = self._checked(definition.trigger, is_ours=is_ours)
-        try:
-            return _unpickled(trigger) if _PICKLE in trigger else decode_trigger(trigger)
-        except RecursionError as error:
-            raise UnreadableError(f"its trigger cannot be read: {error}") from error
+        return _unpickled(trigger) if _PICKLE in trigger else decode_trigger(trigger)
 
     def placeholder(self, job_id: str, definition: Definition, error: UnreadableError) -> Any:
         """Return attributes with which a job is shown whose row cannot be read."""
@@ -278,6 +281,19 @@ class JobCodec:
             "args": [encode(value, f"args[{n}]") for n, value in enumerate(args)],
             "kwargs": encode(dict(kwargs), "kwargs"),
         }
+
+
+def _impossible_option(options: Mapping[str, Any]) -> str | None:
+    """Return which option of a job cannot be what it is; ``None`` if all can."""
+    for name, kinds in _OPTIONS.items():
+        if not isinstance(options[name], kinds):
+            return f"{name} cannot be {shown(options[name])}"
+    grace = options["misfire_grace_time"]
+    if grace is not None and not 0 < grace <= LONGEST_SECONDS:
+        return (
+            f"misfire_grace_time is not above 0 and up to {LONGEST_SECONDS:.0f} s; None: no limit"
+        )
+    return None if options["max_instances"] > 0 else "max_instances is not above 0"
 
 
 def _pickled(value: Any, what: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@
 - ``_real_add_job`` is called for each job, also for those that were added before the start, and
   gives it a ``next_run_time`` if it has none.
 - ``resume_job`` and ``reschedule_job`` compute a ``next_run_time`` and call ``update_job``, under
-  ``_jobstores_lock``, which may be taken again by the thread that has it.
+  ``_jobstores_lock``, which may be taken again by the thread that has it. Of a job of this store,
+  ``resume_job`` is done here: its trigger may be one that APScheduler would ask without an end.
 - ``scheduler._executors``; an executor's ``_instances``, and ``_pool._max_workers`` if it has one.
 - a ``Job``'s attributes, ``_scheduler`` and ``_jobstore_alias``, and that they can be set.
 """
@@ -116,10 +117,14 @@ class SchedulerInside:
     :param alias: of the job store
     :ivar accepts: tells of an executor, by its alias, whether the job store uses it; else it is as
         if the scheduler did not have it
+    :ivar first_run_time: returns the first run time of a job of the job store from a time on
     """
 
     def __init__(self, scheduler: Any, alias: str) -> None:
         self.accepts: Callable[[str, Any], bool] = lambda _alias, _executor: True
+        self.first_run_time: Callable[[Any, datetime], datetime | None] = lambda job, now: (
+            job.trigger.get_next_fire_time(None, now)
+        )
         self._scheduler = scheduler
         self._alias = alias
         # Its timers can be set by their own thread only, so another thread cannot wake it.
@@ -152,8 +157,18 @@ class SchedulerInside:
         finally:
             self._explicit = self._computed = None
 
-    def _note_and_resume(self, *arguments: Any, **named: Any) -> Any:
-        return self._note_and_compute(self._resumes, *arguments, **named)
+    def _note_and_resume(self, job_id: Any, jobstore: Any = None) -> Any:
+        return self._note_and_compute(self._resume, job_id, jobstore)
+
+    def _resume(self, job_id: Any, jobstore: Any) -> Any:
+        """Do what APScheduler's ``resume_job`` does, but ask the trigger of our jobs in bounds."""
+        job = self._scheduler.get_job(job_id, jobstore)
+        if not isinstance(job, StoredJob) or job._jobstore_alias != self._alias:
+            return self._resumes(job_id, jobstore)
+        next_run_time = self.first_run_time(job, datetime.now(self.timezone))
+        if next_run_time is None:
+            return self._scheduler.remove_job(job_id, self._alias)
+        return self._scheduler.modify_job(job_id, self._alias, next_run_time=next_run_time)
 
     def _note_and_reschedule(self, *arguments: Any, **named: Any) -> Any:
         return self._note_and_compute(self._reschedules, *arguments, **named)

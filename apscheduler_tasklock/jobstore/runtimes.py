@@ -8,9 +8,9 @@ from typing import Any
 
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._scheduler.triggers import following_run_time
+from apscheduler_tasklock._scheduler.triggers import OutOfStepsError, Steps, following_run_time
 
-# How many run times that are due together are looked at. Of more, the rest is for the next time.
+# The most steps in which run times are walked that are due together. The rest is for the next time.
 MOST_STEPS = 10_000
 
 
@@ -38,11 +38,13 @@ def due_run_time(
     run_time = first
     if type(trigger) is IntervalTrigger and not trigger.jitter:
         run_time = _last_of_interval(trigger, first, latest)
-    following = following_run_time(trigger, run_time, now)
-    for _ in range(MOST_STEPS):
-        if following is None or following.timestamp() > latest.timestamp():
+    following, steps = following_run_time(trigger, run_time, now), Steps(MOST_STEPS)
+    while following is not None and following.timestamp() <= latest.timestamp():
+        try:
+            later = following_run_time(trigger, following, now, steps)
+        except OutOfStepsError:  # the rest is for the next time
             break
-        run_time, following = following, following_run_time(trigger, following, now)
+        run_time, following = following, later
     return run_time, following
 
 

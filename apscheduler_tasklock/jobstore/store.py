@@ -36,6 +36,7 @@ from apscheduler_tasklock._lock.jobs import JobChange, JobRow, StoredTask
 from apscheduler_tasklock._lock.stand_in import current_standing
 from apscheduler_tasklock._scheduler.functions import check_runs
 from apscheduler_tasklock._scheduler.notices import JobNotices
+from apscheduler_tasklock._scheduler.triggers import EndlessTriggerError, first_run_time
 from apscheduler_tasklock._values import logger_of, shown
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -233,6 +234,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             if self._is_misplaced(executor):
                 raise TaskLockOptionError(self._say_misplaced(alias, executor))
         inside.accepts = self._accepts  # others may be added later
+        inside.first_run_time = _first_of
 
     def is_beside(self, locks: LockClient) -> bool:
         """Tell whether the jobs are in the database, schema and table of these task locks."""
@@ -350,7 +352,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         if self._is_computed(job):
             now = self._database_now()
             self._set_start(job, now)
-            job.next_run_time = job.trigger.get_next_fire_time(None, now)
+            job.next_run_time = _first_of(job, now)
         if not self._add(job, self._codec.encode(job)):
             raise ConflictingIdError(job.id)
         self._changed(job)
@@ -472,8 +474,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         A machine whose clock is ahead would leave out what is due until then, and one whose clock
         is behind would have run again what has been run.
         """
-        first: datetime | None = job.trigger.get_next_fire_time(None, self._database_now())
-        return first
+        return _first_of(job, self._database_now())
 
     def _database_now(self) -> datetime:
         assert self._inside is not None
@@ -582,7 +583,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             return True
         try:
             trigger = self._codec.decode_trigger(definition_of(row))
-            return trigger.get_next_fire_time(None, now) is not None
+            return first_run_time(trigger, now) is not None
         except Exception:  # noqa: BLE001  # whatever a custom trigger raises
             return True
 
@@ -689,6 +690,17 @@ def _is_same_moment(one: datetime | None, other: datetime | None) -> bool:
     return one.timestamp() == other.timestamp()
 
 
+def _first_of(job: Any, now: datetime) -> datetime | None:
+    """Return the first run time of a job from now on; ``None`` if there is none.
+
+    :raises TaskLockOptionError: it cannot be found within bounds
+    """
+    try:
+        return first_run_time(job.trigger, now)
+    except EndlessTriggerError as error:
+        raise TaskLockOptionError(f"job {job.id!r} has no next run time: {error}") from None
+
+
 def _first_run_time(job: Any, row: JobRow, now: datetime) -> datetime | None:
     """Return the first run time under a schedule that was changed; ``None`` if there is none.
 
@@ -698,7 +710,7 @@ def _first_run_time(job: Any, row: JobRow, now: datetime) -> datetime | None:
     :param now: the database's time
     """
     trigger = job.trigger
-    computed: datetime | None = trigger.get_next_fire_time(None, now)
+    computed = _first_of(job, now)
     now = now.astimezone(timezone.utc)  # in which time elapses evenly
     if type(trigger) is not IntervalTrigger or not starts_from_now(trigger):
         return computed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import date, datetime, timezone, tzinfo
+from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 from apscheduler.triggers.combining import AndTrigger, OrTrigger
@@ -22,6 +22,7 @@ from apscheduler_tasklock.jobstore.values import (
     is_of_pytz,
     meaning_of_zone,
 )
+from apscheduler_tasklock.options import LONGEST_SECONDS
 
 try:
     from apscheduler.triggers.calendarinterval import CalendarIntervalTrigger
@@ -34,23 +35,32 @@ _STORED = "cron, interval, date, calendarinterval, and, or"
 # with others by the clock, from the start's own zone. Later versions have zones of Python's own.
 _HAS_PYTZ = is_of_pytz(astimezone("UTC"))
 
+# Combinations nested deeper than this are rejected, such as one that is in itself.
+_DEEPEST = 10
+# The most parts of a trigger: it and the triggers that it combines, and all values but the first of
+# each list in a cron field.
+_MOST_PARTS = 1000
+_CRON_FIELDS = frozenset(CronTrigger.FIELD_NAMES)
+# The longest field of a cron trigger, in characters.
+_LONGEST_FIELD = 1000
+# The longest interval, and the most jitter.
+_LONGEST = timedelta(seconds=LONGEST_SECONDS)
+# The last year in which a calendar interval may start; see `_scheduler/triggers.py`.
+_LAST_YEAR = 9000
+
 
 def encode_trigger(trigger: Any) -> dict[str, Any]:
     """Return a trigger as JSON-like data.
 
-    :raises UnstorableError: it is none of APScheduler's own, or would come back different
+    :raises UnstorableError: it is none of APScheduler's own, would come back different, or has too
+        many parts
     """
-    kind = type(trigger)
-    if kind not in _ENCODERS or kind is type(None):
-        raise UnstorableError(
-            f"the trigger cannot be stored: it is a {kind.__module__}.{kind.__qualname__}, and "
-            f"what can be stored are APScheduler's own: {_STORED}"
-        )
-    encoded = _ENCODERS[kind](trigger)
+    encoded = _encode(trigger, _Parts(UnstorableError, "the trigger cannot be stored: it has "))
     try:
-        again = _ENCODERS[kind](decode_trigger(encoded))
+        decoded = decode_trigger(encoded)
     except UnreadableError as error:
-        raise UnstorableError(f"the trigger {trigger} cannot be stored: {error}") from error
+        raise UnstorableError(f"the trigger cannot be stored: {error}") from error
+    again = _encode(decoded, _Parts(UnstorableError, "the trigger cannot be stored: it has "))
     if again != encoded:
         raise UnstorableError(
             f"the trigger {trigger} cannot be stored: it would come back different "
@@ -62,13 +72,58 @@ def encode_trigger(trigger: Any) -> dict[str, Any]:
 def decode_trigger(data: Any) -> Any:
     """Return the trigger that JSON-like data stands for.
 
-    :raises UnreadableError: it stands for none
+    :raises UnreadableError: it stands for none, or has too many parts
     """
+    return _decode(data, _Parts(UnreadableError, "it has a trigger of "))
+
+
+class _Parts:
+    """Counts the parts of a trigger while it is written or read, and how deep they are nested.
+
+    :param error: is raised if there are too many
+    :param says: how its message begins
+    """
+
+    def __init__(self, error: type[Exception], says: str) -> None:
+        self._error = error
+        self._says = says
+        self._count = 0
+        self.depth = 0
+
+    def add(self, count: int = 1) -> None:
+        """Count parts."""
+        self._count += count
+        if self._count > _MOST_PARTS:
+            raise self._error(f"{self._says}more than {_MOST_PARTS} parts")
+        if self.depth > _DEEPEST:
+            raise self._error(f"{self._says}parts that are nested more than {_DEEPEST} deep")
+
+    def each(self, parts: Any, convert: Callable[[Any, _Parts], Any]) -> list[Any]:
+        """Write or read the parts of a combination."""
+        self.depth += 1
+        converted = [convert(part, self) for part in parts]
+        self.depth -= 1
+        return converted
+
+
+def _encode(trigger: Any, parts: _Parts) -> dict[str, Any]:
+    kind = type(trigger)
+    if kind not in _ENCODERS or kind is type(None):
+        raise UnstorableError(
+            f"the trigger cannot be stored: it is a {kind.__module__}.{kind.__qualname__}, and "
+            f"what can be stored are APScheduler's own: {_STORED}"
+        )
+    parts.add()
+    return _ENCODERS[kind](trigger, parts)
+
+
+def _decode(data: Any, parts: _Parts) -> Any:
     kind = data.get("type") if isinstance(data, dict) else None
     if not isinstance(kind, str) or kind not in _DECODERS:
         raise UnreadableError(f"it has a trigger of an unknown type, {shown(kind)}")
+    parts.add()
     try:
-        return _DECODERS[kind](data)
+        return _DECODERS[kind](data, parts)
     except UnreadableError:
         raise
     except Exception as error:  # such as OSError, of the time zone "Europe", which is a folder
@@ -149,12 +204,24 @@ def _read_date(written: str | None) -> date | None:
     return None if written is None else date.fromisoformat(written)
 
 
-def _encode_cron(trigger: Any) -> dict[str, Any]:
+def _encode_cron(trigger: Any, _parts: _Parts) -> dict[str, Any]:
     return {
         "type": "cron",
         "fields": {field.name: str(field) for field in trigger.fields if not field.is_default},
         **_limits(trigger),
     }
+
+
+def _read_cron(data: Mapping[str, Any], parts: _Parts) -> Any:
+    fields = data["fields"]
+    for name, text in fields.items():
+        if not isinstance(text, str) or len(text) > _LONGEST_FIELD or name not in _CRON_FIELDS:
+            raise UnreadableError(
+                f"it has a cron trigger whose fields are no texts of up to {_LONGEST_FIELD} "
+                "characters"
+            )
+        parts.add(text.count(","))
+    return CronTrigger(**fields, **_read_limits(data))
 
 
 def _limits(trigger: Any) -> dict[str, Any]:
@@ -175,11 +242,32 @@ def _read_limits(data: Mapping[str, Any]) -> dict[str, Any]:
         "start_date": _read_moment(data["start_date"], zone),
         "end_date": _read_moment(data["end_date"], zone),
         "timezone": zone,
-        "jitter": data["jitter"],
+        "jitter": _read_jitter(data),
     }
 
 
-def _encode_interval(trigger: Any) -> dict[str, Any]:
+def _read_jitter(data: Mapping[str, Any]) -> Any:
+    jitter: Any = data["jitter"]
+    is_number = type(jitter) in (int, float) and 0 <= jitter <= LONGEST_SECONDS
+    if jitter is not None and not is_number:
+        raise UnreadableError(
+            "it has a trigger whose jitter is neither None nor a number of seconds from 0 to "
+            f"{LONGEST_SECONDS:.0f}"
+        )
+    return jitter
+
+
+def _whole_numbers(values: Any, count: int) -> list[int]:
+    """Return so many whole numbers.
+
+    :raises ValueError: they are not
+    """
+    if not isinstance(values, list) or [type(value) for value in values] != [int] * count:
+        raise ValueError(f"{count} whole numbers belong there")
+    return values
+
+
+def _encode_interval(trigger: Any, _parts: _Parts) -> dict[str, Any]:
     length = trigger.interval
     return {
         "type": "interval",
@@ -188,13 +276,15 @@ def _encode_interval(trigger: Any) -> dict[str, Any]:
     }
 
 
-def _read_interval(data: Mapping[str, Any]) -> Any:
-    days, seconds, microseconds = data["length"]
+def _read_interval(data: Mapping[str, Any], _parts: _Parts) -> Any:
+    days, seconds, microseconds = _whole_numbers(data["length"], 3)
+    if not timedelta() < timedelta(days, seconds, microseconds) <= _LONGEST:
+        raise ValueError(f"its length is not above 0 and up to {_LONGEST.days} days")
     length = seconds + microseconds / 1_000_000
     return IntervalTrigger(days=days, seconds=length, **_read_limits(data))
 
 
-def _encode_date(trigger: Any) -> dict[str, Any]:
+def _encode_date(trigger: Any, _parts: _Parts) -> dict[str, Any]:
     moment = trigger.run_date
     try:
         zone = _zone(moment.tzinfo)
@@ -203,11 +293,11 @@ def _encode_date(trigger: Any) -> dict[str, Any]:
     return {"type": "date", "run_date": _moment(moment), **zone}
 
 
-def _read_date_trigger(data: Mapping[str, Any]) -> Any:
+def _read_date_trigger(data: Mapping[str, Any], _parts: _Parts) -> Any:
     return DateTrigger(_read_moment(data["run_date"], _read_zone(data)))
 
 
-def _encode_calendar(trigger: Any) -> dict[str, Any]:
+def _encode_calendar(trigger: Any, _parts: _Parts) -> dict[str, Any]:
     return {
         "type": "calendarinterval",
         "length": [trigger.years, trigger.months, trigger.weeks, trigger.days],
@@ -219,9 +309,19 @@ def _encode_calendar(trigger: Any) -> dict[str, Any]:
     }
 
 
-def _read_calendar(data: Mapping[str, Any]) -> Any:
-    years, months, weeks, days = data["length"]
-    hour, minute, second = data["time"]
+def _read_calendar(data: Mapping[str, Any], _parts: _Parts) -> Any:
+    length = _whole_numbers(data["length"], 4)
+    hour, minute, second = _whole_numbers(data["time"], 3)
+    start_date = _read_date(data["start_date"])
+    days_of_each = zip((365, 30, 7, 1), length, strict=True)
+    if min(length) < 0 or any(days * count > _LONGEST.days for days, count in days_of_each):
+        raise ValueError(f"its length is not from 0 to {_LONGEST.days} days")
+    if start_date is not None and start_date.year > _LAST_YEAR:
+        raise ValueError(f"it starts after the year {_LAST_YEAR}")
+    zone = _read_zone(data)
+    if (zone.utcoffset(None) or timedelta()).microseconds:  # with which it is asked for ever
+        raise ValueError("its time zone is off by a fraction of a second")
+    years, months, weeks, days = length
     return CalendarIntervalTrigger(
         years=years,
         months=months,
@@ -230,28 +330,31 @@ def _read_calendar(data: Mapping[str, Any]) -> Any:
         hour=hour,
         minute=minute,
         second=second,
-        start_date=_read_date(data["start_date"]),
+        start_date=start_date,
         end_date=_read_date(data["end_date"]),
-        timezone=_read_zone(data),
-        jitter=data["jitter"],
+        timezone=zone,
+        jitter=_read_jitter(data),
     )
 
 
-def _combined(kind: str) -> Callable[[Any], dict[str, Any]]:
-    return lambda trigger: {
+def _combined(kind: str) -> Callable[[Any, _Parts], dict[str, Any]]:
+    return lambda trigger, parts: {
         "type": kind,
-        "triggers": [encode_trigger(part) for part in trigger.triggers],
+        "triggers": parts.each(trigger.triggers, _encode),
         "jitter": trigger.jitter,
     }
 
 
-def _read_combined(kind: type) -> Callable[[Mapping[str, Any]], Any]:
-    return lambda data: kind(
-        [decode_trigger(part) for part in data["triggers"]], jitter=data["jitter"]
-    )
+def _read_combined(kind: type) -> Callable[[Mapping[str, Any], _Parts], Any]:
+    def read(data: Mapping[str, Any], parts: _Parts) -> Any:
+        if not isinstance(data["triggers"], list):
+            raise UnreadableError(f"it has an {data['type']} trigger whose triggers are no list")
+        return kind(parts.each(data["triggers"], _decode), jitter=_read_jitter(data))
+
+    return read
 
 
-_ENCODERS: dict[Any, Callable[[Any], dict[str, Any]]] = {
+_ENCODERS: dict[Any, Callable[[Any, _Parts], dict[str, Any]]] = {
     CronTrigger: _encode_cron,
     IntervalTrigger: _encode_interval,
     DateTrigger: _encode_date,
@@ -259,8 +362,8 @@ _ENCODERS: dict[Any, Callable[[Any], dict[str, Any]]] = {
     AndTrigger: _combined("and"),
     OrTrigger: _combined("or"),
 }
-_DECODERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "cron": lambda data: CronTrigger(**data["fields"], **_read_limits(data)),
+_DECODERS: dict[str, Callable[[Mapping[str, Any], _Parts], Any]] = {
+    "cron": _read_cron,
     "interval": _read_interval,
     "date": _read_date_trigger,
     "calendarinterval": _read_calendar,

@@ -37,6 +37,7 @@ _LARGEST_INTEGER = 10**_MOST_DIGITS
 _COMPARED = [timedelta(weeks=weeks) for weeks in range(0, 104, 2)]
 # For how many hours what a zone means is told exactly: those of two years.
 _TOLD_HOURS = 2 * 366 * 24
+_WEEK = 7 * 24
 
 
 class UnstorableError(TaskLockOptionError):
@@ -62,14 +63,29 @@ def encode(value: Any, where: str) -> Any:
 def decode(data: Any) -> Any:
     """Return the value that JSON-like data stands for.
 
-    :raises UnreadableError: it stands for none
+    :raises UnreadableError: it stands for none, or for one that :func:`encode` rejects
     """
-    if isinstance(data, list):
-        return [decode(part) for part in data]
-    if not isinstance(data, dict):
+    return _decode(data, 0)
+
+
+def _decode(data: Any, depth: int) -> Any:
+    if type(data) is int and abs(data) >= _LARGEST_INTEGER:
+        raise UnreadableError(f"it has a number of more than {_MOST_DIGITS} digits")
+    if not isinstance(data, (list, dict)):
         return data
-    if TYPE_KEY not in data:
-        return {key: decode(part) for key, part in data.items()}
+    if isinstance(data, dict) and data.get(TYPE_KEY, "dict") != "dict":
+        return _decode_typed(data)
+    if depth == _DEEPEST:
+        raise UnreadableError(f"it has values that are nested more than {_DEEPEST} deep")
+    if isinstance(data, list):
+        return [_decode(part, depth + 1) for part in data]
+    parts = data.get("value") if TYPE_KEY in data else data
+    if not isinstance(parts, dict):
+        raise UnreadableError("it has a dict that cannot be read: its value is no object")
+    return {key: _decode(part, depth + 1) for key, part in parts.items()}
+
+
+def _decode_typed(data: Mapping[str, Any]) -> Any:
     kind = data[TYPE_KEY]
     if not isinstance(kind, str) or kind not in _DECODERS:
         raise UnreadableError(f"it has a value of an unknown type, {shown(kind)}")
@@ -120,18 +136,32 @@ def meaning_of_zone(written: Any) -> Any:
         return written
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=1000)
 def _offsets(written: str, year: int) -> tuple[tuple[int, timedelta | None], ...]:
-    """Return the offset at the start of a year, and each other one with the hour of its begin."""
+    """Return the offset at the start of a year, and each other one with the hour of its begin.
+
+    Two changes within a week are told as one.
+    """
     zone, start = decode_zone(written), datetime(year, 1, 1, tzinfo=timezone.utc)
     always = zone.utcoffset(None)  # None of a zone with clock changes
     if always is not None:
         return ((0, always),)
-    changes: list[tuple[int, timedelta | None]] = []
-    for hour in range(_TOLD_HOURS):
-        offset = (start + timedelta(hours=hour)).astimezone(zone).utcoffset()
-        if not changes or changes[-1][1] != offset:
-            changes.append((hour, offset))
+
+    def offset_at(hour: int) -> timedelta | None:
+        return (start + timedelta(hours=hour)).astimezone(zone).utcoffset()
+
+    changes = [(0, offset_at(0))]
+    for week_ends in range(_WEEK, _TOLD_HOURS, _WEEK):
+        offset = offset_at(week_ends)
+        if offset != changes[-1][1]:
+            before, after = week_ends - _WEEK, week_ends
+            while after - before > 1:
+                middle = (before + after) // 2
+                if offset_at(middle) == offset:
+                    after = middle
+                else:
+                    before = middle
+            changes.append((after, offset))
     return tuple(changes)
 
 
@@ -326,6 +356,9 @@ def _read_moment(kind: type[datetime] | type[time]) -> Callable[[Mapping[str, An
         value: Any = kind.fromisoformat(data["value"])
         if "zone" in data:
             value = value.replace(tzinfo=ZoneInfo(data["zone"]))
+        offset = value.utcoffset()
+        if offset is not None and offset.microseconds:
+            raise ValueError("its time zone is off by a fraction of a second")
         return value.replace(fold=1) if data.get("fold") else value
 
     return read
@@ -346,7 +379,6 @@ _ENCODERS: Mapping[type, Callable[[Any, str], Any]] = {
     Decimal: _typed(str),
 }
 _DECODERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "dict": lambda data: {key: decode(part) for key, part in data["value"].items()},
     "float": lambda data: float(data["value"]),
     "datetime": _read_moment(datetime),
     "time": _read_moment(time),

@@ -885,6 +885,35 @@ class TestUsersChanges:
         assert {row.id for row in one.jobs.read_all(one.cursor)} == {"bad", "good"}
         assert {found.row.id for found in one.fetch().jobs} == {"bad", "good"}
 
+    @pytest.mark.parametrize("value", ["-infinity", "0044-03-15 BC", "infinity", "20000-01-01"])
+    @pytest.mark.parametrize("change", ["next_run_time", "paused_until"])
+    def test_a_time_that_python_does_not_have_keeps_nobody_from_a_second_look(
+        self, one: JobReplica, change: str, value: str
+    ) -> None:
+        one.add("bad", task_name="task of bad")
+        one.add("good")
+        bad = next(each for each in one.fetch().jobs if each.row.id == "bad")
+        assert one.claims_job(bad)
+        one.connection.execute("UPDATE task_lock SET finished_at = now()")
+        one.connection.execute(
+            "UPDATE task_lock_job SET next_run_time = now(), handed_until = now(),"
+            " first_handed_at = now()"
+        )
+        table = "task_lock_job" if change == "next_run_time" else "task_lock"
+        one.connection.execute(
+            f"UPDATE {table} SET {change} = %s WHERE task_name IS NOT NULL", [value]
+        )
+        assert "good" in {found.row.id for found in one.fetch().jobs}
+
+    def test_a_run_time_that_python_does_not_have_keeps_nobody_from_waiting_for_it(
+        self, one: JobReplica
+    ) -> None:
+        one.add()
+        one.connection.execute("UPDATE task_lock_job SET next_run_time = 'infinity'")
+        fetched = one.fetch()
+        assert fetched.jobs == []
+        assert fetched.next_in is not None
+
     def test_a_run_time_that_was_computed_from_one_that_has_run_changes_nothing(
         self, one: JobReplica
     ) -> None:

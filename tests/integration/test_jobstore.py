@@ -94,18 +94,33 @@ def set_clock(connection: Connection, offset: str) -> int:
     return int(offset.split(maxsplit=1)[0])
 
 
+def nested_trigger(depth: int) -> Any:
+    """Return a trigger within so many combinations, as JSON."""
+    data: Any = encode_trigger(CronTrigger(hour=3, timezone="UTC"))
+    for _ in range(depth):
+        data = {"type": "or", "triggers": [data], "jitter": None}
+    return data
+
+
 # What somebody may have made of a job's row: a column, and what is merged into it.
 BROKEN = [
     ("trigger", '{"type": "moon"}'),
     ("trigger", '{"length": [1e15, 0, 0]}'),
     ("trigger", '{"start_date": "yesterday"}'),
     ("trigger", '{"timezone": 3}'),
+    ("trigger", '{"timezone": "Europe"}'),
+    ("trigger", f'{{"timezone": "{"x" * 300}"}}'),
+    ("trigger", '{"jitter": "x"}'),
+    ("trigger", json.dumps(nested_trigger(30))),
     ("trigger", "[]"),
     ("arguments", '{"args": 3}'),
     ("arguments", '{"kwargs": []}'),
     ("arguments", f'{{"args": [{"9" * 5000}]}}'),
     ("arguments", f'{{"args": {"[" * 700}{"]" * 700}}}'),
     ("options", '{"max_instances": "many"}'),
+    ("arguments", f'{{"args": {"[" * 70}{"]" * 70}}}'),
+    ("arguments", '{"kwargs": {"at": {"$": "time", "value": "03:00", "zone": "Europe"}}}'),
+    ("options", '{"misfire_grace_time": -1e100}'),
     ("options", "[]"),
 ]
 

@@ -35,6 +35,10 @@ class Tasks:
     def job_keys(self) -> list[Any]:
         return [KEY]
 
+    @property
+    def has_listed(self) -> bool:
+        return True
+
     def task_names(self) -> list[str]:
         return ["task"]
 
