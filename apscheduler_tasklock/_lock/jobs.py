@@ -40,7 +40,7 @@ from apscheduler_tasklock._lock.statements import (
     for_template,
     settle_last,
 )
-from apscheduler_tasklock.schema.table import job_table
+from apscheduler_tasklock.schema.table import job_table, literal
 
 # Seconds for which a job is handed out, if that is not renewed.
 HAND_OUT = 5.0
@@ -48,7 +48,15 @@ HAND_OUT = 5.0
 # all the time. After more than that nobody was there, and it is as late as it is.
 LONGEST_BREAK = 90.0
 
-_DEFINITION = ("func", "trigger", "options", "arguments", "executor", "signature")
+_DEFINITION = {
+    "func": "text",
+    "trigger": "jsonb",
+    "options": "jsonb",
+    "arguments": "jsonb",
+    "executor": "text",
+    "definition_id": "uuid",
+    "signature": "text",
+}
 _AS_TEXT = ("trigger", "options", "arguments")
 _TIMES = ("next_run_time", "last_run_time")
 
@@ -60,19 +68,43 @@ def _readable(time: str) -> str:
 
 # One row that Python cannot read must not keep the others from being read: JSON comes as text,
 # which is parsed row by row, and times are such as Python has. `-infinity` is long ago.
-_COLUMNS = ", ".join(
-    f"job.{name}::text"
-    if name in _AS_TEXT
-    else f"{_readable(f'job.{name}')} AS {name}"
-    if name in _TIMES
-    else f"job.{name}"
-    for name in ("id", *_DEFINITION, "version", *_TIMES, "ended", "task_name")
-)
+def _columns(jobs: str) -> str:
+    columns = [
+        f"job.{name}::text"
+        if name in _AS_TEXT
+        else f"{_readable(f'job.{name}')} AS {name}"
+        if name in _TIMES
+        else f"job.{name}"
+        for name in ("id", *_DEFINITION, "version", *_TIMES, "ended", "task_name")
+    ]
+    return ", ".join([*columns, f"({_place(jobs)}) AS place"])
+
+
+def _place(jobs: str) -> str:
+    """Return the query of where the jobs are, which only the tables' owner can change.
+
+    The upgrade has written an id into the table's comment, which a backup keeps.
+    """
+    return f"""
+        SELECT ARRAY[pg_catalog.current_database()::text, namespace.nspname::text,
+                     ours.relname::text, comment.description]
+        FROM pg_catalog.pg_class AS ours
+        JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = ours.relnamespace
+        LEFT JOIN pg_catalog.pg_description AS comment
+            ON comment.objoid = ours.oid AND comment.objsubid = 0
+               AND comment.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass
+        WHERE ours.oid = {literal(jobs)}::pg_catalog.regclass
+    """
+
+
 _RECURS = "trigger->>'type' IS DISTINCT FROM 'date'"
 # Neither waits long for a row that somebody has locked. See ``statements/parts.py``.
 _BRIEFLY = "set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL"
 # In the transaction of a user's change, so that whoever listens sees what was changed.
 _TOLD = "pg_notify(%(channel)s, '') IS NOT NULL"
+
+
+Place = Sequence[str | None]
 
 
 @dataclass(frozen=True)
@@ -86,12 +118,14 @@ class JobRow:
     :ivar options: its name, grace time and the like
     :ivar arguments: what its function is called with
     :ivar executor: alias of its executor
+    :ivar definition_id: made for the change that wrote all these
     :ivar signature: of all these; ``None`` if rows are not signed
     :ivar version: grows with each change that a user makes
     :ivar next_run_time: when it is due next; ``None`` if it is paused or has ended
     :ivar last_run_time: the run time that was claimed last
     :ivar ended: whether no run time follows the last one; the row is kept until that run is over
     :ivar task_name: the task that it is, if a replica has told it
+    :ivar place: where it lies, as PostgreSQL says: database, schema, table, and the table's comment
     """
 
     id: str
@@ -100,12 +134,14 @@ class JobRow:
     options: Any
     arguments: Any
     executor: str
+    definition_id: UUID | None
     signature: str | None
     version: int
     next_run_time: datetime | None
     last_run_time: datetime | None
     ended: bool
     task_name: str | None
+    place: Place
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> JobRow:
@@ -267,8 +303,9 @@ class JobRows:
                 OFFSET 0
             ) AS dead
         """)
+        self._place = Statement(f"SELECT ({_place(jobs)}) AS place")
         self._read = Statement(f"""
-            SELECT {_COLUMNS} FROM {jobs} AS job
+            SELECT {_columns(jobs)} FROM {jobs} AS job
             WHERE (%(job_id)s::text IS NULL OR id = %(job_id)s::text) AND ended = %(ended)s::boolean
             ORDER BY next_run_time NULLS LAST, id
         """)
@@ -390,6 +427,11 @@ class JobRows:
         """Return the database's time."""
         database_time: datetime = self._rows(cursor, self._now, {})[0]["database_time"]
         return database_time
+
+    def place(self, cursor: Any) -> Place:
+        """Return where the jobs are; see :class:`JobRow`."""
+        place: Place = self._rows(cursor, self._place, {})[0]["place"]
+        return place
 
     def read(self, cursor: Any, job_id: str, *, ended: bool = False) -> JobRow | None:
         """Return a job.
@@ -523,7 +565,7 @@ def _fetch(jobs: str, lock: str) -> str:
                 handed_until = now() + interval '{HAND_OUT} seconds',
                 first_handed_at = COALESCE(due.first_handed_at, now())
             FROM due WHERE job.id = due.id
-            RETURNING {_COLUMNS}, job.handed_id, due.paused_until, due.first_late_by
+            RETURNING {_columns(jobs)}, job.handed_id, due.paused_until, due.first_late_by
         ), next AS (
             SELECT min(first.next_run_time) AS run_time FROM here, LATERAL (
                 SELECT next_run_time FROM {jobs} AS job
@@ -546,6 +588,7 @@ def _add(jobs: str) -> str:
         "options": "%(options)s::jsonb",
         "arguments": "%(arguments)s::jsonb",
         "executor": "%(executor)s::text",
+        "definition_id": "%(definition_id)s::uuid",
         "signature": "%(signature)s::text",
         "version": "1",
         "added_id": "%(added_id)s::uuid",
@@ -572,9 +615,8 @@ def _change(jobs: str) -> str:
     """Return the statement that changes a job of a version."""
     defined = ", ".join(
         f"""{name} = CASE WHEN %(defines)s::boolean
-                          THEN %({name})s::{"jsonb" if name in _AS_TEXT else "text"}
-                          ELSE {name} END"""
-        for name in _DEFINITION
+                          THEN %({name})s::{kind} ELSE {name} END"""
+        for name, kind in _DEFINITION.items()
     )
     return f"""
         WITH changed AS (

@@ -83,11 +83,10 @@ class Signer:
     """Signs what is stored of a job, so that nobody else can make up or change one.
 
     :param keys: any of them verifies, the first one signs; texts or bytes
-    :param table: the jobs' table, so that a row cannot be moved to another
     :raises TaskLockOptionError: there is no key, or one of them is too short
     """
 
-    def __init__(self, keys: Sequence[str | bytes] | str | bytes, table: str) -> None:
+    def __init__(self, keys: Sequence[str | bytes] | str | bytes) -> None:
         given: Sequence[Any] = []
         if isinstance(keys, (str, bytes)):
             given = [keys]
@@ -98,28 +97,27 @@ class Signer:
         self._keys = [key.encode() if isinstance(key, str) else key for key in given]
         if any(len(key) < SHORTEST_KEY for key in self._keys):
             raise TaskLockOptionError(f"secret must have at least {SHORTEST_KEY} bytes")
-        self._table = table
 
-    def sign(self, job_id: str, state: Mapping[str, Any]) -> str:
-        """Return the signature of what is stored of a job."""
-        return self._signature(self._keys[0], job_id, state)
+    def sign(self, signed: Mapping[str, Any]) -> str:
+        """Return the signature of what is stored of a job, and of where that is."""
+        return self._signature(self._keys[0], signed)
 
-    def verify(self, job_id: str, state: Mapping[str, Any], signature: str | None) -> None:
-        """Make sure that one of our keys has signed this.
+    def verify(self, signed: Mapping[str, Any], signature: str | None) -> bool:
+        """Make sure that one of our keys has signed this; tell whether it was the first one.
 
         :raises UntrustedError: none has
         """
         if signature is None:
             raise UntrustedError("it is not signed")
         for key in self._keys:
-            if hmac.compare_digest(
-                self._signature(key, job_id, state).encode(), signature.encode()
-            ):
-                return
-        raise UntrustedError("its signature is none of ours: somebody else wrote or changed it")
+            if hmac.compare_digest(self._signature(key, signed).encode(), signature.encode()):
+                return key == self._keys[0]
+        raise UntrustedError(
+            "its signature is none of ours: somebody else wrote or changed it, it was moved here, "
+            "or it was signed with a secret that is not given here"
+        )
 
-    def _signature(self, key: bytes, job_id: str, state: Mapping[str, Any]) -> str:
+    def _signature(self, key: bytes, signed: Mapping[str, Any]) -> str:
         # Of the decoded state, in one way of writing: jsonb rewrites what it is given.
-        signed = {"table": self._table, "id": job_id, "state": state}
         text = json.dumps(signed, sort_keys=True, separators=(",", ":"))
         return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

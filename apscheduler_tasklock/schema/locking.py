@@ -56,6 +56,17 @@ BEGIN
 END
 $tasklock$
 """
+# Only the table's owner can change a comment, and a backup has it. The id is made by the server, so
+# that printed SQL gives each database another one.
+_IDENTIFY = """
+DO $tasklock$
+BEGIN
+    EXECUTE 'COMMENT ON TABLE ' || {table_literal} || ' IS ' || quote_literal(
+        'apscheduler-tasklock ' || gen_random_uuid()
+        || '. Do not change this comment: the signatures of stored jobs are made with it.');
+END
+$tasklock$
+"""
 _GRANT_DELETE = """
         IF entry.privilege_type = 'UPDATE' THEN
             EXECUTE 'GRANT DELETE ON ' || {beside_literal} || ' TO ' || entry.grantee;
@@ -98,6 +109,16 @@ def granting_like(table: str, beside: str, schema: str | None, *, deletes: bool 
         beside_literal=beside_literal,
         more=_GRANT_DELETE.format(beside_literal=beside_literal) if deletes else "",
     )
+
+
+def identify(op: Operations, table: str, schema: str | None) -> None:
+    """Give a table an id, which the signatures of its rows are made with."""
+    _execute(op, identifying(table, schema))
+
+
+def identifying(table: str, schema: str | None) -> str:
+    """Return the statement that does what :func:`identify` does."""
+    return _IDENTIFY.format(table_literal=literal(qualified(table, schema)))
 
 
 def _execute(op: Operations, statement: str) -> None:

@@ -6,18 +6,23 @@ import functools
 import os
 import sys
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
+from uuid import UUID
 
 import pytest
 from apscheduler.job import Job
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockOptionError
+from apscheduler_tasklock._lock.jobs import JobRow
 from apscheduler_tasklock.jobstore.definition import Definition, JobCodec, MissingFunction
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
 from apscheduler_tasklock.jobstore.values import UnreadableError, UnstorableError
 
 KEY, OTHER_KEY = "k" * 16, "o" * 16
+PLACE = ["app", "public", "task_lock_job", "an id"]
+MADE_FOR = UUID(int=1)
 HERE = __name__
 remote = os  # a module that an attacker reaches through this one
 partial = functools.partial(print)
@@ -41,8 +46,25 @@ def job(function: Any = f"{HERE}:send", trigger: str = "cron", **options: Any) -
 
 
 def codec(functions: Any = (HERE,), secret: Any = None, **options: Any) -> JobCodec:
-    signer = None if secret is None else Signer(secret, "task_lock_job")
+    signer = None if secret is None else Signer(secret)
     return JobCodec(AllowedFunctions(functions), signer, **options)
+
+
+def row(definition: Definition, signature: str | None, **other: Any) -> JobRow:
+    """Return a job's row, as it is read."""
+    given = {
+        "id": "job",
+        **definition.columns,
+        "definition_id": MADE_FOR,
+        "signature": signature,
+        "version": 1,
+        "next_run_time": datetime(2030, 1, 1, tzinfo=timezone.utc),
+        "last_run_time": None,
+        "ended": False,
+        "task_name": None,
+        "place": PLACE,
+    }
+    return JobRow(**{**given, **other})
 
 
 class TestAllowedFunctions:
@@ -94,12 +116,15 @@ class TestAllowedFunctions:
 class TestSignature:
     def test_of_any_of_the_keys_verifies_and_the_first_one_signs(self) -> None:
         definition = codec().encode(job())
-        signature = codec(secret=KEY).sign("job", definition)
-        codec(secret=[OTHER_KEY, KEY.encode()]).verify("job", definition, signature)
+        signed = row(definition, codec(secret=KEY).sign("job", definition, MADE_FOR, PLACE))
+        both = codec(secret=[OTHER_KEY, KEY.encode()])
+        assert both.verified(signed) == definition
+        assert not both.is_up_to_date(signed)
         with pytest.raises(UntrustedError, match="none of ours"):
-            codec(secret=OTHER_KEY).verify("job", definition, signature)
-        rotated = codec(secret=[OTHER_KEY, KEY]).sign("job", definition)
-        codec(secret=OTHER_KEY).verify("job", definition, rotated)
+            codec(secret=OTHER_KEY).verified(signed)
+        rotated = row(definition, both.sign("job", definition, MADE_FOR, PLACE))
+        assert codec(secret=OTHER_KEY).verified(rotated) == definition
+        assert both.is_up_to_date(rotated)
 
     @pytest.mark.parametrize(
         "change",
@@ -109,34 +134,34 @@ class TestSignature:
             {"executor": "other"},
             {"trigger": {"type": "date"}},
             {"options": {}},
+            {"id": "another"},
+            {"definition_id": UUID(int=2)},
+            {"definition_id": None},
+            {"place": ["other", *PLACE[1:]]},
+            {"place": ["app", "elsewhere", *PLACE[2:]]},
+            {"place": ["app", "public", "other_job", "an id"]},
+            {"place": [*PLACE[:3], "another id"]},
+            {"place": [*PLACE[:3], None]},
         ],
     )
-    def test_does_not_hold_for_what_was_changed(self, change: Any) -> None:
-        signed = codec(secret=KEY)
-        definition = signed.encode(job())
-        signature = signed.sign("job", definition)
+    def test_does_not_hold_for_what_was_changed_or_moved(self, change: Any) -> None:
+        signing = codec(secret=KEY)
+        definition = signing.encode(job())
+        signed = row(definition, signing.sign("job", definition, MADE_FOR, PLACE))
+        assert signing.verified(signed) == definition
         with pytest.raises(UntrustedError, match="somebody else wrote or changed it"):
-            signed.verify("job", replace(definition, **change), signature)
-
-    def test_does_not_hold_for_another_job_or_table(self) -> None:
-        signed = codec(secret=KEY)
-        definition = signed.encode(job())
-        signature = signed.sign("job", definition)
-        with pytest.raises(UntrustedError):
-            signed.verify("another", definition, signature)
-        with pytest.raises(UntrustedError):
-            Signer(KEY, "other_job").verify("job", definition.columns, signature)
+            signing.verified(replace(signed, **change))
 
     @pytest.mark.parametrize("signature", [None, "", "né"])
     def test_is_demanded(self, signature: str | None) -> None:
-        signed = codec(secret=KEY)
+        signing = codec(secret=KEY)
         with pytest.raises(UntrustedError):
-            signed.verify("job", signed.encode(job()), signature)
+            signing.verified(row(signing.encode(job()), signature))
 
     @pytest.mark.parametrize("secret", ["short", [], [KEY, "short"], 3, [3]])
     def test_needs_keys_that_are_long_enough(self, secret: Any) -> None:
         with pytest.raises(TaskLockOptionError):
-            Signer(secret, "task_lock_job")
+            Signer(secret)
 
 
 class TestDefinition:
