@@ -916,6 +916,41 @@ class TestRunsWhereItCan:
         replica.scheduler.remove_job(key)
         assert job_row(connection, key) is None
 
+    def test_one_that_cannot_be_imported_keeps_its_function_when_it_is_changed(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make()
+        replica.run_at(note, key, after=60)
+        connection.execute("UPDATE task_lock_job SET func = 'tests.gone:away'")
+        replica.scheduler.modify_job(key, args=["other"], name="another")
+        row = job_row(connection, key)
+        assert row is not None
+        assert (row["func"], row["options"]["name"]) == ("tests.gone:away", "another")
+        assert row["arguments"] == {"args": ["other"], "kwargs": {}}
+
+    @pytest.mark.parametrize("serializer", ["json", "pickle"])
+    def test_arguments_by_place_and_by_name_are_changed_apart(
+        self,
+        make: Make,
+        key: str,
+        monkeypatch: pytest.MonkeyPatch,
+        serializer: str,
+    ) -> None:
+        store = {"serializer": serializer, "secret": "a secret of ours"}
+        one, other = make(store=store), make(store=store)
+        one.run_at(note, key, after=60)
+        read, meanwhile = JobRows.read, iter([lambda: other.scheduler.modify_job(key, args=["a"])])
+
+        def read_after_it(*arguments: Any, **named: Any) -> Any:
+            found = read(*arguments, **named)
+            next(meanwhile, lambda: None)()
+            return found
+
+        monkeypatch.setattr(JobRows, "read", read_after_it)
+        one.scheduler.modify_job(key, kwargs={"value": 1})
+        job = one.scheduler.get_job(key)
+        assert (job.args, job.kwargs) == (("a",), {"value": 1})
+
     def test_a_job_of_an_executor_that_is_not_here_stays_and_runs_where_it_is(
         self, make: Make, key: str, connection: Connection, database_url: str
     ) -> None:

@@ -112,6 +112,13 @@ def write(connection: Connection, job_id: str, **columns: Any) -> None:
         connection.execute(update.format(sql.Identifier(column)), [value, job_id])
 
 
+def write_definition(connection: Connection, row: dict[str, Any]) -> None:
+    """Write what a saved row says of its job into the row of that id, with the signature."""
+    columns = {name: row[name] for name in ("func", "executor", "signature")}
+    columns |= {name: json.dumps(row[name]) for name in ("trigger", "options", "arguments")}
+    write(connection, row["id"], **columns)
+
+
 def make_due(connection: Connection) -> None:
     connection.execute("UPDATE task_lock_job SET next_run_time = now(), ended = false")
 
@@ -196,6 +203,32 @@ class TestWhatSomebodyElseWrote:
             assert "task_lock" not in job.kwargs
             assert "0:00:07" not in str(job.trigger)
             assert job.misfire_grace_time != 7
+
+    @pytest.mark.parametrize("call", ["pause", "rename", "coalesce"])
+    @pytest.mark.parametrize("what", ["args", "kwargs"])
+    def test_is_not_run_after_calls_during_which_it_came_and_went(
+        self,
+        make: Make,
+        key: str,
+        connection: Connection,
+        monkeypatch: pytest.MonkeyPatch,
+        what: str,
+        call: str,
+    ) -> None:
+        replica = make()
+        declare(replica, key, args=[], kwargs={"key": key})
+        column, value = THEIRS[what]
+        for at in range(3):
+            with (
+                attacked(monkeypatch, connection, key, at, **{column: json.dumps(value)}),
+                suppress(TaskLockOptionError),
+            ):
+                CALLS[call](replica, key)
+        make_due(connection)
+        runs = f"{key}-runs"
+        replica.run_at(note, runs)
+        replica.runs(runs)
+        assert ran["theirs"] == []
 
     @pytest.mark.parametrize("what", THEIRS)
     def test_is_not_run_after_it(
@@ -285,10 +318,7 @@ class TestMovedRows:
         declare(replica, key)
         before = saved(connection, key)
         replica.scheduler.modify_job(key, args=["changed"])
-        columns = {name: before[name] for name in ("func", "executor", "signature")}
-        for name in ("trigger", "options", "arguments"):
-            columns[name] = json.dumps(before[name])
-        write(connection, key, **columns)
+        write_definition(connection, before)
         runs_others_only(replica, key, connection)
         assert ran["changed"] == []
 
@@ -300,12 +330,7 @@ class TestMovedRows:
         before = saved(connection, key)
         replica.scheduler.remove_job(key)
         declare(replica, key, args=["later"])
-        write(
-            connection,
-            key,
-            arguments=json.dumps(before["arguments"]),
-            signature=before["signature"],
-        )
+        write_definition(connection, before)
         runs_others_only(replica, key, connection)
         assert ran["later"] == []
 
