@@ -86,8 +86,11 @@ def _place(jobs: str) -> str:
     The upgrade has written an id into the table's comment, which a backup keeps.
     """
     return f"""
-        SELECT ARRAY[pg_catalog.current_database()::text, namespace.nspname::text,
-                     ours.relname::text, comment.description]
+        SELECT pg_catalog.concat_ws(', ',
+                   pg_catalog.quote_literal(pg_catalog.current_database()),
+                   pg_catalog.quote_literal(namespace.nspname),
+                   pg_catalog.quote_literal(ours.relname),
+                   pg_catalog.quote_nullable(comment.description))
         FROM pg_catalog.pg_class AS ours
         JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = ours.relnamespace
         LEFT JOIN pg_catalog.pg_description AS comment
@@ -102,9 +105,6 @@ _RECURS = "trigger->>'type' IS DISTINCT FROM 'date'"
 _BRIEFLY = "set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL"
 # In the transaction of a user's change, so that whoever listens sees what was changed.
 _TOLD = "pg_notify(%(channel)s, '') IS NOT NULL"
-
-
-Place = Sequence[str | None]
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class JobRow:
     last_run_time: datetime | None
     ended: bool
     task_name: str | None
-    place: Place
+    place: str
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> JobRow:
@@ -428,9 +428,9 @@ class JobRows:
         database_time: datetime = self._rows(cursor, self._now, {})[0]["database_time"]
         return database_time
 
-    def place(self, cursor: Any) -> Place:
+    def place(self, cursor: Any) -> str:
         """Return where the jobs are; see :class:`JobRow`."""
-        place: Place = self._rows(cursor, self._place, {})[0]["place"]
+        place: str = self._rows(cursor, self._place, {})[0]["place"]
         return place
 
     def read(self, cursor: Any, job_id: str, *, ended: bool = False) -> JobRow | None:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from apscheduler.triggers.base import BaseTrigger
 
-from apscheduler_tasklock._lock.jobs import JobRow, Place
+from apscheduler_tasklock._lock.jobs import JobRow
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.jobstore.triggers import (
     declared_schedule,
@@ -274,7 +274,7 @@ class JobCodec:
         return self._signer is not None
 
     def sign(
-        self, job_id: str, definition: Definition, definition_id: UUID, place: Place
+        self, job_id: str, definition: Definition, definition_id: UUID, place: str
     ) -> str | None:
         """Return the signature of a row; ``None`` if rows are not signed.
 
@@ -335,11 +335,11 @@ class JobCodec:
 
 
 def _signed(
-    job_id: str, definition: Definition, definition_id: UUID | None, place: Place
+    job_id: str, definition: Definition, definition_id: UUID | None, place: str
 ) -> dict[str, Any]:
     """Return what a signature is of: what the row says, which row that is, and where it lies."""
     return {
-        "place": list(place),
+        "place": place,
         "id": job_id,
         "definition": str(definition_id),
         "state": definition.columns,

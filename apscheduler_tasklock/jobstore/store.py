@@ -32,7 +32,7 @@ from apscheduler_tasklock._database.listener import Listener
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.jobs import JobChange, JobRow, Place, StoredTask
+from apscheduler_tasklock._lock.jobs import JobChange, JobRow, StoredTask
 from apscheduler_tasklock._lock.stand_in import current_standing
 from apscheduler_tasklock._scheduler.functions import check_runs
 from apscheduler_tasklock.errors import (
@@ -471,7 +471,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             job.trigger.start_date += ahead
 
     def _change_to(
-        self, job: Any, definition: Definition, next_run_time: datetime | None, place: Place
+        self, job: Any, definition: Definition, next_run_time: datetime | None, place: str
     ) -> JobChange:
         """Return what is written of a job, signed. Its options are checked.
 
@@ -499,7 +499,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
 
     def _add(self, job: Any, definition: Definition) -> bool:
         """Add a job; tell whether its id was free."""
-        place = self._ask(self.locks.jobs.place) if self._codec.signs else ()
+        place = self._ask(self.locks.jobs.place) if self._codec.signs else ""
         change = self._change_to(job, definition, job.next_run_time, place)
         add = partial(self.locks.jobs.add, job_id=job.id, change=change, added_id=uuid4())
         return self._ask(add)
