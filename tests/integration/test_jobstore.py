@@ -1092,7 +1092,9 @@ class TestRunsWhereItCan:
         (tmp_path / f"{module}.py").write_text(f"{source}\nnote({key!r})\nraise OSError\n")
         for number in range(3):
             replica.run_at(note, f"{key}-{number}", after=3600)
-        connection.execute("UPDATE task_lock_job SET func = %s || ':' || id", [module])
+        connection.execute(
+            "UPDATE task_lock_job SET func = %s || replace(':' || id, '-', '_')", [module]
+        )
         for _ in range(20):
             assert len(replica.scheduler.get_jobs()) == 3
         # Of 60 times: it is tried again after 1, 2, 4 and so on seconds.
@@ -1202,8 +1204,10 @@ class TestRunsWhereItCan:
         replica.scheduler.pause()
         monkeypatch.syspath_prepend(tmp_path)
         for module in modules:
-            source = "from tests.support.stored_jobs import note, note_and_wait as wait"
-            (tmp_path / f"{module}.py").write_text(f"{source}\nwait({module!r})\n")
+            source = (
+                "from tests.support import stored_jobs as jobs\ndef note(key): jobs.note(key)\n"
+            )
+            (tmp_path / f"{module}.py").write_text(f"{source}jobs.note_and_wait({module!r})\n")
             replica.run_at(note, f"job {module}")
             update = "UPDATE task_lock_job SET func = %s WHERE id = %s"
             connection.execute(update, [f"{module}:note", f"job {module}"])

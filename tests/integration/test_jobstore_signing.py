@@ -344,7 +344,6 @@ class TestMovedRows:
         replica.scheduler.remove_job(key)
         put_back(connection, row)
         make_due(connection)
-        replica.store._due.wake()
         replica.runs(key)
 
     def test_a_row_that_is_only_moved_in_time_runs(
@@ -355,7 +354,6 @@ class TestMovedRows:
         declare(replica, key)
         replica.scheduler.pause_job(key)
         make_due(connection)
-        replica.store._due.wake()
         replica.runs(key)
 
 
@@ -394,7 +392,6 @@ class TestRotation:
             replica.shutdown()
         new = make(secret=self.NEW)
         make_due(connection)
-        new.store._due.wake()
         new.runs(declared)
         new.runs(modified)
         runs = f"{key}-runs"
