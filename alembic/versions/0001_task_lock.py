@@ -11,7 +11,12 @@ import sqlalchemy as sa
 from alembic.operations import Operations
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from apscheduler_tasklock.schema.locking import execute_when_unlocked, grant_like, qualified
+from apscheduler_tasklock.schema.locking import (
+    execute_when_unlocked,
+    grant_like,
+    identify,
+    qualified,
+)
 from apscheduler_tasklock.schema.table import JOB_SUFFIX, REPLICA_SUFFIX, RUN_SUFFIX
 
 revision = "0001"
@@ -26,6 +31,7 @@ def upgrade(op: Operations, table: str, schema: str | None) -> None:
     _create_runs(op, table + RUN_SUFFIX, schema)
     _create_replicas(op, table + REPLICA_SUFFIX, schema)
     _create_jobs(op, table + JOB_SUFFIX, schema)
+    identify(op, table + JOB_SUFFIX, schema)
     # Default privileges may let roles update the tables and not delete, which the job store does.
     grant_like(op, table, table + JOB_SUFFIX, schema, deletes=True)
 
@@ -131,6 +137,7 @@ def _create_jobs(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("options", JSONB, nullable=False),
         sa.Column("arguments", JSONB, nullable=False),
         sa.Column("executor", sa.Text, nullable=False),
+        sa.Column("definition_id", sa.Uuid, nullable=True),
         sa.Column("signature", sa.Text, nullable=True),
         sa.Column("version", sa.BigInteger, nullable=False),
         sa.Column("added_id", sa.Uuid, nullable=False),

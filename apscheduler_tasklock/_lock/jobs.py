@@ -41,7 +41,7 @@ from apscheduler_tasklock._lock.statements import (
     settle_last,
 )
 from apscheduler_tasklock._values import LONGEST_NAME
-from apscheduler_tasklock.schema.table import job_table
+from apscheduler_tasklock.schema.table import job_table, literal
 
 # Seconds for which a job is handed out, if that is not renewed.
 HAND_OUT = 5.0
@@ -49,7 +49,15 @@ HAND_OUT = 5.0
 # all the time. After more than that nobody was there, and it is as late as it is.
 LONGEST_BREAK = 90.0
 
-_DEFINITION = ("func", "trigger", "options", "arguments", "executor", "signature")
+_DEFINITION = {
+    "func": "text",
+    "trigger": "jsonb",
+    "options": "jsonb",
+    "arguments": "jsonb",
+    "executor": "text",
+    "definition_id": "uuid",
+    "signature": "text",
+}
 _AS_TEXT = ("trigger", "options", "arguments")
 _TIMES = ("next_run_time", "last_run_time")
 _NAMES = ("func", "executor", "signature", "task_name")
@@ -68,16 +76,40 @@ def _start(name: str) -> str:
 # which is parsed row by row, and times are such as Python has. `-infinity` is long ago. What is
 # reckoned with in PostgreSQL is such a time as well. Of a name that is too long, no more is read
 # than tells that it is.
-_COLUMNS = ", ".join(
-    f"job.{name}::text"
-    if name in _AS_TEXT
-    else f"{_start('job.' + name)} AS {name}"
-    if name in _NAMES
-    else f"{_readable(f'job.{name}')} AS {name}"
-    if name in _TIMES
-    else f"job.{name}"
-    for name in ("id", *_DEFINITION, "version", *_TIMES, "ended", "task_name")
-)
+def _columns(jobs: str) -> str:
+    columns = [
+        f"job.{name}::text"
+        if name in _AS_TEXT
+        else f"{_start('job.' + name)} AS {name}"
+        if name in _NAMES
+        else f"{_readable(f'job.{name}')} AS {name}"
+        if name in _TIMES
+        else f"job.{name}"
+        for name in ("id", *_DEFINITION, "version", *_TIMES, "ended", "task_name")
+    ]
+    return ", ".join([*columns, f"({_place(jobs)}) AS place"])
+
+
+def _place(jobs: str) -> str:
+    """Return the query of where the jobs are, which only the tables' owner can change.
+
+    The upgrade has written an id into the table's comment, which a backup keeps.
+    """
+    return f"""
+        SELECT pg_catalog.concat_ws(', ',
+                   pg_catalog.quote_literal(pg_catalog.current_database()),
+                   pg_catalog.quote_literal(namespace.nspname),
+                   pg_catalog.quote_literal(ours.relname),
+                   pg_catalog.quote_nullable(comment.description))
+        FROM pg_catalog.pg_class AS ours
+        JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = ours.relnamespace
+        LEFT JOIN pg_catalog.pg_description AS comment
+            ON comment.objoid = ours.oid AND comment.objsubid = 0
+               AND comment.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass
+        WHERE ours.oid = {literal(jobs)}::pg_catalog.regclass
+    """
+
+
 _EXECUTOR = _start("job.executor")
 _RECURS = "trigger ->> 'type'::text IS DISTINCT FROM 'date'"
 # An id is looked up by what was read, so it is read whole or not at all. In bytes, which PostgreSQL
@@ -104,12 +136,14 @@ class JobRow:
     :ivar options: its name, grace time and the like
     :ivar arguments: what its function is called with
     :ivar executor: alias of its executor
+    :ivar definition_id: made for the change that wrote all these
     :ivar signature: of all these; ``None`` if rows are not signed
     :ivar version: grows with each change that a user makes
     :ivar next_run_time: when it is due next; ``None`` if it is paused or has ended
     :ivar last_run_time: the run time that was claimed last
     :ivar ended: whether no run time follows the last one; the row is kept until that run is over
     :ivar task_name: the task that it is, if a replica has told it
+    :ivar place: where it lies, as PostgreSQL says: database, schema, table, and the table's comment
     """
 
     id: str
@@ -118,12 +152,14 @@ class JobRow:
     options: Any
     arguments: Any
     executor: str
+    definition_id: UUID | None
     signature: str | None
     version: int
     next_run_time: datetime | None
     last_run_time: datetime | None
     ended: bool
     task_name: str | None
+    place: str
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> JobRow:
@@ -286,8 +322,9 @@ class JobRows:
                 OFFSET 0
             ) AS dead
         """)
+        self._place = Statement(f"SELECT ({_place(jobs)}) AS place")
         self._read = Statement(f"""
-            SELECT {_COLUMNS} FROM {jobs} AS job
+            SELECT {_columns(jobs)} FROM {jobs} AS job
             WHERE (%(job_id)s::text IS NULL OR id = %(job_id)s::text) AND ended = %(ended)s::boolean
             ORDER BY next_run_time NULLS LAST, id
         """)
@@ -442,6 +479,11 @@ class JobRows:
         database_time: datetime = self._rows(cursor, self._now, {})[0]["database_time"]
         return database_time
 
+    def place(self, cursor: Any) -> str:
+        """Return where the jobs are; see :class:`JobRow`."""
+        place: str = self._rows(cursor, self._place, {})[0]["place"]
+        return place
+
     def read(self, cursor: Any, job_id: str, *, ended: bool = False) -> JobRow | None:
         """Return a job.
 
@@ -550,23 +592,23 @@ _IS_FREE = f"""
 
 def _due(jobs: str, lock: str) -> str:
     """Return the statement that reads a page of what is due. It writes nothing."""
-    place = _readable("job.next_run_time")
-    order = "place, id ROWS UNBOUNDED PRECEDING"
+    time = _readable("job.next_run_time")
+    order = "due_time, id ROWS UNBOUNDED PRECEDING"
     return f"""
         WITH due AS (
-            SELECT job.*, {place} AS place,
+            SELECT job.*, {time} AS due_time,
                    pg_column_size(trigger) + pg_column_size(options) + pg_column_size(arguments)
                        AS size
             FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
             WHERE job.executor = ANY(%(aliases)s::text[])
                   AND job.next_run_time <= %(until)s::timestamptz AND {_IS_FREE}
                   AND (%(after_time)s::timestamptz IS NULL
-                       OR ({place}, id) > (%(after_time)s::timestamptz, %(after_id)s::text))
-            ORDER BY place, id LIMIT {_PAGE}
+                       OR ({time}, id) > (%(after_time)s::timestamptz, %(after_id)s::text))
+            ORDER BY due_time, id LIMIT {_PAGE}
         ), page AS (
             SELECT due.*, sum(size) OVER (ORDER BY {order}) - size AS size_before FROM due
         )
-        SELECT {_COLUMNS} FROM page AS job WHERE size_before < {_PAGE_SIZE} ORDER BY place, id
+        SELECT {_columns(jobs)} FROM page AS job WHERE size_before < {_PAGE_SIZE} ORDER BY due_time, id
     """
 
 
@@ -604,7 +646,7 @@ def _fetch(jobs: str, lock: str) -> str:
                 handed_until = now() + interval '{HAND_OUT} seconds',
                 first_handed_at = COALESCE(due.first_handed_at, now())
             FROM due WHERE job.id = due.id
-            RETURNING {_COLUMNS}, job.handed_id, due.paused_until, due.first_late_by
+            RETURNING {_columns(jobs)}, job.handed_id, due.paused_until, due.first_late_by
         ), next AS (
             SELECT min(first.next_run_time) AS run_time FROM here, LATERAL (
                 SELECT next_run_time FROM {jobs} AS job
@@ -628,6 +670,7 @@ def _add(jobs: str) -> str:
         "options": "%(options)s::jsonb",
         "arguments": "%(arguments)s::jsonb",
         "executor": "%(executor)s::text",
+        "definition_id": "%(definition_id)s::uuid",
         "signature": "%(signature)s::text",
         "version": "1",
         "added_id": "%(added_id)s::uuid",
@@ -654,9 +697,8 @@ def _change(jobs: str) -> str:
     """Return the statement that changes a job of a version."""
     defined = ", ".join(
         f"""{name} = CASE WHEN %(defines)s::boolean
-                          THEN %({name})s::{"jsonb" if name in _AS_TEXT else "text"}
-                          ELSE {name} END"""
-        for name in _DEFINITION
+                          THEN %({name})s::{kind} ELSE {name} END"""
+        for name, kind in _DEFINITION.items()
     )
     return f"""
         WITH changed AS (

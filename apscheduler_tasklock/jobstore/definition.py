@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pickle
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from inspect import isclass, ismethod
 from typing import Any
+from uuid import UUID
 
 from apscheduler.triggers.base import BaseTrigger
 
+from apscheduler_tasklock._lock.jobs import JobRow
 from apscheduler_tasklock._values import LONGEST_NAME, cut, shown
-from apscheduler_tasklock.errors import TaskLockOptionError
+from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.jobstore.triggers import (
     declared_schedule,
     decode_trigger,
@@ -28,6 +31,7 @@ _OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     "coalesce": bool,
     "max_instances": int,
 }
+_ATTRIBUTES = frozenset({"func", "trigger", "args", "kwargs", "executor", *_OPTIONS})
 _PICKLE = "pickle"
 
 
@@ -47,6 +51,11 @@ class Definition:
     options: dict[str, Any]
     arguments: dict[str, Any]
     executor: str
+
+    @classmethod
+    def of(cls, row: JobRow) -> Definition:
+        """Return what a row says of its job, whoever has written it."""
+        return cls(row.func, row.trigger, row.options, row.arguments, row.executor)
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -89,7 +98,7 @@ class UnreadableTrigger(BaseTrigger):  # type: ignore[misc]  # APScheduler has n
 
     __slots__ = ("_error",)
 
-    def __init__(self, error: UnreadableError) -> None:
+    def __init__(self, error: TaskLockError) -> None:
         self._error = error
 
     def get_next_fire_time(self, _previous_fire_time: Any, _now: Any) -> Any:
@@ -144,82 +153,118 @@ class JobCodec:
         :raises UnstorableError: it cannot be stored, or would come back different
         :raises TaskLockOptionError: its function is not allowed
         """
-        where = f"job {job.id!r}"
-        if not job.func_ref:
-            raise UnstorableError(
-                f"{where}: its function {job.func!r} cannot be stored, as no module has it under a "
-                "name (a lambda, a partial or a nested function); pass one that a module has"
-            )
-        impossible = _impossible_option({name: getattr(job, name) for name in _OPTIONS})
-        if impossible is not None:
-            raise UnstorableError(f"{where}: its {impossible}")
+        return Definition(**self._encoded(job, _ATTRIBUTES))
+
+    def change(self, definition: Definition, job: Any, names: Collection[str]) -> Definition:
+        """Return a definition with those attributes of a job that a user has changed.
+
+        All else stays as it was stored, and is not stored anew.
+
+        :param names: of the changed attributes
+        :raises UnstorableError: as of :meth:`encode`, and TaskLockOptionError too
+        :raises UnreadableError: the arguments were to be changed in part, and cannot be read
+        """
+        encoded = self._encoded(job, names, definition)
+        options = {**definition.options, **encoded.pop("options", {})}
+        return replace(definition, **encoded, options=options)
+
+    def _encoded(
+        self, job: Any, names: Collection[str], before: Definition | None = None
+    ) -> dict[str, Any]:
+        """Return what is stored of some attributes of a job, by column."""
+        where, encoded = f"job {shown(job.id)}", dict[str, Any]()
+        _check_storable(job, names, where)
         try:
-            check_names(
-                {"id": job.id, "function": job.func_ref, "executor": job.executor, "name": job.name}
-            )
-        except UnreadableError as error:
-            raise UnstorableError(f"job {shown(job.id)} cannot be stored: {error}") from None
-        state = job.__getstate__()  # with the instance of a method before its arguments
-        if not isinstance(job.func, MissingFunction):
-            try:
-                self._functions.check(job.func, job.func_ref)
-            except UntrustedError as error:
-                raise TaskLockOptionError(f"{where}: {error}") from None
-        try:
-            return Definition(
-                func=encode(str(job.func_ref), "func"),
-                trigger=self._encode_trigger(state["trigger"]),
-                options={name: encode(state[name], name) for name in _OPTIONS},
-                arguments=self._encode_arguments(state["args"], state["kwargs"]),
-                executor=encode(str(job.executor), "executor"),
-            )
+            if "func" in names:
+                encoded["func"] = self._encode_function(job)
+            if "trigger" in names:
+                encoded["trigger"] = self._encode_trigger(job.trigger)
+            if "executor" in names:
+                encoded["executor"] = encode(str(job.executor), "executor")
+            options = {name: encode(getattr(job, name), name) for name in _OPTIONS if name in names}
+            if options:
+                encoded["options"] = options
+            changed = self._arguments(job, names)
+            if changed:
+                stored = {} if before is None else self._decode_arguments(before)
+                encoded["arguments"] = self._encode_arguments(**{**stored, **changed})
         except UnstorableError as error:
             raise UnstorableError(f"{where}: {error}") from error.__cause__
+        except UntrustedError as error:
+            raise TaskLockOptionError(f"{where}: {error}") from None
+        return encoded
 
-    def decode(self, definition: Definition, *, is_ours: bool = True) -> dict[str, Any]:
-        """Return the attributes of a job, without its function.
+    def _arguments(self, job: Any, names: Collection[str]) -> dict[str, Any]:
+        """Return those of a job's arguments that are among some attributes."""
+        arguments = {name: getattr(job, name) for name in ("args", "kwargs") if name in names}
+        is_bound = ismethod(job.func) and not isclass(job.func.__self__)
+        if is_bound and ("func" in names or "args" in names):
+            # A method is called with its instance, which is stored before the arguments.
+            arguments["args"] = (job.func.__self__, *job.args)
+        return arguments
 
-        :param is_ours: whether its row was verified; no pickle is read of one that was not
+    def _encode_function(self, job: Any) -> str:
+        if not job.func_ref:
+            raise UnstorableError(
+                f"its function {job.func!r} cannot be stored, as no module has it under a "
+                "name (a lambda, a partial or a nested function); pass one that a module has"
+            )
+        self._functions.check(job.func, job.func_ref)
+        return str(encode(str(job.func_ref), "func"))
+
+    def decode(self, definition: Definition) -> dict[str, Any]:
+        """Return the attributes of a job, without its function. Its row has to be a verified one.
+
         :raises UnreadableError: its row cannot be read
         """
         check_names({"function": definition.func, "executor": definition.executor})
-        arguments = self._checked(definition.arguments, is_ours=is_ours)
+        arguments = self._decode_arguments(definition)
         try:
-            if _PICKLE in arguments:
-                args, kwargs = _unpickled(arguments)
-            else:
-                args, kwargs = decode(arguments["args"]), decode(arguments["kwargs"])
             options = {name: decode(definition.options[name]) for name in _OPTIONS}
         except UnreadableError:
             raise
         except KeyError as error:
             raise UnreadableError(f"its row lacks {error}") from error
         except Exception as error:  # whatever is raised, it concerns this row alone
-            raise UnreadableError(f"its arguments or options cannot be read: {error}") from error
-        if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
-            raise UnreadableError("its args must be a list, and its kwargs an object")
+            raise UnreadableError(f"its options cannot be read: {error}") from error
         impossible = _impossible_option(options)
         if impossible is not None:
             raise UnreadableError(f"its {impossible}")
         check_names({"name": options["name"]})
         return {
-            "trigger": self.decode_trigger(definition, is_ours=is_ours),
+            "trigger": self.decode_trigger(definition),
             "executor": definition.executor,
-            "args": tuple(args),
-            "kwargs": kwargs,
+            **arguments,
             **options,
         }
 
-    def decode_trigger(self, definition: Definition, *, is_ours: bool = True) -> Any:
+    def _decode_arguments(self, definition: Definition) -> dict[str, Any]:
+        arguments = self._checked(definition.arguments)
+        try:
+            if _PICKLE in arguments:
+                args, kwargs = _unpickled(arguments)
+            else:
+                args, kwargs = decode(arguments["args"]), decode(arguments["kwargs"])
+        except UnreadableError:
+            raise
+        except KeyError as error:
+            raise UnreadableError(f"its row lacks {error}") from error
+        except Exception as error:  # whatever is raised, it concerns this row alone
+            raise UnreadableError(f"its arguments cannot be read: {error}") from error
+        if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
+            raise UnreadableError("its args must be a list, and its kwargs an object")
+        return {"args": tuple(args), "kwargs": kwargs}
+
+    def decode_trigger(self, definition: Definition) -> Any:
         """Return the trigger of a job; see :meth:`decode`.
 
         :raises UnreadableError: it cannot be read
         """
-        trigger = self._checked(definition.trigger, is_ours=is_ours)
+        trigger = self._checked(definition.trigger)
         return _unpickled(trigger) if _PICKLE in trigger else decode_trigger(trigger)
 
-    def placeholder(self, job_id: str, definition: Definition, error: UnreadableError) -> Any:
-        """Return attributes with which a job is shown whose row cannot be read."""
+    def placeholder(self, job_id: str, definition: Definition, error: TaskLockError) -> Any:
+        """Return attributes with which a job is shown whose row cannot be read, or is not ours."""
         return {
             "trigger": UnreadableTrigger(error),
             "executor": definition.executor,
@@ -242,28 +287,53 @@ class JobCodec:
         except SystemExit as error:  # which would end the thread, and say nothing
             raise ImportError(f"its module calls sys.exit({error.code!r})") from error
 
-    def sign(self, job_id: str, definition: Definition) -> str | None:
-        """Return the signature of a row; ``None`` if rows are not signed."""
-        return None if self._signer is None else self._signer.sign(job_id, definition.columns)
+    @property
+    def signs(self) -> bool:
+        """Whether rows are signed."""
+        return self._signer is not None
 
-    def verify(self, job_id: str, definition: Definition, signature: str | None) -> None:
-        """Make sure that we have signed a row, if rows are signed.
+    def sign(
+        self, job_id: str, definition: Definition, definition_id: UUID, place: str
+    ) -> str | None:
+        """Return the signature of a row; ``None`` if rows are not signed.
+
+        :param definition_id: made for this change
+        :param place: where the row lies, as PostgreSQL says
+        """
+        if self._signer is None:
+            return None
+        return self._signer.sign(_signed(job_id, definition, definition_id, place))
+
+    def verified(self, row: JobRow) -> Definition:
+        """Return what a row says of its job; if rows are signed, of one that we have signed.
 
         :raises UntrustedError: we have not
         """
-        if self._signer is not None:
-            try:
-                self._signer.verify(job_id, definition.columns, signature)
-            except RecursionError as error:  # deeper than what we could have signed
-                raise UntrustedError(f"its signature cannot be checked: {error}") from error
+        definition = Definition.of(row)
+        self._is_signed_first(row, definition)
+        return definition
 
-    def _checked(self, data: Any, *, is_ours: bool) -> Mapping[str, Any]:
+    def is_up_to_date(self, row: JobRow) -> bool:
+        """Tell whether a row is signed with the first key, with which it would be signed now.
+
+        :raises UntrustedError: we have not signed it
+        """
+        return self._is_signed_first(row, Definition.of(row))
+
+    def _is_signed_first(self, row: JobRow, definition: Definition) -> bool:
+        if self._signer is None:
+            return True
+        try:
+            signed = _signed(row.id, definition, row.definition_id, row.place)
+            return self._signer.verify(signed, row.signature)
+        except RecursionError as error:  # deeper than what we could have signed
+            raise UntrustedError(f"its signature cannot be checked: {error}") from error
+
+    def _checked(self, data: Any) -> Mapping[str, Any]:
         if not isinstance(data, dict):
             raise UnreadableError(f"its row has {type(data).__name__} where an object belongs")
         if _PICKLE in data and not self._pickles:
             raise UnreadableError("it is pickled, and this job store reads JSON")
-        if _PICKLE in data and not is_ours:  # to read it could run any code
-            raise UnreadableError("it is pickled, and its signature is none of ours")
         return data
 
     def _encode_trigger(self, trigger: Any) -> dict[str, Any]:
@@ -274,7 +344,7 @@ class JobCodec:
                 raise
             return _pickled(trigger, "the trigger")
 
-    def _encode_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _encode_arguments(self, args: Collection[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if self._pickles:
             return _pickled((tuple(args), dict(kwargs)), "the arguments")
         return {
@@ -283,17 +353,46 @@ class JobCodec:
         }
 
 
+def _check_storable(job: Any, names: Collection[str], where: str) -> None:
+    """Make sure that some attributes of a job are such as can be stored.
+
+    :raises UnstorableError: one is not
+    """
+    named = {name: getattr(job, name) for name in ("executor", "name") if name in names}
+    if "func" in names:
+        named["function"] = job.func_ref or ""
+    try:
+        check_names({"id": job.id, **named})
+    except UnreadableError as error:
+        raise UnstorableError(f"{where} cannot be stored: {error}") from None
+    impossible = _impossible_option({n: getattr(job, n) for n in _OPTIONS if n in names})
+    if impossible is not None:
+        raise UnstorableError(f"{where}: its {impossible}")
+
+
 def _impossible_option(options: Mapping[str, Any]) -> str | None:
-    """Return which option of a job cannot be what it is; ``None`` if all can."""
-    for name, kinds in _OPTIONS.items():
-        if not isinstance(options[name], kinds):
-            return f"{name} cannot be {shown(options[name])}"
-    grace = options["misfire_grace_time"]
+    """Return which of some options of a job cannot be what it is; ``None`` if all can."""
+    for name, value in options.items():
+        if not isinstance(value, _OPTIONS[name]):
+            return f"{name} cannot be {shown(value)}"
+    grace = options.get("misfire_grace_time")
     if grace is not None and not 0 < grace <= LONGEST_SECONDS:
         return (
             f"misfire_grace_time is not above 0 and up to {LONGEST_SECONDS:.0f} s; None: no limit"
         )
-    return None if options["max_instances"] > 0 else "max_instances is not above 0"
+    return None if options.get("max_instances", 1) > 0 else "max_instances is not above 0"
+
+
+def _signed(
+    job_id: str, definition: Definition, definition_id: UUID | None, place: str
+) -> dict[str, Any]:
+    """Return what a signature is of: what the row says, which row that is, and where it lies."""
+    return {
+        "place": place,
+        "id": job_id,
+        "definition": str(definition_id),
+        "state": definition.columns,
+    }
 
 
 def _pickled(value: Any, what: str) -> dict[str, Any]:

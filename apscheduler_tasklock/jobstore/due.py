@@ -493,9 +493,8 @@ class DueJobs:
 
     def _read(self, row: JobRow) -> dict[str, Any] | None:
         """Return a job's attributes; ``None`` if it cannot be run here."""
-        definition = definition_of(row)
         try:
-            self._codec.verify(row.id, definition, row.signature)
+            definition = self._codec.verified(row)
             attributes = self._codec.decode(definition)
         except Exception as error:  # noqa: BLE001  # whatever somebody has written into the row
             self._leave_alone(row, error)
@@ -573,7 +572,7 @@ class DueJobs:
                 run_time,
             )
         in_pause = found.paused_until is not None and run_time < found.paused_until
-        if in_pause and not definition_of(row).is_one_off:
+        if in_pause and not Definition.of(row).is_one_off:
             self._locks.ask(partial(self._rows.settle, hand_out=hand_out))
             logger.info("Job %r: its run time %s fell into a pause", row.id, run_time)
             return None
@@ -676,8 +675,3 @@ def is_drained(executor: Any) -> bool:
 def _is_late_by_nature(found: HandedOutRow, grace: float | None) -> bool:
     """Tell whether a run time was handed out in time before."""
     return found.first_late_by is not None and (grace is None or found.first_late_by <= grace)
-
-
-def definition_of(row: JobRow) -> Definition:
-    """Return what a row says of its job."""
-    return Definition(row.func, row.trigger, row.options, row.arguments, row.executor)

@@ -11,6 +11,7 @@
 - ``resume_job`` and ``reschedule_job`` compute a ``next_run_time`` and call ``update_job``, under
   ``_jobstores_lock``, which may be taken again by the thread that has it. Of a job of this store,
   ``resume_job`` is done here: its trigger may be one that APScheduler would ask without an end.
+- ``modify_job``, which others go through, calls ``job._modify`` with what a user changes, by name.
 - ``scheduler._executors``; an executor's ``_instances``, and ``_pool._max_workers`` if it has one.
 - a ``Job``'s attributes, ``_scheduler`` and ``_jobstore_alias``, and that they can be set.
 """
@@ -56,16 +57,18 @@ class StoredJob(Job):  # type: ignore[misc]  # APScheduler has no types
 
     :ivar row: what was read, with which changes are compared
     :ivar has_function: whether its function was loaded, so that this replica may run it
-    :ivar is_readable: whether its row could be read; else its attributes are placeholders
-    :ivar placeholders: these attributes, by name; empty if it could be read
+    :ivar is_readable: whether its row was verified and could be read; else its attributes are
+        placeholders
+    :ivar changed: the names of the attributes that a user has changed since, without the next run
+        time. They are told, and not compared: what a row says can be written in several ways.
     """
 
-    __slots__ = ("has_function", "is_readable", "placeholders", "row")
+    __slots__ = ("changed", "has_function", "is_readable", "row")
 
     row: JobRow
     has_function: bool
     is_readable: bool
-    placeholders: Mapping[str, Any]
+    changed: frozenset[str]
 
     def __str__(self) -> str:
         """Return what APScheduler shows of it, cut."""
@@ -76,10 +79,9 @@ class StoredJob(Job):  # type: ignore[misc]  # APScheduler has no types
         """Whether its last run time was claimed."""
         return self.row.ended
 
-    @property
-    def is_changed(self) -> bool:
-        """Whether a user has changed more than the next run time of one that cannot be read."""
-        return any(getattr(self, name) != value for name, value in self.placeholders.items())
+    def _modify(self, **changes: Any) -> None:
+        super()._modify(**changes)
+        self.changed |= changes.keys() - {"next_run_time"}
 
 
 class HandedOutJob(Job):  # type: ignore[misc]  # APScheduler has no types
@@ -240,8 +242,7 @@ class SchedulerInside:
         """Return a job as it is shown to users."""
         job: StoredJob = self._make(StoredJob, attributes)
         job.row, job.has_function, job.is_readable = row, has_function, is_readable
-        kept = {name: value for name, value in attributes.items() if name != "next_run_time"}
-        job.placeholders = {} if is_readable else kept
+        job.changed = frozenset()
         return job
 
     def make_handed_out(

@@ -57,7 +57,7 @@ from apscheduler_tasklock.jobstore.definition import (
     MissingFunction,
     check_names,
 )
-from apscheduler_tasklock.jobstore.due import DueJobs, definition_of
+from apscheduler_tasklock.jobstore.due import DueJobs
 from apscheduler_tasklock.jobstore.inside import HandedOutJob, SchedulerInside, StoredJob
 from apscheduler_tasklock.jobstore.triggers import starts_from_now
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
@@ -149,7 +149,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             table=table,
         )
         self.locks = LockClient(replace(settings, timings=self.timings))
-        signer = None if secret is None else Signer(secret, job_table(self.locks.table).name)
+        signer = None if secret is None else Signer(secret)
         pickles = serializer == "pickle"
         self._codec = JobCodec(AllowedFunctions(functions or None), signer, pickles=pickles)
         if pickles:
@@ -368,23 +368,16 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         """
         if isinstance(job, HandedOutJob):
             return  # its claim moves it on
-        definition, next_run_time = self._definition(job), job.next_run_time
-        is_stored = isinstance(job, StoredJob)  # else it had its start when it was to be added
-        if is_stored and self._is_computed(job) and definition.trigger != job.row.trigger:
-            self._set_start(job, self._database_now())
-            definition = self._codec.encode(job)
+        next_run_time = job.next_run_time
+        if isinstance(job, StoredJob):
+            self._check_change(job)
+            save = partial(self._save, job)
+        else:
+            save = partial(self._declare, job, self._codec.encode(job))
         for _ in range(MOST_CHANGES):
             job.next_run_time = next_run_time  # not that of a row which has changed since
             row = self._ask(partial(self.locks.jobs.read, job_id=job.id))
-            if is_stored:
-                if row is None:
-                    raise JobLookupError(job.id)
-                is_done = self._save(job, definition, row)
-            elif row is None:  # it has ended, or was removed, since its id was taken
-                is_done = self._add(job, definition)
-            else:
-                is_done = self._declare(job, definition, row)
-            if is_done:
+            if save(row):
                 self._changed(job)
                 return
         raise TaskLockError(f"job {job.id!r} is changed by others all the time; nothing was saved")
@@ -431,19 +424,17 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             self._fails_until = time.monotonic() + CALL_TIMEOUT
             raise
 
-    def _definition(self, job: Any) -> Definition:
-        """Return what is stored of a job.
+    def _check_change(self, job: StoredJob) -> None:
+        """Make sure that a job which a user has changed could be read, and set its new start.
 
-        :raises TaskLockOptionError: it cannot be stored
+        What they change may rest on what they have seen of it.
+
+        :raises TaskLockOptionError: it could not
         """
-        if not isinstance(job, StoredJob) or job.is_readable:
-            return self._codec.encode(job)
-        if job.is_changed:
-            raise TaskLockOptionError(
-                f"job {job.id!r} can be paused, removed, or replaced by add_job(..., "
-                f"replace_existing=True), and not changed: its row is {job.trigger}"
-            )
-        return definition_of(job.row)
+        if job.changed and not job.is_readable:
+            raise TaskLockOptionError(f"{_unchangeable(job)}: its row is {job.trigger}")
+        if "trigger" in job.changed and self._is_computed(job):
+            self._set_start(job, self._database_now())
 
     def _changed(self, job: Any) -> None:
         """Look for what may be due now, and tell the executor of a job that comes again."""
@@ -493,10 +484,12 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             job.trigger.start_date += ahead
 
     def _change_to(
-        self, job: Any, definition: Definition, next_run_time: datetime | None
+        self, job: Any, definition: Definition, next_run_time: datetime | None, place: str
     ) -> JobChange:
-        """Return what is written of a job. Its options are checked.
+        """Return what is written of a job, signed. Its options are checked.
 
+        :param definition: what is signed: nothing of it may be from a row that was not verified
+        :param place: where the row lies; it is not needed if rows are not signed
         :raises TaskLockOptionError: they make no sense here
         """
         if job.max_instances > 1:
@@ -509,53 +502,56 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             check_runs(job.func, f"job {job.id!r}")
         if executor is not None and not isinstance(job.func, MissingFunction):
             task_name = executor.check_stored_job(job, self._alias)
-        signature = self._codec.sign(job.id, definition)
-        columns = {**definition.columns, "signature": signature}
+        made_for_this = uuid4()
+        columns = {
+            **definition.columns,
+            "definition_id": made_for_this,
+            "signature": self._codec.sign(job.id, definition, made_for_this, place),
+        }
         return JobChange(columns, next_run_time, task_name)
 
     def _add(self, job: Any, definition: Definition) -> bool:
         """Add a job; tell whether its id was free."""
-        change = self._change_to(job, definition, job.next_run_time)
+        place = self._ask(self.locks.jobs.place) if self._codec.signs else ""
+        change = self._change_to(job, definition, job.next_run_time, place)
         add = partial(self.locks.jobs.add, job_id=job.id, change=change, added_id=uuid4())
         return self._ask(add)
 
-    def _save(self, job: StoredJob, definition: Definition, row: JobRow) -> bool:
-        """Write what was changed of a job since it was read; tell whether that succeeded.
+    def _save(self, job: StoredJob, row: JobRow | None) -> bool:
+        """Write what a user has changed of a job since it was read; tell whether that succeeded.
 
         :param row: as it is now
+        :raises JobLookupError: there is none
+        :raises TaskLockOptionError: it is not as we have signed it
         """
-        before, now = definition_of(job.row), definition_of(row)
-        changed = {
-            name: value
-            for name, value in definition.columns.items()
-            if value != before.columns[name]
-        }
+        if row is None:
+            raise JobLookupError(job.id)
         is_computed = self._is_computed(job)
         if is_computed:
             job.next_run_time = self._first_time(job)
         moves = not _is_same_moment(job.next_run_time, job.row.next_run_time)
-        if not (changed or moves):
+        change = JobChange({}, job.next_run_time, task_name=None, defines=False)
+        if job.changed:
+            try:
+                now = self._codec.verified(row)
+            except UntrustedError as error:
+                raise TaskLockOptionError(f"{_unchangeable(job)}: {error}") from None
+            definition = self._codec.change(now, job, job.changed)
+            if definition != now or not self._codec.is_up_to_date(row):
+                change = self._change_to(job, definition, job.next_run_time, row.place)
+        if not (change.defines or moves):
             return True
-        if not changed:
-            change = JobChange({}, job.next_run_time, task_name=None, defines=False)
-            return self._write(row, change, moves=moves, is_computed=is_computed)
-        if "options" in changed:  # each of them is an attribute of its own
-            of_job = changed["options"].items()
-            options = {name: value for name, value in of_job if value != before.options.get(name)}
-            changed["options"] = {**now.options, **options}
-        merged = replace(now, **changed)
-        change = self._change_to(job, merged, job.next_run_time)
-        if not self._is_ours(row):  # to sign it would be to vouch for what somebody else wrote
-            change = replace(change, columns={**change.columns, "signature": row.signature})
         return self._write(row, change, moves=moves, is_computed=is_computed)
 
-    def _declare(self, job: Any, definition: Definition, row: JobRow) -> bool:
+    def _declare(self, job: Any, definition: Definition, row: JobRow | None) -> bool:
         """Write a job that an application declares, as when it starts; tell whether that succeeded.
 
         A pause stays, and with an unchanged schedule the next run time, unless one is given.
         """
+        if row is None:  # it has ended, or was removed, since its id was taken
+            return self._add(job, definition)
         assert self._inside is not None
-        now = definition_of(row)
+        now = Definition.of(row)
         is_explicit = self._inside.has_explicit_time(job)
         next_run_time = job.next_run_time
         moves = is_explicit
@@ -570,9 +566,9 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             next_run_time = None if paused else _first_run_time(job, row, database_now)
         job.next_run_time = next_run_time and next_run_time.astimezone(self._inside.timezone)
         stays = _is_same_moment(next_run_time, row.next_run_time)
-        if definition == now and stays and self._is_ours(row):
+        if definition == now and stays and self._is_up_to_date(row):
             return True
-        change = self._change_to(job, definition, next_run_time)
+        change = self._change_to(job, definition, next_run_time, row.place)
         return self._write(row, change, moves=moves, is_computed=moves and not is_explicit)
 
     def _is_paused(self, row: JobRow, now: datetime) -> bool:
@@ -582,7 +578,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         if not self._is_ours(row):
             return True
         try:
-            trigger = self._codec.decode_trigger(definition_of(row))
+            trigger = self._codec.decode_trigger(Definition.of(row))
             return first_run_time(trigger, now) is not None
         except Exception:  # noqa: BLE001  # whatever a custom trigger raises
             return True
@@ -595,7 +591,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         """
         if not self._is_ours(row):
             return False
-        now = definition_of(row)
+        now = Definition.of(row)
         try:
             self._codec.decode_trigger(now)
         except UnreadableError:
@@ -620,19 +616,23 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
 
     def _is_ours(self, row: JobRow) -> bool:
         try:
-            self._codec.verify(row.id, definition_of(row), row.signature)
+            self._codec.verified(row)
         except UntrustedError:
             return False
         return True
 
+    def _is_up_to_date(self, row: JobRow) -> bool:
+        return self._is_ours(row) and self._codec.is_up_to_date(row)
+
     def _shown(self, row: JobRow) -> StoredJob:
         """Return a job for users; its function may be one that is missing here."""
         assert self._inside is not None
-        definition, is_ours = definition_of(row), self._is_ours(row)
+        definition, is_readable = Definition.of(row), True
         try:
             check_names({"id": row.id})
-            attributes, is_readable = self._codec.decode(definition, is_ours=is_ours), True
-        except UnreadableError as error:
+            attributes = self._codec.decode(self._codec.verified(row))
+        except (UnreadableError, UntrustedError) as error:
+            # Nothing is shown that is not ours: a user's change may rest on what they have seen.
             attributes, is_readable = self._codec.placeholder(row.id, definition, error), False
             self._notices.tell(
                 row.id,
@@ -642,7 +642,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
                 shown(row.id),
                 error,
             )
-        function = self._function(definition) if is_ours and is_readable else None
+        function = self._function(definition) if is_readable else None
         next_run_time = row.next_run_time and row.next_run_time.astimezone(self._inside.timezone)
         return self._inside.make_stored(
             {
@@ -677,6 +677,13 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} ({self.locks.where})>"
+
+
+def _unchangeable(job: StoredJob) -> str:
+    return (
+        f"job {job.id!r} can be paused, removed, or replaced by add_job(..., "
+        "replace_existing=True), and not changed"
+    )
 
 
 def _place(locks: LockClient) -> tuple[str, str]:

@@ -15,7 +15,12 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from apscheduler_tasklock.errors import TaskLockSchemaError
 from apscheduler_tasklock.schema.check import UPGRADE_COMMAND, command, old_table
-from apscheduler_tasklock.schema.locking import granting_like, qualified, when_unlocked
+from apscheduler_tasklock.schema.locking import (
+    granting_like,
+    identifying,
+    qualified,
+    when_unlocked,
+)
 from apscheduler_tasklock.schema.table import (
     DIALECT,
     JOB_SUFFIX,
@@ -319,6 +324,8 @@ def _creating(there: There, missing: Sequence[Table]) -> list[str]:
             for index in sorted(table.indexes, key=lambda index: str(index.name))
         ]
         deletes = table.name == declared.name + JOB_SUFFIX
+        if deletes:
+            statements.append(identifying(table.name, first.schema))
         statements.append(granting_like(first_name, table.name, first.schema, deletes=deletes))
     return statements
 

@@ -52,6 +52,15 @@ BEGIN
     END LOOP;
 END
 """
+# Only the table's owner can change a comment, and a backup has it. The id is made by the server, so
+# that printed SQL gives each database another one.
+_IDENTIFY = """
+BEGIN
+    EXECUTE 'COMMENT ON TABLE ' || {table_literal} || ' IS ' || quote_literal(
+        'apscheduler-tasklock ' || gen_random_uuid()
+        || '. Do not change this comment: the signatures of stored jobs are made with it.');
+END
+"""
 _GRANT_DELETE = """
         IF entry.privilege_type = 'UPDATE' THEN
             EXECUTE 'GRANT DELETE ON ' || {beside_literal} || ' TO ' || entry.grantee;
@@ -106,6 +115,16 @@ def _block(body: str) -> str:
     while quote in body:
         quote = f"{quote[:-1]}_$"
     return f"\nDO {quote}{body}{quote}\n"
+
+
+def identify(op: Operations, table: str, schema: str | None) -> None:
+    """Give a table an id, which the signatures of its rows are made with."""
+    _execute(op, identifying(table, schema))
+
+
+def identifying(table: str, schema: str | None) -> str:
+    """Return the statement that does what :func:`identify` does."""
+    return _block(_IDENTIFY.format(table_literal=literal(qualified(table, schema))))
 
 
 def _execute(op: Operations, statement: str) -> None:

@@ -139,6 +139,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("options", JSONB, nullable=False),
         Column("arguments", JSONB, nullable=False),
         Column("executor", Text, nullable=False),
+        Column("definition_id", Uuid, nullable=True),
         Column("signature", Text, nullable=True),
         Column("version", BigInteger, nullable=False),
         Column("added_id", Uuid, nullable=False),

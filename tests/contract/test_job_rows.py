@@ -792,7 +792,8 @@ class TestDeadRuns:
 
 class TestUsersChanges:
     def test_an_added_job_is_read_as_it_was_added(self, one: JobReplica) -> None:
-        assert one.add(arguments={"args": [1.0, "é"]}, signature="s", task_name="task")
+        signed = {"definition_id": uuid4(), "signature": "s"}
+        assert one.add(arguments={"args": [1.0, "é"]}, task_name="task", **signed)
         assert one.jobs.read(one.cursor, "job") == JobRow(
             "job",
             "jobs:job",
@@ -800,12 +801,14 @@ class TestUsersChanges:
             {},
             {"args": [1.0, "é"]},
             "default",
+            signed["definition_id"],
             "s",
             1,
             one.now,
             None,
             False,
             "task",
+            one.jobs.place(one.cursor),
         )
 
     def test_an_id_that_is_taken_is_a_conflict_except_for_a_repeated_call(

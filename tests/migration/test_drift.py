@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -157,6 +158,20 @@ class TestDropped:
         connection.execute("DROP TABLE task_lock_run, task_lock_job")
         assert upgrade(database_url)
         assert connection.execute("SELECT task_name FROM task_lock").fetchall() == [("report",)]
+
+    @pytest.mark.parametrize("drop", [ALL, "DROP TABLE task_lock_job"])
+    def test_a_jobs_table_that_is_made_anew_has_another_id(
+        self, database_url: str, connection: psycopg.Connection[Any], drop: str
+    ) -> None:
+        """With which stored jobs are signed."""
+        ids = set()
+        for _ in range(2):
+            connection.execute(drop)
+            assert upgrade(database_url)
+            told = connection.execute("SELECT obj_description('task_lock_job'::regclass)")
+            ids.add(str(*(told.fetchone() or [])))
+        assert len(ids) == 2
+        assert all(re.match(r"apscheduler-tasklock [0-9a-f-]{36}\.", each) for each in ids)
 
     def test_a_table_that_is_made_anew_has_the_grants_of_those_that_are_there(
         self, command: Start, database_url: str, connection: psycopg.Connection[Any]

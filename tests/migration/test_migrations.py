@@ -50,7 +50,10 @@ def test_the_migrated_table_is_the_declared_one(database_url: str) -> None:
         context = MigrationContext.configure(connection, opts=options)
         difference = compare_metadata(context, task_lock_table().metadata)
     engine.dispose()
-    assert difference == []
+    # Which has an id, made anew for each database.
+    assert [(change[0], change[1].name) for change in difference] == [
+        ("remove_table_comment", "task_lock_job")
+    ]
     parameters = {
         "task_lock": STORAGE_PARAMETERS,
         "task_lock_run": RUN_STORAGE_PARAMETERS,
