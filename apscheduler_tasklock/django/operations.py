@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.core.management import CommandError
@@ -21,6 +22,7 @@ from apscheduler_tasklock.schema.drift import (
     Plan,
     There,
     dropping,
+    find,
     is_of_rights,
     look,
     newer_than,
@@ -113,7 +115,8 @@ class TakeTablesTo(Operation):
 def make_anew(using: str, plan: Any = None, **_others: Any) -> None:
     """After ``manage.py migrate``, make tables anew that were dropped since they were migrated.
 
-    Django looks at its own table of migrations alone.
+    Django looks at its own table of migrations alone. Tables that this role may not change are left
+    to whoever may, as long as none is missing: a DBA has made them, and they were faked here.
 
     :param using: the database's alias
     :param plan: the migrations that ``migrate`` has just run, or faked; ``None`` after ``flush``
@@ -125,6 +128,11 @@ def make_anew(using: str, plan: Any = None, **_others: Any) -> None:
     if not _is_for(connection, APP):
         return
     if not any(app == APP for app, _ in MigrationRecorder(connection).applied_migrations()):
+        return
+    with connection.cursor() as cursor:
+        configured = configuration()
+        there = find(partial(_rows, cursor), configured.schema, configured.table)
+    if there.is_kept_by_others:
         return
     with transaction.atomic(using=using), connection.schema_editor(atomic=False) as schema_editor:
         _upgrade(schema_editor, revisions()[-1])
@@ -151,12 +159,7 @@ def _migrating(
     try:
         with schema_editor.connection.cursor() as cursor:
             _wait_for_others(cursor)
-
-            def execute(statement: str) -> Any:
-                cursor.execute(statement)
-                return cursor.fetchall()
-
-            there = look(execute, configured.schema, configured.table)
+            there = look(partial(_rows, cursor), configured.schema, configured.table)
         plan = planned(there)
     except TaskLockSchemaError as error:
         raise CommandError(str(error)) from error
@@ -170,6 +173,11 @@ def _migrating(
             raise
         raise CommandError(str(wrong_role(there, UPGRADE_COMMAND, one_line(cause)))) from error
     log_notes(plan.notes)
+
+
+def _rows(cursor: Any, statement: str) -> Any:
+    cursor.execute(statement)
+    return cursor.fetchall()
 
 
 def _is_for(connection: Any, app_label: str) -> bool:
