@@ -73,6 +73,9 @@ examples:
 exit status: 0; 1 failed, or a job could not be taken over; 2 wrong usage
 """
 
+Default = str | Callable[[], str]
+"""An option's default; of ``--database``, also a function that returns it."""
+
 # How long `run --wait` waits: as long as a request stands.
 _WAIT = 3600.0
 
@@ -91,7 +94,7 @@ class MonitorParser(argparse.ArgumentParser):
 def build_parser(
     parser_class: type[argparse.ArgumentParser] = argparse.ArgumentParser,
     prog: str = PROGRAM,
-    defaults: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Default] | None = None,
 ) -> argparse.ArgumentParser:
     """Return the parser of the whole command line.
 
@@ -113,6 +116,11 @@ def build_parser(
         if defaults and name != "demo":  # which makes a database of its own
             command.set_defaults(**defaults)
     return parser
+
+
+def needs_defaults(options: argparse.Namespace) -> bool:
+    """Tell whether the command that was given has defaults; ``demo`` has a database of its own."""
+    return options.run is not setup.demo
 
 
 def _add_reads(commands: Any) -> None:

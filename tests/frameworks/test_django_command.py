@@ -93,8 +93,22 @@ def test_a_database_that_is_not_postgresql_is_named_with_the_status_of_the_comma
     assert "the task lock needs PostgreSQL" in for_monitor.stdout
 
 
+def test_without_a_postgresql_the_command_does_what_needs_no_database_of_the_project(
+    make_project: MakeProject, database_url: str
+) -> None:
+    upgrade(database_url, table="locks")
+    project = make_project()
+    project.configure('TASKLOCK_TABLE = "locks"')
+    assert "usage: manage.py tasklock [-h]" in project.manage("tasklock", "--help")
+    assert project.manage("tasklock", "--version").startswith("apscheduler-tasklock ")
+    assert "CREATE TABLE locks_run" in project.manage("tasklock", "upgrade", "--sql")
+    doctor = json.loads(project.manage("tasklock", "doctor", "--database", database_url, "--json"))
+    assert "table locks_run" in {finding["what"] for finding in doctor["findings"]}
+
+
 def test_a_namespace_that_is_no_text_is_an_error_of_the_settings(project: DjangoProject) -> None:
     project.configure("TASKLOCK_NAMESPACE = None")
     said = project.finished("manage.py", "tasklock", "status")
     assert said.returncode == 2
     assert "TASKLOCK_NAMESPACE must be a text, not None" in said.stderr
+    assert "usage: manage.py tasklock [-h]" in project.manage("tasklock", "--help")

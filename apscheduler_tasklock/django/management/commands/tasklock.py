@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -57,15 +57,21 @@ def _run(arguments: Sequence[str], prog: str) -> int:
     return main(arguments, prog=prog, defaults=_defaults)
 
 
-def _defaults() -> dict[str, str]:
+def _defaults() -> dict[str, str | Callable[[], str]]:
     try:
         configured = configuration()
-        given = {
-            "database": database_url().render_as_string(hide_password=False),
-            "schema": configured.schema,
-            "table": configured.table,
-            "namespace": configured.namespace,
-        }
     except ImproperlyConfigured as error:
         raise TaskLockOptionError(str(error)) from error
-    return {name: value for name, value in given.items() if value}
+    given = {
+        "schema": configured.schema,
+        "table": configured.table,
+        "namespace": configured.namespace,
+    }
+    return {"database": _database, **{name: value for name, value in given.items() if value}}
+
+
+def _database() -> str:
+    try:
+        return database_url().render_as_string(hide_password=False)
+    except ImproperlyConfigured as error:
+        raise TaskLockOptionError(str(error)) from error
