@@ -30,12 +30,18 @@ scheduler.shutdown()
 """
 
 CALL = """
+from io import StringIO
 from django.core.management import CommandError, call_command
-call_command("tasklock", "status", "--json")
-try:
-    call_command("tasklock", "show", "none")
-except CommandError as error:
-    answer(error.returncode)
+found = []
+for words in (["status", "--json"], ["show", "none"], ["show"], ["show", "--help"]):
+    out, err = StringIO(), StringIO()
+    try:
+        call_command("tasklock", *words, stdout=out, stderr=err)
+    except CommandError as error:
+        found.append([error.returncode, out.getvalue(), err.getvalue()])
+    else:
+        found.append([0, out.getvalue(), err.getvalue()])
+answer(found)
 """
 
 
@@ -61,7 +67,18 @@ def test_the_command_has_the_database_the_table_and_the_namespace_of_the_project
         assert status_of(project, "show", "none") == 3
         assert status_of(project, "show") == 2
         assert status_of(project, "show", "none", "--namespace", "bank:") == 3
-        assert project.ask(CALL) == 3
+
+
+def test_a_call_of_the_command_returns_what_it_says_and_ends_in_a_command_error(
+    project: DjangoProject, empty_database_url: str
+) -> None:
+    upgrade(empty_database_url)
+    shown, unknown, wrong, helped = project.ask(CALL)
+    assert shown == [0, "[]\n", ""]
+    assert (unknown[:2], "'none'" in unknown[2]) == ([3, ""], True)
+    assert (wrong[:2], "the following arguments are required: TASK" in wrong[2]) == ([2, ""], True)
+    assert (helped[0], helped[2]) == (0, "")
+    assert helped[1].startswith("usage: manage.py tasklock show [-h]")
 
 
 def test_the_tables_can_be_created_and_dropped_by_it(
