@@ -289,7 +289,7 @@ def wrong_role(there: There, what: str, said: str) -> TaskLockSchemaError:
     elif there.schema is not None:
         remedy = (
             f"let role {quoted(there.schema_owner or '')}, which may grant that, run: "
-            f"GRANT CREATE ON SCHEMA {quoted(there.schema)} TO {role}"
+            f"GRANT USAGE, CREATE ON SCHEMA {quoted(there.schema)} TO {role}"
         )
     elif where is not None:
         remedy = (

@@ -201,7 +201,7 @@ def test_a_role_that_may_not_migrate_is_told_what_helps(
         project.configure('TASKLOCK_SCHEMA = "public"')
         said = project.refused("migrate")
         assert said.startswith(f'CommandError: role "{name}" may not change the tables')
-        assert said.endswith(f'GRANT CREATE ON SCHEMA public TO "{name}"')
+        assert said.endswith(f'GRANT USAGE, CREATE ON SCHEMA public TO "{name}"')
 
 
 @pytest.mark.parametrize("may_read_the_revision", [False, True])

@@ -465,11 +465,20 @@ class TestAnotherRole:
         connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
         [said] = self.fails(url, command, alembic)
         assert f'role "{name}" may not' in said
-        remedy = f'GRANT CREATE ON SCHEMA public TO "{name}"'
+        remedy = f'GRANT USAGE, CREATE ON SCHEMA public TO "{name}"'
         assert said.endswith(remedy)
         assert connection.info.user in said  # who may do so
         connection.execute(remedy)
         assert command("upgrade", url=url).returncode == 0
+
+    def test_without_any_right_on_the_schema(
+        self, stranger: tuple[str, str], command: Start, connection: psycopg.Connection[Any]
+    ) -> None:
+        _, url = stranger
+        connection.execute("CREATE SCHEMA jobs")
+        said = one_error(command("upgrade", "--schema", "jobs", url=url))
+        connection.execute(said.partition("which may grant that, run: ")[2])
+        assert command("upgrade", "--schema", "jobs", url=url).returncode == 0
 
     def test_without_the_right_to_create_the_schema(
         self, stranger: tuple[str, str], command: Start, connection: psycopg.Connection[Any]
