@@ -34,9 +34,10 @@ exit status: 0; 1 failed; 2 wrong usage; 3 no such task; 4 its state forbids it;
 _TIMES = """
 A time T is written as 02:00, yesterday, 'yesterday 22:00', today, 2026-01-31,
 '2026-01-31 03:00' or 2026-01-31T03:00:00Z; or as a duration ago: 90s, 15m, 2h,
-1d. A time of day is the last one that there was, and a day its beginning. Without
-a zone (Z, UTC or +02:00) it is in the zone of this machine, as the environment's
-TZ and /etc/localtime have it.
+1d. A time of day is the last one that there was, and a day its beginning. With
+--since 22:00, --until 02:00 is the one after that, or now if it is still to come.
+Without a zone (Z, UTC or +02:00) it is in the zone of this machine, as the
+environment's TZ and /etc/localtime have it.
 """
 
 _CHECK_STATUSES = """
@@ -169,7 +170,7 @@ def _add_reads(commands: Any) -> None:
         help="only those begun then or later",
     )
     command.add_argument(
-        "--until", type=values.moment, metavar="T", help="only those begun before then"
+        "--until", type=values.End.of, metavar="T", help="only those begun before then"
     )
     command.add_argument(
         "--limit",
