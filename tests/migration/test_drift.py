@@ -436,6 +436,14 @@ class TestNewer:
         assert "newer" in found["revision"]["says"]
 
 
+@pytest.mark.parametrize("url", ["foo", "mysql://user:hunter2@host/app"])
+def test_a_database_that_is_none_is_one_error_of_alembic(alembic: Start, url: str) -> None:
+    ended = alembic("upgrade", "head", url=url)
+    assert ended.returncode == 1
+    assert "URL" in one_error(ended)
+    assert "hunter2" not in ended.stderr
+
+
 class TestAnotherRole:
     @pytest.fixture
     def stranger(self, database_url: str) -> Iterator[tuple[str, str]]:
