@@ -31,7 +31,6 @@ from apscheduler_tasklock.cli.remedies import (
     FULL_SERVER,
     STATEMENT_POOLING,
     filled,
-    literal,
     remedy_of,
 )
 from apscheduler_tasklock.cli.target import database_of
@@ -67,6 +66,7 @@ from apscheduler_tasklock.schema.inspection import (
 )
 from apscheduler_tasklock.schema.table import (
     job_table,
+    literal,
     quoted,
     quoted_name,
     replica_table,

@@ -9,7 +9,7 @@ import psycopg
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.errors import as_unavailable
-from apscheduler_tasklock.schema.table import quoted
+from apscheduler_tasklock.schema.table import literal, quoted
 
 _WHO_IS_CONNECTED = (
     "SELECT usename, application_name, state, count(*) FROM pg_stat_activity GROUP BY 1, 2, 3 "
@@ -223,9 +223,3 @@ def filled(remedy: str, url: URL, told: Mapping[str, str | None] | None = None) 
         database_text=literal(name),
         network=f"{host}/{128 if ':' in host else 32}",
     )
-
-
-def literal(text: str) -> str:
-    """Return a text as an SQL literal."""
-    doubled = text.replace("'", "''")
-    return f"'{doubled}'"

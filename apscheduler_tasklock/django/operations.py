@@ -30,11 +30,10 @@ from apscheduler_tasklock.schema.drift import (
     wrong_role,
 )
 from apscheduler_tasklock.schema.migrations import (
-    LOCK_TIMEOUT,
-    UPGRADE_LOCK,
     log_notes,
     revision_sql,
     revisions,
+    wait_for_others,
 )
 
 APP = "apscheduler_tasklock"
@@ -158,8 +157,9 @@ def _migrating(
     configured = configuration()
     try:
         with schema_editor.connection.cursor() as cursor:
-            _wait_for_others(cursor)
-            there = look(partial(_rows, cursor), configured.schema, configured.table)
+            execute = partial(_rows, cursor)
+            wait_for_others(execute)
+            there = look(execute, configured.schema, configured.table)
         plan = planned(there)
     except TaskLockSchemaError as error:
         raise CommandError(str(error)) from error
@@ -189,14 +189,6 @@ def _is_for(connection: Any, app_label: str) -> bool:
 def _is_before(revision: str, other: str) -> bool:
     known = revisions()
     return known.index(revision) < known.index(other)
-
-
-def _wait_for_others(cursor: Any) -> None:
-    cursor.execute("SELECT current_setting('lock_timeout')")
-    [before] = cursor.fetchone()
-    cursor.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
-    cursor.execute("SELECT pg_advisory_xact_lock(%s)", [UPGRADE_LOCK])
-    cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
 
 
 def _execute(schema_editor: Any, start: str, end: str, there: There) -> None:

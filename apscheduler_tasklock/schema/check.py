@@ -56,6 +56,9 @@ _CHECK = f"""
     ORDER BY asked.place
 """
 
+# These stand against every write of a row, also while they are waited for.
+STRONG_LOCKS = """('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
+
 _NEEDED_RIGHTS = ("SELECT", "INSERT", "UPDATE")
 
 
@@ -219,8 +222,7 @@ def lock_query(tables: Sequence[Table]) -> bytes:
         FROM pg_catalog.pg_locks AS lock
              LEFT JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = lock.pid
         WHERE locktype = 'relation' AND relation = ANY (ARRAY[{names}]::oid[])
-              AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
-                           'AccessExclusiveLock')
+              AND mode IN {STRONG_LOCKS}
               AND lock.pid IS NOT NULL AND lock.pid <> pg_backend_pid()
               AND database = (SELECT oid FROM pg_catalog.pg_database
                               WHERE datname = current_database())

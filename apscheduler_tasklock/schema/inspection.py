@@ -12,6 +12,7 @@ from alembic.script import ScriptDirectory
 from psycopg.rows import class_row, dict_row, tuple_row
 from sqlalchemy import MetaData, Table
 
+from apscheduler_tasklock.schema.check import STRONG_LOCKS
 from apscheduler_tasklock.schema.migrations import scripts_folder, version_table
 from apscheduler_tasklock.schema.table import job_table, quoted_name, replica_table, run_table
 
@@ -25,7 +26,7 @@ _SERVER = """
 
 _STATISTICS = """
     SELECT COALESCE(n_live_tup, 0) AS live_rows, COALESCE(n_dead_tup, 0) AS dead_rows
-    FROM pg_catalog.pg_stat_all_tables WHERE relid = to_regclass($1)
+    FROM pg_catalog.pg_stat_all_tables WHERE relid = to_regclass($1)::oid
 """
 
 _ELSEWHERE = """
@@ -41,9 +42,6 @@ _ELSEWHERE = """
     ORDER BY 3 DESC, 1
 """
 
-# These stand against every write of a row, also while they are waited for.
-_STRONG_LOCKS = """('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
-
 _LOCKS_ON = """
     SELECT pid, mode, granted,
            CASE WHEN pid IS NULL THEN (
@@ -58,7 +56,7 @@ _LOCKS_ON = """
 
 # Who waits in the queue is named with those that he waits for.
 _BLOCKERS = f"""
-    WITH held AS ({_LOCKS_ON} AND mode IN {_STRONG_LOCKS}),
+    WITH held AS ({_LOCKS_ON} AND mode IN {STRONG_LOCKS}),
          blocking AS (SELECT pid, prepared, mode, granted FROM held
                       UNION SELECT waited_for, NULL, NULL, true
                       FROM held, unnest(pg_blocking_pids(pid)) AS waited_for
