@@ -53,13 +53,8 @@ def run_on(connection: Connection) -> None:
 
 def run() -> None:
     """Run the migrations in the configured context, as one transaction."""
-    try:
-        with context.begin_transaction():
-            migrated = run_migrations(context.get_context(), schema, table)
-    except TaskLockError as error:
-        if not config.cmd_opts:  # not the command `alembic`, but the library, which raises it
-            raise
-        raise SystemExit(str(error)) from None
+    with context.begin_transaction():
+        migrated = run_migrations(context.get_context(), schema, table)
     attributes["migrated"] = migrated
     if config.cmd_opts:
         log_notes(migrated.notes)
@@ -76,4 +71,9 @@ def database_url() -> str:
     return url
 
 
-main()
+try:
+    main()
+except TaskLockError as error:
+    if not config.cmd_opts:  # not the command `alembic`, but the library, which raises it
+        raise
+    raise SystemExit(str(error)) from None

@@ -54,8 +54,8 @@ class LockOptions:
     :ivar cancel_on_lost: whether a coroutine job is cancelled when its lock is lost
     :ivar on_failure: ``"keep"`` or ``"release"`` the window of a run that raised
     :ivar grace: seconds after a run time was due after which it counts as overdue; ``None``: a
-        tenth of the period, at least 60 s or the job's own grace time, at most 10 min, and the
-        trigger's jitter
+        tenth of the period, at least 60 s and at most 10 min, never below the job's own grace time,
+        and the trigger's jitter
     :ivar max_runtime: seconds after which a run counts as too long, which is only told; ``None``:
         the maximum lock
     """

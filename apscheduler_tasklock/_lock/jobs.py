@@ -608,7 +608,8 @@ def _due(jobs: str, lock: str) -> str:
         ), page AS (
             SELECT due.*, sum(size) OVER (ORDER BY {order}) - size AS size_before FROM due
         )
-        SELECT {_columns(jobs)} FROM page AS job WHERE size_before < {_PAGE_SIZE} ORDER BY due_time, id
+        SELECT {_columns(jobs)} FROM page AS job WHERE size_before < {_PAGE_SIZE}
+        ORDER BY due_time, id
     """
 
 

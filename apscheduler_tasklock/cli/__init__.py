@@ -15,7 +15,7 @@ from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock._lock.commands import PROGRAM
 from apscheduler_tasklock.cli.check import UNKNOWN, answer_monitor
 from apscheduler_tasklock.cli.exits import FAILED, INTERRUPTED, message_of, say, status_of
-from apscheduler_tasklock.cli.parser import MonitorParser, build_parser
+from apscheduler_tasklock.cli.parser import Default, MonitorParser, build_parser, needs_defaults
 from apscheduler_tasklock.errors import TaskLockError
 
 
@@ -23,14 +23,15 @@ def main(
     arguments: Sequence[str] | None = None,
     *,
     prog: str = PROGRAM,
-    defaults: Callable[[], Mapping[str, str]] = dict,
+    defaults: Callable[[], Mapping[str, Default]] = dict,
 ) -> int:
     """Run the command line and return its exit status; see ``apscheduler-tasklock --help``.
 
     :param arguments: by default the process's own
     :param prog: what it is called as, where a framework's command runs it
     :param defaults: returns those of the options ``database``, ``schema``, ``table`` and
-        ``namespace``; what it raises is told as other errors are
+        ``namespace``. ``database`` may be a function, which is called where no other is given. What
+        both raise is told as other errors are, and by no command's ``--help``.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -41,10 +42,10 @@ def main(
         try:
             if is_check:
                 return answer_monitor(
-                    lambda: _run(build_parser(MonitorParser, prog, defaults()), given),
+                    lambda: _run(MonitorParser, prog, defaults, given),
                     as_json="--json" in given,
                 )
-            return _answer(lambda: _run(build_parser(prog=prog, defaults=defaults()), given))
+            return _answer(lambda: _run(argparse.ArgumentParser, prog, defaults, given))
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # now, when it can still be told that this fails
@@ -62,8 +63,21 @@ def _give_up_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run(parser: argparse.ArgumentParser, given: list[str]) -> int:
-    options = parser.parse_args(given)
+def _run(
+    parser_class: type[argparse.ArgumentParser],
+    prog: str,
+    defaults: Callable[[], Mapping[str, Default]],
+    given: list[str],
+) -> int:
+    failure, known = None, dict[str, Default]()
+    try:
+        known = dict(defaults())
+    except TaskLockError as error:
+        failure = error
+    # The parser may end here, as it does for `--help`, which needs no defaults.
+    options = build_parser(parser_class, prog, known).parse_args(given)
+    if failure is not None and needs_defaults(options):
+        raise failure
     status: int = options.run(options)
     return status
 

@@ -21,6 +21,7 @@ from apscheduler_tasklock._database.connection import bounded_waits, connector, 
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.errors import as_unavailable, one_line
 from apscheduler_tasklock._database.url import describe, parse_url
+from apscheduler_tasklock._lock.statements import SILENT_AFTER
 from apscheduler_tasklock.cli.exits import FAILED, OK
 from apscheduler_tasklock.cli.output import Cell, output, print_json
 from apscheduler_tasklock.cli.output import Table as Shown
@@ -37,18 +38,19 @@ from apscheduler_tasklock.cli.text import rfc3339
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.schema.check import (
     UPGRADE_COMMAND,
+    Found,
     command,
     explain_rejection,
-    missing_grant,
-    missing_policy,
+    look_up,
     missing_table,
-    old_table,
+    problems_of,
 )
 from apscheduler_tasklock.schema.inspection import (
     Blocker,
     Elsewhere,
     ServerState,
-    TableState,
+    Statistics,
+    has_table,
     limit_locks,
     noted_in,
     read_blockers,
@@ -58,7 +60,7 @@ from apscheduler_tasklock.schema.inspection import (
     read_rejected,
     read_revision,
     read_server,
-    read_table,
+    read_statistics,
     read_versions,
     try_to_write,
 )
@@ -69,7 +71,7 @@ from apscheduler_tasklock.schema.table import (
     quoted,
     quoted_name,
     replica_table,
-    run_table,
+    tables_of,
     task_lock_table,
 )
 
@@ -87,9 +89,6 @@ _CLOCK_NOTE, _CLOCK_WRONG = 2.0, 60.0
 _ALL_RIGHTS = 4
 # Autovacuum comes by after 1,000 dead rows; with ten times as many it does not get through.
 _MOST_DEAD_ROWS = 10_000
-
-# As the operations have it: three intervals of a replica.
-_ALIVE_FOR = 90.0
 
 # Seconds. The task lock's own transactions are one statement each, and take milliseconds.
 _LONG_TRANSACTION = 2.0
@@ -194,9 +193,8 @@ class _Examination:
         self._task_lock = task_lock
         self._prefix = prefix
         self._url = url
-        beside = (run_table(task_lock), replica_table(task_lock), job_table(task_lock))
-        self._tables = (task_lock, *beside)
-        self._states: dict[str, TableState] = {}
+        self._tables = tables_of(task_lock)
+        self._found: dict[str, Found] = {}
         self._told_of: set[tuple[int | None, str | None]] = set()
         self._server_state: ServerState | None = None
 
@@ -204,19 +202,23 @@ class _Examination:
         """Yield what is found, from what all depends on to what little does."""
         yield from self._guarded("server", self._server)
         server = self._server_state
-        if server is None or self._connection.closed:
+        if server is None:
             return
-        yield from self._guarded("connections", self._connections)
-        for table in self._tables:
-            yield from self._guarded(f"table {table.fullname}", partial(self._table, table))
-        yield from self._guarded("transactions", self._transactions)
-        yield from self._guarded("revision", self._revision)
+        looks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+            ("connections", self._connections),
+            *((f"table {table.fullname}", partial(self._table, table)) for table in self._tables),
+            ("transactions", self._transactions),
+            ("revision", self._revision),
+        ]
         if not server.read_only:
-            for table in self._tables:
-                yield from self._guarded(
-                    f"writing to {table.fullname}", partial(self._writing, table)
-                )
-        yield from self._guarded("replicas", self._replicas)
+            looks += [
+                (f"writing to {table.fullname}", partial(self._writing, table))
+                for table in self._tables
+            ]
+        for what, look in [*looks, ("replicas", self._replicas)]:
+            if self._connection.closed:  # which is told by now
+                return
+            yield from self._guarded(what, look)
 
     @property
     def _cursor(self) -> psycopg.RawCursor[Any]:
@@ -225,18 +227,23 @@ class _Examination:
     def _guarded(self, what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         """Yield what a look finds, and an error of the database as a finding."""
         try:
-            yield from look()
-        except psycopg.errors.LockNotAvailable as error:
-            yield from self._blocked(what, error)
+            yield from self._unblocked(what, look)
         except psycopg.Error as error:
             unavailable = as_unavailable(error)
             if unavailable is not None:
                 yield Finding(what, "wrong", str(unavailable), "try again, or see the server's log")
             else:
-                role = self._server_state.role if self._server_state else None
+                role = self._role or None
                 yield _wrong(
                     what, explain_rejection(error, self._task_lock, role, describe(self._url))
                 )
+
+    def _unblocked(self, what: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+        """Yield what a look finds, or who keeps it waiting for a lock."""
+        try:
+            yield from look()
+        except psycopg.errors.LockNotAvailable as error:
+            yield from self._blocked(what, error)
 
     @contextmanager
     def _in_transaction(self, *, undone: bool = False) -> Iterator[None]:
@@ -250,7 +257,7 @@ class _Examination:
 
     def _blocked(self, what: str, error: psycopg.Error) -> Iterator[Finding]:
         """Yield who has a table locked, once each."""
-        tables = [table for table in self._tables if self._state_of(table).exists]
+        tables = [table for table in self._tables if self._may_use(table)]
         blockers = read_blockers(self._cursor, [*tables, *self._noted()])
         for blocker in blockers:
             who = blocker.pid, blocker.gid
@@ -268,10 +275,21 @@ class _Examination:
     def _noted(self) -> list[Table]:
         """Return the table with the revision, if there is one that this role may find."""
         table = noted_in(self._task_lock)
-        return [table] if read_table(self._cursor, table).exists else []
+        return [table] if has_table(self._cursor, table) else []
 
-    def _state_of(self, table: Table) -> TableState:
-        return self._states.get(table.name, _NO_TABLE)
+    @property
+    def _role(self) -> str:
+        return self._server_state.role if self._server_state else ""
+
+    def _may_use(self, table: Table, *rights: str) -> bool:
+        """Tell whether a table is there, in a schema that the role may enter, with these rights."""
+        found = self._found.get(table.name)
+        return (
+            found is not None
+            and found.exists
+            and found.may_enter
+            and not found.lacks_rights(rights)
+        )
 
     def _server(self) -> Iterator[Finding]:
         before = datetime.now(timezone.utc)
@@ -309,12 +327,13 @@ class _Examination:
         found = read_connections(self._cursor)
         says = "; ".join(f"{one.used} of {one.allowed} of the {one.of}" for one in found)
         few = [one for one in found if one.allowed - one.used < _FEW_CONNECTIONS]
-        remedies = [filled(_FULL[one.of], self._url) for one in few]
+        told = {"user": self._role}
+        remedies = [filled(_FULL[one.of], self._url, told) for one in few]
         yield Finding("connections", "note" if few else "ok", says, "; ".join(remedies))
 
     def _transactions(self) -> Iterator[Finding]:
         """Yield whose transactions may have tasks' rows locked, which then nobody is granted."""
-        if not self._state_of(self._task_lock).exists:
+        if not self._may_use(self._task_lock):
             return  # told already
         found = read_open_transactions(self._cursor, [self._task_lock], _LONG_TRANSACTION)
         for blocker in found:
@@ -324,8 +343,9 @@ class _Examination:
 
     def _table(self, table: Table) -> Iterator[Finding]:
         what = f"table {table.fullname}"
-        state = self._states[table.name] = read_table(self._cursor, table)
-        if not state.exists:
+        [found] = look_up(self._cursor, [table])
+        self._found[table.name] = found
+        if not found.exists:
             elsewhere = read_elsewhere(self._cursor, table)
             yield (
                 self._in_another_schema(table, elsewhere)
@@ -333,15 +353,16 @@ class _Examination:
                 else _wrong(what, missing_table(self._task_lock, table))
             )
             return
-        problems = list(self._problems(table, state))
+        problems = list(self._problems(found))
         yield from problems
         if not problems:
             yield Finding(what, "ok", "is there, with its columns, and permitted")
-        yield _bloat(table, state)
+        if found.may_enter:
+            yield _bloat(table, read_statistics(self._cursor, table))
 
     def _in_another_schema(self, table: Table, there: Sequence[Elsewhere]) -> Finding:
         """Return that a table is not where it is looked for, but in another schema."""
-        role = quoted(self._server_state.role if self._server_state else "")
+        role = quoted(self._role)
         where = f"schema {table.schema}" if table.schema else "the search_path"
         # Somebody may have made one of this name to have it used.
         schemas = ", ".join(f"{quoted(one.schema)} of role {quoted(one.owner)}" for one in there)
@@ -360,16 +381,11 @@ class _Examination:
             )
         return Finding(f"table {table.fullname}", "wrong", says, "; ".join(remedies))
 
-    def _problems(self, table: Table, state: TableState) -> Iterator[Finding]:
-        what, role = (
-            f"table {table.fullname}",
-            self._server_state.role if self._server_state else "",
-        )
-        missing = [column.name for column in table.columns if column.name not in state.columns]
-        if missing:
-            yield _wrong(what, old_table(self._task_lock, missing[0], table))
-        needed = set(state.not_granted) - {"DELETE"}
-        if table is job_table(self._task_lock) and len(state.not_granted) == _ALL_RIGHTS:
+    def _problems(self, found: Found) -> Iterator[Finding]:
+        table, what, role = found.table, f"table {found.table.fullname}", self._role
+        is_of_jobs = table is job_table(self._task_lock)
+        if is_of_jobs and len(found.not_granted) == _ALL_RIGHTS:
+            found = found.with_all_rights()
             yield Finding(
                 what,
                 "note",
@@ -378,26 +394,25 @@ class _Examination:
                 "if there is to be one, let its owner run: GRANT SELECT, INSERT, UPDATE, DELETE ON "
                 f"{quoted_name(table)} TO {quoted(role)}",
             )
-        elif needed:
-            yield _wrong(what, missing_grant(table, role))
-        elif "DELETE" in state.not_granted:
+        elif found.not_granted == ["DELETE"] and found.may_enter:
+            found = found.with_all_rights()
             yield Finding(
                 what,
                 "note",
                 f"role {quoted(role)} may not delete: {_not_deleted(table, self._task_lock)}",
                 f"let its owner run: GRANT DELETE ON {quoted_name(table)} TO {quoted(role)}",
             )
-        if state.without_policy:
-            yield _wrong(what, missing_policy(table, role, state.without_policy))
+        for problem in problems_of([found], self._task_lock, role):
+            yield _wrong(what, problem)
 
     def _revision(self) -> Iterator[Finding]:
-        if not self._states.get(self._task_lock.name, _NO_TABLE).exists:
+        if not self._may_use(self._task_lock):
             return  # told already
         try:
             with self._in_transaction():
                 revision = read_revision(self._cursor, self._task_lock)
         except psycopg.errors.InsufficientPrivilege:
-            role = quoted(self._server_state.role if self._server_state else "")
+            role = quoted(self._role)
             noted = noted_in(self._task_lock)
             yield Finding(
                 "revision",
@@ -429,18 +444,14 @@ class _Examination:
     @property
     def _is_unreleased(self) -> bool:
         """Whether a table lacks a column, as none does of a version that was released."""
-        return any(
-            state.exists and {column.name for column in table.columns} - set(state.columns)
-            for table in self._tables
-            if (state := self._states.get(table.name, _NO_TABLE))
-        )
+        return any(found.exists and found.lacks_columns for found in self._found.values())
 
     def _writing(self, table: Table) -> Iterator[Finding]:
         """Try what a claim does, and roll it back: policies and triggers have the last word."""
-        state = self._states.get(table.name, _NO_TABLE)
-        columns = {column.name for column in table.columns}
-        is_told = set(state.not_granted) - {"DELETE"} or state.without_policy
-        if not state.exists or columns - set(state.columns) or is_told:
+        found = self._found.get(table.name)
+        if not self._may_use(table, "SELECT", "INSERT", "UPDATE"):
+            return  # told already
+        if found is None or found.lacks_columns or found.without_policy:
             return
         with self._in_transaction(undone=True):
             is_seen = try_to_write(self._cursor, table, self._task_lock, self._prefix)
@@ -456,11 +467,11 @@ class _Examination:
         )
 
     def _replicas(self) -> Iterator[Finding]:
-        state = self._states.get(replica_table(self._task_lock).name, _NO_TABLE)
-        if not state.exists or "SELECT" in state.not_granted:
+        table = replica_table(self._task_lock)
+        if not self._may_use(table, "SELECT"):
             return  # told already
         with self._in_transaction():
-            versions = read_versions(self._cursor, self._task_lock, _ALIVE_FOR)
+            versions = read_versions(self._cursor, self._task_lock, SILENT_AFTER)
         says = ", ".join(f"{count} with version {name}" for name, count in versions.items())
         if len(versions) > 1:
             yield Finding(
@@ -473,14 +484,11 @@ class _Examination:
             yield Finding("replicas", "ok", says)
         else:
             yield Finding("replicas", "note", "none is alive", "start a scheduler, or see its log")
-        if "rejected" not in state.columns:
+        if "rejected" in self._found[table.name].lacks_columns:
             return  # told already
-        rejected = read_rejected(self._cursor, self._task_lock, _ALIVE_FOR)
+        rejected = read_rejected(self._cursor, self._task_lock, SILENT_AFTER)
         for entry, replicas in rejected.items():
             yield _rejected(entry, replicas)
-
-
-_NO_TABLE = TableState(False, (), (), (), 0, 0, None)
 
 
 def _wrong(what: str, error: TaskLockError, says: str = "") -> Finding:
@@ -566,10 +574,10 @@ def clock_finding(database_time: datetime, before: datetime, after: datetime) ->
     return Finding("clock", level, says, remedy)
 
 
-def _bloat(table: Table, state: TableState) -> Finding:
-    what, dead = f"bloat of {table.fullname}", state.dead_rows
-    says = f"{dead} dead rows, {state.live_rows} live ones"
-    if dead <= max(_MOST_DEAD_ROWS, state.live_rows):
+def _bloat(table: Table, counted: Statistics) -> Finding:
+    what, dead = f"bloat of {table.fullname}", counted.dead_rows
+    says = f"{dead} dead rows, {counted.live_rows} live ones"
+    if dead <= max(_MOST_DEAD_ROWS, counted.live_rows):
         return Finding(what, "ok", says)
     return Finding(
         what,

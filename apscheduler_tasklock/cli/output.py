@@ -13,10 +13,10 @@ from uuid import UUID
 
 from apscheduler_tasklock.cli.text import (
     cut,
-    exact_seconds,
     is_forever,
     local_time,
     one_cell,
+    plain_seconds,
     printable,
     rfc3339,
     seconds_in_words,
@@ -126,8 +126,8 @@ class PlainOutput:
         return "forever" if is_forever(moment) else rfc3339(moment, "seconds")
 
     def seconds(self, seconds: float | None) -> str:
-        """Return a duration, as in ``90.5s``."""
-        return "" if seconds is None else exact_seconds(seconds)
+        """Return a duration, as in ``90s``."""
+        return "" if seconds is None else plain_seconds(seconds)
 
     def print(self, line: str = "", style: str = "") -> None:
         """Print a line."""

@@ -34,9 +34,10 @@ exit status: 0; 1 failed; 2 wrong usage; 3 no such task; 4 its state forbids it;
 _TIMES = """
 A time T is written as 02:00, yesterday, 'yesterday 22:00', today, 2026-01-31,
 '2026-01-31 03:00' or 2026-01-31T03:00:00Z; or as a duration ago: 90s, 15m, 2h,
-1d. A time of day is the last one that there was, and a day its beginning. Without
-a zone (Z, UTC or +02:00) it is in the zone of this machine, as the environment's
-TZ and /etc/localtime have it.
+1d. A time of day is the last one that there was, and a day its beginning. With
+--since 22:00, --until 02:00 is the one after that, or now if it is still to come.
+Without a zone (Z, UTC or +02:00) it is in the zone of this machine, as the
+environment's TZ and /etc/localtime have it.
 """
 
 _CHECK_STATUSES = """
@@ -73,6 +74,9 @@ examples:
 exit status: 0; 1 failed, or a job could not be taken over; 2 wrong usage
 """
 
+Default = str | Callable[[], str]
+"""An option's default; of ``--database``, also a function that returns it."""
+
 # How long `run --wait` waits: as long as a request stands.
 _WAIT = 3600.0
 
@@ -91,7 +95,7 @@ class MonitorParser(argparse.ArgumentParser):
 def build_parser(
     parser_class: type[argparse.ArgumentParser] = argparse.ArgumentParser,
     prog: str = PROGRAM,
-    defaults: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Default] | None = None,
 ) -> argparse.ArgumentParser:
     """Return the parser of the whole command line.
 
@@ -113,6 +117,11 @@ def build_parser(
         if defaults and name != "demo":  # which makes a database of its own
             command.set_defaults(**defaults)
     return parser
+
+
+def needs_defaults(options: argparse.Namespace) -> bool:
+    """Tell whether the command that was given has defaults; ``demo`` has a database of its own."""
+    return options.run is not setup.demo
 
 
 def _add_reads(commands: Any) -> None:
@@ -161,7 +170,7 @@ def _add_reads(commands: Any) -> None:
         help="only those begun then or later",
     )
     command.add_argument(
-        "--until", type=values.moment, metavar="T", help="only those begun before then"
+        "--until", type=values.End.of, metavar="T", help="only those begun before then"
     )
     command.add_argument(
         "--limit",

@@ -40,6 +40,8 @@ _COLUMNS = ("task", "started", "took", "outcome", "kind", "replica", "token", "e
 
 def runs(options: argparse.Namespace) -> int:
     """Show runs, the newest first; or as they end, the newest last."""
+    if options.until:
+        options.until = options.until.after(options.since)
     _check_times(options)
     with task_locks(options) as locks:
         if options.follow:

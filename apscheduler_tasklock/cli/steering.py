@@ -36,7 +36,7 @@ _INTERVAL = 1.0
 # After so many of them in a row a run counts as dead whose lease has ended.
 _LOOKS_DEAD = 3
 # How runs ended that may have been taken over.
-_CUT = ("died", "cancelled", "cut")
+_CUT = ("died", "cancelled")
 
 
 def pause(options: argparse.Namespace) -> int:

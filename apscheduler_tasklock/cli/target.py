@@ -23,11 +23,12 @@ _TIMEOUT = 15.0
 
 
 def database_of(options: argparse.Namespace) -> str:
-    """Return the database's URL, from the command line or else the environment.
+    """Return the database's URL, from the command line, a framework or else the environment.
 
-    :raises TaskLockOptionError: neither has it
+    :raises TaskLockOptionError: none has it, or the framework's is none for task locks
     """
-    url = options.database or os.environ.get(DATABASE_VARIABLE)
+    given = options.database() if callable(options.database) else options.database
+    url = given or os.environ.get(DATABASE_VARIABLE)
     if not url:
         raise TaskLockOptionError(
             f"which database? Pass --database postgresql://user@host/name, or set "

@@ -95,8 +95,8 @@ def seconds_in_words(seconds: float) -> str:
     return " ".join(words)
 
 
-def exact_seconds(seconds: float) -> str:
-    """Return a duration that a program reads, as in ``5400s``."""
+def plain_seconds(seconds: float) -> str:
+    """Return a duration in seconds, rounded as ``seconds_in_words`` does, as in ``5400s``."""
     return f"{_rounded(seconds):.15g}s"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from datetime import time as day_time
 
@@ -63,6 +64,37 @@ def moment(text: str, now: datetime | None = None) -> datetime:
     if told is None:
         raise argparse.ArgumentTypeError(f"must be {_MOMENT}, not {text!r}")
     return told.astimezone()
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a span of time, as somebody has written it.
+
+    :ivar moment: the time that was written, as of :func:`moment`
+    :ivar daily: whether it is a time of day alone, as 02:00
+    """
+
+    moment: datetime
+    daily: bool
+
+    @classmethod
+    def of(cls, text: str) -> End:
+        """Return what was written.
+
+        :raises argparse.ArgumentTypeError: it is no time
+        """
+        found = _POINT.fullmatch(text.strip().lower())
+        daily = found is not None and bool(found["time"]) and not (found["day"] or found["date"])
+        return cls(moment(text), daily)
+
+    def after(self, begin: datetime | None) -> datetime:
+        """Return the end of a span that begins then; ``None`` if it has no beginning.
+
+        After 22:00, and also at midnight, 02:00 is still to come: the span goes on until now.
+        """
+        if begin is not None and self.daily and self.moment <= begin:
+            return datetime.now(timezone.utc).astimezone()
+        return self.moment
 
 
 def _length(text: str) -> timedelta:

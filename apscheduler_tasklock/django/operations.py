@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.core.management import CommandError
@@ -21,6 +22,7 @@ from apscheduler_tasklock.schema.drift import (
     Plan,
     There,
     dropping,
+    find,
     is_of_rights,
     look,
     newer_than,
@@ -28,11 +30,10 @@ from apscheduler_tasklock.schema.drift import (
     wrong_role,
 )
 from apscheduler_tasklock.schema.migrations import (
-    LOCK_TIMEOUT,
-    UPGRADE_LOCK,
     log_notes,
     revision_sql,
     revisions,
+    wait_for_others,
 )
 
 APP = "apscheduler_tasklock"
@@ -113,7 +114,8 @@ class TakeTablesTo(Operation):
 def make_anew(using: str, plan: Any = None, **_others: Any) -> None:
     """After ``manage.py migrate``, make tables anew that were dropped since they were migrated.
 
-    Django looks at its own table of migrations alone.
+    Django looks at its own table of migrations alone. Tables that this role may not change are left
+    to whoever may, as long as none is missing: a DBA has made them, and they were faked here.
 
     :param using: the database's alias
     :param plan: the migrations that ``migrate`` has just run, or faked; ``None`` after ``flush``
@@ -125,6 +127,11 @@ def make_anew(using: str, plan: Any = None, **_others: Any) -> None:
     if not _is_for(connection, APP):
         return
     if not any(app == APP for app, _ in MigrationRecorder(connection).applied_migrations()):
+        return
+    with connection.cursor() as cursor:
+        configured = configuration()
+        there = find(partial(_rows, cursor), configured.schema, configured.table)
+    if there.is_kept_by_others:
         return
     with transaction.atomic(using=using), connection.schema_editor(atomic=False) as schema_editor:
         _upgrade(schema_editor, revisions()[-1])
@@ -150,12 +157,8 @@ def _migrating(
     configured = configuration()
     try:
         with schema_editor.connection.cursor() as cursor:
-            _wait_for_others(cursor)
-
-            def execute(statement: str) -> Any:
-                cursor.execute(statement)
-                return cursor.fetchall()
-
+            execute = partial(_rows, cursor)
+            wait_for_others(execute)
             there = look(execute, configured.schema, configured.table)
         plan = planned(there)
     except TaskLockSchemaError as error:
@@ -172,6 +175,11 @@ def _migrating(
     log_notes(plan.notes)
 
 
+def _rows(cursor: Any, statement: str) -> Any:
+    cursor.execute(statement)
+    return cursor.fetchall()
+
+
 def _is_for(connection: Any, app_label: str) -> bool:
     return connection.vendor == "postgresql" and bool(
         router.allow_migrate(connection.alias, app_label)
@@ -181,14 +189,6 @@ def _is_for(connection: Any, app_label: str) -> bool:
 def _is_before(revision: str, other: str) -> bool:
     known = revisions()
     return known.index(revision) < known.index(other)
-
-
-def _wait_for_others(cursor: Any) -> None:
-    cursor.execute("SELECT current_setting('lock_timeout')")
-    [before] = cursor.fetchone()
-    cursor.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
-    cursor.execute("SELECT pg_advisory_xact_lock(%s)", [UPGRADE_LOCK])
-    cursor.execute("SELECT set_config('lock_timeout', %s, true)", [before])
 
 
 def _execute(schema_editor: Any, start: str, end: str, there: There) -> None:

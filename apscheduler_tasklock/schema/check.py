@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -20,12 +20,11 @@ from apscheduler_tasklock.schema.table import (
     literal,
     quoted,
     quoted_name,
-    replica_table,
-    run_table,
+    tables_of,
 )
 
 # For which commands row-level security hides the rows of `found` from this role.
-WITHOUT_POLICY = """CASE WHEN row_security_active(found.oid) THEN ARRAY(
+_WITHOUT_POLICY = """CASE WHEN row_security_active(found.oid) THEN ARRAY(
     SELECT command
     FROM (VALUES ('SELECT', 'r'), ('INSERT', 'a'), ('UPDATE', 'w')) AS _ (command, code)
     WHERE NOT EXISTS (
@@ -49,7 +48,7 @@ _CHECK = f"""
                  FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'])
                  WITH ORDINALITY AS _ (command, nth)
                  WHERE NOT has_table_privilege(found.oid, command) ORDER BY nth) AS not_granted,
-           {WITHOUT_POLICY} AS without_policy
+           {_WITHOUT_POLICY} AS without_policy
     FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (quoted, name, place)
          LEFT JOIN pg_catalog.pg_namespace AS space ON space.nspname = $3::text,
          LATERAL (SELECT CASE WHEN $3::text IS NULL THEN to_regclass(asked.quoted)::oid ELSE
@@ -58,12 +57,15 @@ _CHECK = f"""
     ORDER BY asked.place
 """
 
+# These stand against every write of a row, also while they are waited for.
+STRONG_LOCKS = """('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
+
 _NEEDED_RIGHTS = ("SELECT", "INSERT", "UPDATE")
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A table as it was found.
+class Found:
+    """A table as a role finds it.
 
     :ivar table: the table as this library declares it
     :ivar row: the columns of the check
@@ -73,14 +75,38 @@ class _Found:
     row: dict[str, Any]
 
     @property
+    def exists(self) -> bool:
+        """Whether it is there."""
+        return bool(self.row["table_exists"])
+
+    @property
+    def may_enter(self) -> bool:
+        """Whether the role may look into its schema."""
+        return bool(self.row["may_enter"])
+
+    @property
+    def not_granted(self) -> list[str]:
+        """The rights that the role lacks, of SELECT, INSERT, UPDATE and DELETE."""
+        return list(self.row["not_granted"])
+
+    @property
+    def without_policy(self) -> list[str]:
+        """The commands for which row-level security hides all rows from the role."""
+        return list(self.row["without_policy"])
+
+    @property
     def lacks_columns(self) -> list[str]:
         """The columns that this library needs, and that are missing."""
         columns = set(self.row["columns"])
         return [column.name for column in self.table.columns if column.name not in columns]
 
+    def with_all_rights(self) -> Found:
+        """Return this as if the role had all rights on the table, and on its schema."""
+        return replace(self, row={**self.row, "not_granted": [], "may_enter": True})
+
     def lacks_rights(self, needed: Sequence[str]) -> list[str]:
         """Return the rights of these that the role lacks."""
-        return [right for right in self.row["not_granted"] if right in needed]
+        return [right for right in self.not_granted if right in needed]
 
 
 def check_tables(
@@ -100,10 +126,10 @@ def check_tables(
         that is missing.
     :raises TaskLockDatabaseError: the database can only be read, as during a failover
     """
-    found = _look_up(cursor, tables)
-    problems = _problems(found, task_lock, user)
+    found = look_up(cursor, tables)
+    problems = problems_of(found, task_lock, user)
     if problems:
-        raise TaskLockSchemaError("; also: ".join(map(str, problems)))
+        raise _as_one(problems)
     if found[0].row["read_only"]:
         raise TaskLockDatabaseError(
             "it is read-only: a standby, or default_transaction_read_only is on"
@@ -120,24 +146,32 @@ def find_problem(
     :param task_lock: the task lock table
     :param table: that one, or one beside it
     """
-    problems = _problems(_look_up(cursor, [table]), task_lock, user)
+    problems = problems_of(look_up(cursor, [table]), task_lock, user)
     return problems[0] if problems else None
 
 
-def _look_up(cursor: Any, tables: Sequence[Table]) -> list[_Found]:
+def look_up(cursor: Any, tables: Sequence[Table]) -> list[Found]:
+    """Return how a role finds tables of one schema.
+
+    :param cursor: a psycopg cursor
+    """
     cursor.row_factory = dict_row
     names = [quoted_name(table) for table in tables], [table.name for table in tables]
     rows = cursor.execute(_CHECK, [*names, tables[0].schema]).fetchall()
-    return [_Found(table, row) for table, row in zip(tables, rows, strict=True)]
+    return [Found(table, row) for table, row in zip(tables, rows, strict=True)]
 
 
-def _problems(
-    found: Sequence[_Found], task_lock: Table, user: str | None
+def problems_of(
+    found: Sequence[Found], task_lock: Table, user: str | None
 ) -> list[TaskLockSchemaError]:
-    """Return what keeps tables from being used: one error for each kind of problem."""
+    """Return what keeps tables from being used: one error for each kind of problem.
+
+    :param found: as of :func:`look_up`
+    :param user: the role that asks, if the server has not told it
+    """
     problems = []
-    there = [each for each in found if each.row["table_exists"]]
-    missing = [each.table for each in found if not each.row["table_exists"]]
+    there = [each for each in found if each.exists]
+    missing = [each.table for each in found if not each.exists]
     if missing:
         problems.append(missing_tables(task_lock, missing))
     for each in there:
@@ -150,17 +184,21 @@ def _problems(
         if (rights := each.lacks_rights(_rights_needed(task_lock, each.table)))
     }
     role = found[0].row["role"] or user
-    may_enter = all(each.row["may_enter"] for each in there)
+    may_enter = all(each.may_enter for each in there)
     if lacking or not may_enter:
         lacking = lacking or {there[0].table: []}
         problems.append(missing_grants(lacking, role, on_schema=not may_enter))
     # Else the rows would not be there, and each claim be refused.
     problems += [
-        missing_policy(each.table, role, each.row["without_policy"])
+        missing_policy(each.table, role, each.without_policy)
         for each in there
-        if each.row["without_policy"]
+        if each.without_policy
     ]
     return problems
+
+
+def _as_one(problems: Sequence[TaskLockSchemaError]) -> TaskLockSchemaError:
+    return TaskLockSchemaError("; also: ".join(map(str, problems)))
 
 
 def _rights_needed(task_lock: Table, table: Table) -> Sequence[str]:
@@ -186,8 +224,7 @@ def lock_query(tables: Sequence[Table]) -> bytes:
         FROM pg_catalog.pg_locks AS lock
              LEFT JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = lock.pid
         WHERE locktype = 'relation' AND relation = ANY (ARRAY[{names}]::oid[])
-              AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
-                           'AccessExclusiveLock')
+              AND mode IN {STRONG_LOCKS}
               AND lock.pid IS NOT NULL AND lock.pid <> pg_backend_pid()
               AND database = (SELECT oid FROM pg_catalog.pg_database
                               WHERE datname = current_database())
@@ -217,9 +254,9 @@ def explain_rejection(
         return old_table(table)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         said = one_line(error)
-        refused = _named(table, said)
-        deletes = ("DELETE",) if refused is job_table(table) else ()
-        return missing_grant(refused, user, said, (*_NEEDED_RIGHTS, *deletes))
+        named = _named(table, said)
+        refused = table if named is None else named
+        return missing_grant(refused, user, said, _rights_needed(table, refused))
     return TaskLockError(f"the task lock database ({where}) rejects this: {one_line(error)}")
 
 
@@ -233,15 +270,19 @@ def explain_refusal(
     :param user: the role that asked, for the message
     """
     said = one_line(error)
-    refused = _named(table, said)
+    named = _named(table, said)
+    refused = table if named is None else named
+    # A schema that the role may not look into keeps it from all tables but that of the jobs, which
+    # only a job store needs.
+    asked = [named] if named is not None else tables_of(table)[:-1]
     try:
-        [found] = _look_up(cursor, [refused])
+        found, *others = look_up(cursor, asked)
     except psycopg.Error:  # somebody has changed the connection's rights, too
         return missing_grant(refused, user, said, _rights_needed(table, refused))
-    problems = _problems([found], table, user)
+    problems = problems_of([found, *others], table, user)
     if problems:
-        return problems[0]
-    role, rights = found.row["role"], found.row["not_granted"]
+        return _as_one(problems)
+    role, rights = found.row["role"], found.not_granted
     if rights:  # to delete, which most roles do without
         return missing_grant(refused, role, rights=rights)
     return TaskLockSchemaError(
@@ -250,10 +291,10 @@ def explain_refusal(
     )
 
 
-def _named(table: Table, said: str) -> Table:
-    """Return the table that PostgreSQL names: the task lock table, or one beside it."""
-    beside = (run_table(table), replica_table(table), job_table(table))
-    return next((each for each in beside if each.name in said), table)
+def _named(table: Table, said: str) -> Table | None:
+    """Return the table that PostgreSQL names, of ours; ``None`` if it names none."""
+    # The names of those beside the task lock table begin with its own.
+    return next((each for each in reversed(tables_of(table)) if each.name in said), None)
 
 
 def missing_table(table: Table, beside: Table | None = None) -> TaskLockSchemaError:

@@ -41,7 +41,7 @@ _INSUFFICIENT_PRIVILEGE, _NO_SCHEMA = "42501", "3F000"
 
 _LOOK = """
     SELECT ours.name, namespace.nspname::text, pg_get_userbyid(found.relowner)::text,
-           has_table_privilege(found.oid, 'SELECT'),
+           has_table_privilege(found.oid, 'SELECT'), pg_has_role(found.relowner, 'USAGE'),
            ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
                  WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped),
            current_user::text, place.nspname::text,
@@ -65,12 +65,14 @@ class TableThere:
     :ivar schema: where it is
     :ivar owner: the role whose it is
     :ivar readable: whether the role that asks may read it
+    :ivar changeable: whether that role may alter and drop it, as its owner and members of that may
     :ivar columns: the names of its columns
     """
 
     schema: str
     owner: str
     readable: bool
+    changeable: bool
     columns: frozenset[str]
 
 
@@ -101,6 +103,12 @@ class There:
     def missing(self) -> list[Table]:
         """The tables that there are not."""
         return [table for table in tables_of(self.declared) if table.name not in self.tables]
+
+    @property
+    def is_kept_by_others(self) -> bool:
+        """Whether no table is missing, and this role may not change them all."""
+        found = [*self.tables.values(), *([self.versions] if self.versions else [])]
+        return not self.missing and not all(each.changeable for each in found)
 
     @property
     def incomplete(self) -> tuple[Table, str] | None:
@@ -138,10 +146,25 @@ Execute = Callable[[str], Sequence[Any]]
 
 
 def look(execute: Execute, schema: str | None, table: str) -> There:
-    """Return what the database has of the tables.
+    """Return what the database has of the tables, with the revision that is noted.
 
     :param execute: on the connection that migrates
     :raises TaskLockSchemaError: the role may not read which revision is noted
+    """
+    there = find(execute, schema, table)
+    if there.versions is None:
+        return there
+    if not there.versions.readable:
+        said = f"permission denied for table {table}{VERSION_SUFFIX}"
+        raise wrong_role(there, UPGRADE_COMMAND, said)
+    noted = execute(f"SELECT version_num FROM {there.versions_name}")
+    return replace(there, noted=noted[0][0] if noted else None)
+
+
+def find(execute: Execute, schema: str | None, table: str) -> There:
+    """Return what the database has of the tables, as every role may see it: without the revision.
+
+    :param execute: as of :func:`look`
     """
     declared = task_lock_table(table, schema)
     ours = [each.name for each in tables_of(declared)]
@@ -158,20 +181,13 @@ def look(execute: Execute, schema: str | None, table: str) -> There:
         )
     )
     found = {
-        name: TableThere(place, owner, readable, frozenset(columns))
-        for name, place, owner, readable, columns, *_ in rows
+        name: TableThere(place, owner, readable, changeable, frozenset(columns))
+        for name, place, owner, readable, changeable, columns, *_ in rows
         if place is not None
     }
-    role, place, schema_owner, database_owner = rows[0][5:]
+    role, place, schema_owner, database_owner = rows[0][6:]
     versions = found.pop(table + VERSION_SUFFIX, None)
-    there = There(declared, found, versions, None, role, place, schema_owner, database_owner)
-    if versions is None:
-        return there
-    if not versions.readable:
-        said = f"permission denied for table {table}{VERSION_SUFFIX}"
-        raise wrong_role(there, UPGRADE_COMMAND, said)
-    noted = execute(f"SELECT version_num FROM {there.versions_name}")
-    return replace(there, noted=noted[0][0] if noted else None)
+    return There(declared, found, versions, None, role, place, schema_owner, database_owner)
 
 
 def upgrading(there: There, known: Sequence[str]) -> Plan:
@@ -278,7 +294,7 @@ def wrong_role(there: There, what: str, said: str) -> TaskLockSchemaError:
     elif there.schema is not None:
         remedy = (
             f"let role {quoted(there.schema_owner or '')}, which may grant that, run: "
-            f"GRANT CREATE ON SCHEMA {quoted(there.schema)} TO {role}"
+            f"GRANT USAGE, CREATE ON SCHEMA {quoted(there.schema)} TO {role}"
         )
     elif where is not None:
         remedy = (

@@ -12,7 +12,7 @@ from alembic.script import ScriptDirectory
 from psycopg.rows import class_row, dict_row, tuple_row
 from sqlalchemy import MetaData, Table
 
-from apscheduler_tasklock.schema.check import WITHOUT_POLICY
+from apscheduler_tasklock.schema.check import STRONG_LOCKS
 from apscheduler_tasklock.schema.migrations import scripts_folder, version_table
 from apscheduler_tasklock.schema.table import job_table, quoted_name, replica_table, run_table
 
@@ -24,20 +24,9 @@ _SERVER = """
            pg_is_in_recovery() AS is_standby, current_user::text AS role
 """
 
-_TABLE = f"""
-    SELECT found.oid IS NOT NULL AS exists,
-           ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
-                 WHERE attrelid = found.oid AND attnum > 0 AND NOT attisdropped) AS columns,
-           ARRAY(SELECT command
-                 FROM pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'])
-                 WITH ORDINALITY AS _ (command, place)
-                 WHERE NOT has_table_privilege(found.oid, command) ORDER BY place) AS not_granted,
-           {WITHOUT_POLICY} AS without_policy,
-           COALESCE(statistics.n_live_tup, 0) AS live_rows,
-           COALESCE(statistics.n_dead_tup, 0) AS dead_rows,
-           statistics.last_autovacuum AS vacuumed_at
-    FROM (SELECT to_regclass($1)::oid AS oid) AS found
-         LEFT JOIN pg_catalog.pg_stat_all_tables AS statistics ON statistics.relid = found.oid
+_STATISTICS = """
+    SELECT COALESCE(n_live_tup, 0) AS live_rows, COALESCE(n_dead_tup, 0) AS dead_rows
+    FROM pg_catalog.pg_stat_all_tables WHERE relid = to_regclass($1)::oid
 """
 
 _ELSEWHERE = """
@@ -54,9 +43,6 @@ _ELSEWHERE = """
     ORDER BY in_path DESC, nspname
 """
 
-# These stand against every write of a row, also while they are waited for.
-_STRONG_LOCKS = """('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
-
 _LOCKS_ON = """
     SELECT pid, mode, granted,
            CASE WHEN pid IS NULL THEN (
@@ -71,7 +57,7 @@ _LOCKS_ON = """
 
 # Who waits in the queue is named with those that he waits for.
 _BLOCKERS = f"""
-    WITH held AS ({_LOCKS_ON} AND mode IN {_STRONG_LOCKS}),
+    WITH held AS ({_LOCKS_ON} AND mode IN {STRONG_LOCKS}),
          blocking AS (SELECT pid, prepared, mode, granted FROM held
                       UNION SELECT waited_for, NULL, NULL, true
                       FROM held, pg_catalog.unnest(pg_blocking_pids(pid)) AS waited_for
@@ -170,25 +156,15 @@ class ServerState:
 
 
 @dataclass(frozen=True)
-class TableState:
-    """One of our tables, as a role sees it.
+class Statistics:
+    """What the server has counted of a table.
 
-    :ivar exists: whether it is there
-    :ivar columns: the names of its columns
-    :ivar not_granted: of SELECT, INSERT, UPDATE and DELETE, what the role may not do
-    :ivar without_policy: of SELECT, INSERT and UPDATE, what row-level security leaves it no row for
-    :ivar live_rows: rows that there are, as the statistics know
+    :ivar live_rows: rows that there are
     :ivar dead_rows: versions of rows that a vacuum would remove
-    :ivar vacuumed_at: when autovacuum last came by
     """
 
-    exists: bool
-    columns: Sequence[str]
-    not_granted: Sequence[str]
-    without_policy: Sequence[str]
     live_rows: int
     dead_rows: int
-    vacuumed_at: datetime | None
 
 
 @dataclass(frozen=True)
@@ -269,14 +245,23 @@ def read_server(cursor: Any) -> ServerState:
     return state
 
 
-def read_table(cursor: Any, table: Table) -> TableState:
-    """Return the state of one of our tables.
+def read_statistics(cursor: Any, table: Table) -> Statistics:
+    """Return what the server has counted of a table; zeros if it has counted nothing."""
+    cursor.row_factory = class_row(Statistics)
+    found: Statistics | None = cursor.execute(_STATISTICS, [quoted_name(table)]).fetchone()
+    return found or Statistics(0, 0)
+
+
+def has_table(cursor: Any, table: Table) -> bool:
+    """Tell whether there is a table.
 
     :raises psycopg.errors.InsufficientPrivilege: the role may not look into its schema
     """
-    cursor.row_factory = class_row(TableState)
-    state: TableState = cursor.execute(_TABLE, [quoted_name(table)]).fetchone()
-    return state
+    cursor.row_factory = tuple_row
+    [is_there] = cursor.execute(
+        "SELECT to_regclass($1) IS NOT NULL", [quoted_name(table)]
+    ).fetchone()
+    return bool(is_there)
 
 
 def read_elsewhere(cursor: Any, table: Table) -> list[Elsewhere]:
@@ -325,12 +310,8 @@ def read_revision(cursor: Any, table: Table) -> Revision:
     :raises psycopg.errors.InsufficientPrivilege: only the tables' owner may read it, as is usual
     """
     noted = noted_in(table)
-    cursor.row_factory = tuple_row
-    [is_there] = cursor.execute(
-        "SELECT to_regclass($1) IS NOT NULL", [quoted_name(noted)]
-    ).fetchone()
     row = None
-    if is_there:
+    if has_table(cursor, noted):
         row = cursor.execute(f"SELECT version_num FROM {quoted_name(noted)}").fetchone()
     scripts = ScriptDirectory(str(scripts_folder()))
     head = scripts.get_current_head() or ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, TextClause, create_engine, func, select, text
+from sqlalchemy import Connection, Engine, TextClause, create_engine, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
@@ -27,6 +28,7 @@ from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.schema.check import DOWNGRADE_COMMAND, UPGRADE_COMMAND
 from apscheduler_tasklock.schema.drift import (
     BASE,
+    Execute,
     Plan,
     There,
     dropping,
@@ -38,11 +40,10 @@ from apscheduler_tasklock.schema.drift import (
 )
 from apscheduler_tasklock.schema.table import (
     DEFAULT_TABLE,
-    JOB_SUFFIX,
-    REPLICA_SUFFIX,
-    RUN_SUFFIX,
     VERSION_SUFFIX,
     identifier,
+    literal,
+    tables_of,
     task_lock_table,
 )
 
@@ -268,9 +269,10 @@ def include_name(
 
     :return: ``False`` for the task lock table, those beside it and its version table, else ``True``
     """
-    beside = (table + RUN_SUFFIX, table + REPLICA_SUFFIX, table + JOB_SUFFIX)
-    ours = (table, *beside, version_table(schema, table)["version_table"])
-    return not (type_ == "table" and name in ours and parent_names.get("schema_name") == schema)
+    if type_ != "table" or parent_names.get("schema_name") != schema:
+        return True
+    ours = [each.name for each in tables_of(task_lock_table(table, schema))]
+    return name not in (*ours, version_table(schema, table)["version_table"])
 
 
 def version_table(schema: str | None, table: str) -> dict[str, Any]:
@@ -292,8 +294,9 @@ def run_migrations(context: MigrationContext, schema: str | None, table: str) ->
         return Migrated(context.as_sql)
     connection = context.connection
     assert connection is not None
-    _wait_for_others(connection)
-    there = look(lambda sql: connection.execute(_as_it_is(sql)).fetchall(), schema, table)
+    execute = partial(_rows, connection)
+    wait_for_others(execute)
+    there = look(execute, schema, table)
     plan = _plan(context, there)
     before = context.get_current_heads()
     try:
@@ -339,17 +342,21 @@ def _goes_back(context: MigrationContext, there: There, known: list[str]) -> boo
     return there.noted not in known or _is_older(context.opts["script"], revision, there.noted)
 
 
+def _rows(connection: Connection, sql: str) -> Sequence[Any]:
+    return connection.execute(_as_it_is(sql)).fetchall()
+
+
 def _as_it_is(sql: str) -> TextClause:
     return text(sql.replace(":", r"\:"))  # which begins a parameter
 
 
-def _wait_for_others(connection: Connection) -> None:
+def wait_for_others(execute: Execute) -> None:
     """Let one process at a time migrate, until the end of the transaction."""
-    before = connection.scalar(select(func.pg_catalog.current_setting("lock_timeout")))
-    connection.execute(select(func.pg_catalog.set_config("lock_timeout", LOCK_TIMEOUT, True)))
-    connection.execute(select(func.pg_catalog.pg_advisory_xact_lock(UPGRADE_LOCK)))
+    [[before]] = execute("SELECT pg_catalog.current_setting('lock_timeout')")
+    execute(f"SELECT pg_catalog.set_config('lock_timeout', {literal(LOCK_TIMEOUT)}, true)")
+    execute(f"SELECT pg_catalog.pg_advisory_xact_lock({UPGRADE_LOCK})")
     # The transaction may be an application's, with a limit of its own.
-    connection.execute(select(func.pg_catalog.set_config("lock_timeout", before, True)))
+    execute(f"SELECT pg_catalog.set_config('lock_timeout', {literal(before)}, true)")
 
 
 def migration_engine(database: str | URL) -> Engine:

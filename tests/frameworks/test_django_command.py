@@ -30,12 +30,18 @@ scheduler.shutdown()
 """
 
 CALL = """
+from io import StringIO
 from django.core.management import CommandError, call_command
-call_command("tasklock", "status", "--json")
-try:
-    call_command("tasklock", "show", "none")
-except CommandError as error:
-    answer(error.returncode)
+found = []
+for words in (["status", "--json"], ["show", "none"], ["show"], ["show", "--help"]):
+    out, err = StringIO(), StringIO()
+    try:
+        call_command("tasklock", *words, stdout=out, stderr=err)
+    except CommandError as error:
+        found.append([error.returncode, out.getvalue(), err.getvalue()])
+    else:
+        found.append([0, out.getvalue(), err.getvalue()])
+answer(found)
 """
 
 
@@ -61,7 +67,18 @@ def test_the_command_has_the_database_the_table_and_the_namespace_of_the_project
         assert status_of(project, "show", "none") == 3
         assert status_of(project, "show") == 2
         assert status_of(project, "show", "none", "--namespace", "bank:") == 3
-        assert project.ask(CALL) == 3
+
+
+def test_a_call_of_the_command_returns_what_it_says_and_ends_in_a_command_error(
+    project: DjangoProject, empty_database_url: str
+) -> None:
+    upgrade(empty_database_url)
+    shown, unknown, wrong, helped = project.ask(CALL)
+    assert shown == [0, "[]\n", ""]
+    assert (unknown[:2], "'none'" in unknown[2]) == ([3, ""], True)
+    assert (wrong[:2], "the following arguments are required: TASK" in wrong[2]) == ([2, ""], True)
+    assert (helped[0], helped[2]) == (0, "")
+    assert helped[1].startswith("usage: manage.py tasklock show [-h]")
 
 
 def test_the_tables_can_be_created_and_dropped_by_it(
@@ -93,8 +110,22 @@ def test_a_database_that_is_not_postgresql_is_named_with_the_status_of_the_comma
     assert "the task lock needs PostgreSQL" in for_monitor.stdout
 
 
+def test_without_a_postgresql_the_command_does_what_needs_no_database_of_the_project(
+    make_project: MakeProject, database_url: str
+) -> None:
+    upgrade(database_url, table="locks")
+    project = make_project()
+    project.configure('TASKLOCK_TABLE = "locks"')
+    assert "usage: manage.py tasklock [-h]" in project.manage("tasklock", "--help")
+    assert project.manage("tasklock", "--version").startswith("apscheduler-tasklock ")
+    assert "CREATE TABLE locks_run" in project.manage("tasklock", "upgrade", "--sql")
+    doctor = json.loads(project.manage("tasklock", "doctor", "--database", database_url, "--json"))
+    assert "table locks_run" in {finding["what"] for finding in doctor["findings"]}
+
+
 def test_a_namespace_that_is_no_text_is_an_error_of_the_settings(project: DjangoProject) -> None:
     project.configure("TASKLOCK_NAMESPACE = None")
     said = project.finished("manage.py", "tasklock", "status")
     assert said.returncode == 2
     assert "TASKLOCK_NAMESPACE must be a text, not None" in said.stderr
+    assert "usage: manage.py tasklock [-h]" in project.manage("tasklock", "--help")

@@ -201,7 +201,35 @@ def test_a_role_that_may_not_migrate_is_told_what_helps(
         project.configure('TASKLOCK_SCHEMA = "public"')
         said = project.refused("migrate")
         assert said.startswith(f'CommandError: role "{name}" may not change the tables')
-        assert said.endswith(f'GRANT CREATE ON SCHEMA public TO "{name}"')
+        assert said.endswith(f'GRANT USAGE, CREATE ON SCHEMA public TO "{name}"')
+
+
+@pytest.mark.parametrize("may_read_the_revision", [False, True])
+def test_tables_of_another_role_are_left_alone_if_none_is_missing(
+    make_project: MakeProject, empty_database_url: str, may_read_the_revision: bool
+) -> None:
+    upgrade(empty_database_url)
+    with role(empty_database_url) as (name, url):
+        with psycopg.connect(empty_database_url) as connection:
+            connection.execute(f'GRANT CREATE ON SCHEMA public TO "{name}"')
+            for table in sorted(ALL - LEFT):
+                rights = "SELECT, INSERT, UPDATE, DELETE"
+                connection.execute(f'GRANT {rights} ON {table} TO "{name}"')
+            if may_read_the_revision:  # there is none
+                connection.execute("DELETE FROM task_lock_alembic_version")
+                connection.execute(f'GRANT SELECT ON task_lock_alembic_version TO "{name}"')
+        project = make_project(empty_database_url)
+        user = {"USER": name, "PASSWORD": parse_url(url).password}
+        project.configure(f"DATABASES['default'] |= {user!r}")
+        project.manage("migrate", "--fake", APP)
+        for _ in range(2):  # also where Django has nothing to do
+            finished = project.finished("manage.py", "migrate")
+            assert (finished.returncode, finished.stderr) == (0, "")
+        with psycopg.connect(empty_database_url) as connection:
+            connection.execute("DROP TABLE task_lock_run")
+        said = project.refused("migrate")
+        assert said.startswith(f'CommandError: role "{name}" may not change the tables')
+        assert said.endswith("as which to run: apscheduler-tasklock upgrade")
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import psycopg
@@ -396,6 +396,11 @@ class TestRuns:
         assert found("a", "--since", "4h", "--until", "2h") == {1}
         assert found("--since", "yesterday", "--until", "today") >= {3, 4}
         assert 5 not in found("--since", "yesterday", "--until", "today")
+        # As --since 22:00 --until 02:00 at 23:00, or at 01:00: the latter is still to come.
+        now = datetime.now(timezone.utc)
+        before, later = (f"{now + timedelta(hours=hours):%H:%M}" for hours in (-2, 1))
+        assert found("--since", before, "--until", later) & {1, 2} == {2}
+        assert found("--since", later, "--until", before) & {1, 2} == {1}
         day = ("--since", "2026-01-31", "--until", "2026-01-31 03:00:01Z")
         assert found(*day) == {6}
         assert found(*day[:3], "2026-01-31 03:00:01", zone="Europe/Berlin") == set()

@@ -11,7 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from sqlalchemy.engine import make_url
 
+from apscheduler_tasklock import upgrade
 from apscheduler_tasklock.cli import main
 from tests.support.commands import Answer, Command
 from tests.support.pgbouncer import PgBouncer, UnavailableError
@@ -223,13 +225,54 @@ class TestRole:
             assert wrong(answer) == []
             assert "GRANT DELETE" in finding(answer, "table task_lock")["remedy"]
 
+    @pytest.mark.parametrize("table", GRANTS)
+    def test_all_rights_that_a_table_lacks_are_in_one_remedy(
+        self, command: Command, database_url: str, connection: Connection, table: str
+    ) -> None:
+        with role(database_url) as (name, url):
+            grant(connection, name, **{table: "SELECT, INSERT"})
+            [found] = wrong(command("doctor", "--json", database=url))
+            rights = "UPDATE, DELETE" if table == "task_lock_job" else "UPDATE"
+            assert found["remedy"].endswith(f'run: GRANT {rights} ON {table} TO "{name}"')
+
+    @pytest.mark.parametrize("rights", ["", "SELECT, INSERT, UPDATE, DELETE"])
     def test_a_schema_that_it_may_not_look_into(
+        self, command: Command, database_url: str, connection: Connection, rights: str
+    ) -> None:
+        upgrade(database_url, schema="jobs")
+        with role(database_url) as (name, url):
+            for table in GRANTS if rights else ():
+                connection.execute(f'GRANT {rights} ON jobs.{table} TO "{name}"')
+            found = wrong(command("doctor", "--json", "--schema", "jobs", database=url))
+            tables = list(GRANTS) if rights else [*GRANTS][:-1]  # a job store is not needed
+            assert [one["what"] for one in found] == [f"table jobs.{table}" for table in tables]
+            for one in found:
+                connection.execute(one["remedy"].partition("let its owner run: ")[2])
+            assert wrong(command("doctor", "--json", "--schema", "jobs", database=url)) == []
+
+    def test_status_names_the_rights_on_all_tables_of_a_schema_that_it_may_not_look_into(
         self, command: Command, database_url: str, connection: Connection
     ) -> None:
-        connection.execute("CREATE SCHEMA jobs")
+        upgrade(database_url, schema="jobs")
         with role(database_url) as (_, url):
+            said = command("status", "--schema", "jobs", database=url)
+            assert said.status == 1
+            connection.execute(said.err.partition("let their owner run: ")[2])
+            assert command("status", "--schema", "jobs", database=url).status == 0
             found = wrong(command("doctor", "--json", "--schema", "jobs", database=url))
-        assert "GRANT USAGE ON SCHEMA jobs" in found[0]["remedy"]
+            assert found == []
+
+    def test_its_name_is_in_the_remedy_of_a_limit_also_where_the_url_has_none(
+        self, command: Command, database_url: str, connection: Connection, monkeypatch: Any
+    ) -> None:
+        with role(database_url, f"LOGIN CONNECTION LIMIT 1 PASSWORD '{PASSWORD}'") as (name, url):
+            grant(connection, name)
+            monkeypatch.setenv("PGUSER", name)
+            monkeypatch.setenv("PGPASSWORD", PASSWORD)
+            nameless = str(make_url(url)._replace(username=None, password=None))
+            found = finding(command("doctor", "--json", database=nameless), "connections")
+            assert f"WHERE usename = '{name}'" in found["remedy"]
+            assert f'ALTER ROLE "{name}" CONNECTION LIMIT' in found["remedy"]
 
     @pytest.mark.parametrize("table", GRANTS)
     def test_row_level_security_without_a_policy(
@@ -400,11 +443,41 @@ class TestLocks:
             assert "since a time that this role may not see" in found["says"]
             other.execute("ROLLBACK")
 
+    def test_a_connection_that_is_lost_on_the_way_is_one_finding(
+        self, command: Command, connection: Connection, other: Connection
+    ) -> None:
+        other.execute("LOCK TABLE task_lock")
+        while_it_waits(connection, "SELECT pg_terminate_backend(pid)")
+        [found] = wrong(command("doctor", "--json"))
+        assert found["what"] == "writing to task_lock"
+
+    def test_what_fails_while_it_looks_for_who_has_the_lock_is_a_finding_as_well(
+        self, command: Command, connection: Connection, other: Connection
+    ) -> None:
+        other.execute("LOCK TABLE task_lock_run")
+        while_it_waits(connection, "DROP TABLE task_lock_job")
+        found = wrong(command("doctor", "--json"))
+        assert "writing to task_lock_run" in [one["what"] for one in found]
+
+
+def while_it_waits(connection: Connection, statement: str) -> None:
+    """Run a statement once ``doctor`` waits for a lock."""
+
+    def run() -> None:
+        waits = "SELECT pid FROM pg_locks WHERE NOT granted"
+        pid = eventually(lambda: connection.execute(waits).fetchone())[0]
+        connection.execute(statement.replace("pid", str(pid)))
+
+    threading.Thread(target=run, daemon=True).start()
+
 
 def test_replicas_of_different_versions(command: Command, connection: Connection) -> None:
     assert finding(command("doctor", "--json"), "replicas")["level"] == "note"
     add_replica(connection, "one")
     add_replica(connection, "dead", version="'0.1'", seen_at="now() - interval '2 min'")
+    assert wrong(command("doctor", "--json")) == []
+    add_replica(connection, "silent", version="'0.2'", seen_at="now() - interval '50 s'")
+    connection.execute("UPDATE task_lock_replica SET rejected = '{x: y}' WHERE version = '0.2'")
     assert wrong(command("doctor", "--json")) == []
     add_replica(connection, "two", version="'1.1'")
     [found] = wrong(command("doctor", "--json"))

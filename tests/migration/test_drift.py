@@ -451,6 +451,14 @@ class TestNewer:
         assert "newer" in found["revision"]["says"]
 
 
+@pytest.mark.parametrize("url", ["foo", "mysql://user:hunter2@host/app"])
+def test_a_database_that_is_none_is_one_error_of_alembic(alembic: Start, url: str) -> None:
+    ended = alembic("upgrade", "head", url=url)
+    assert ended.returncode == 1
+    assert "URL" in one_error(ended)
+    assert "hunter2" not in ended.stderr
+
+
 class TestAnotherRole:
     @pytest.fixture
     def stranger(self, database_url: str) -> Iterator[tuple[str, str]]:
@@ -480,11 +488,20 @@ class TestAnotherRole:
         connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
         [said] = self.fails(url, command, alembic)
         assert f'role "{name}" may not' in said
-        remedy = f'GRANT CREATE ON SCHEMA public TO "{name}"'
+        remedy = f'GRANT USAGE, CREATE ON SCHEMA public TO "{name}"'
         assert said.endswith(remedy)
         assert connection.info.user in said  # who may do so
         connection.execute(remedy)
         assert command("upgrade", url=url).returncode == 0
+
+    def test_without_any_right_on_the_schema(
+        self, stranger: tuple[str, str], command: Start, connection: psycopg.Connection[Any]
+    ) -> None:
+        _, url = stranger
+        connection.execute("CREATE SCHEMA jobs")
+        said = one_error(command("upgrade", "--schema", "jobs", url=url))
+        connection.execute(said.partition("which may grant that, run: ")[2])
+        assert command("upgrade", "--schema", "jobs", url=url).returncode == 0
 
     def test_without_the_right_to_create_the_schema(
         self, stranger: tuple[str, str], command: Start, connection: psycopg.Connection[Any]

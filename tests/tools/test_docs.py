@@ -148,7 +148,7 @@ def test_each_option_of_a_job_has_a_row_with_its_default(checkout: Path) -> None
     assert table["on_failure"][0] == f'`"{DEFAULTS.on_failure}"`'
     grace = table["grace"][0]
     assert grace.startswith(f"a tenth of the period, at least {SHORTEST_GRACE:g} s ")
-    assert f", at most {LONGEST_GRACE / 60:g} min," in grace
+    assert f" and at most {LONGEST_GRACE / 60:g} min," in grace
     assert pytest.approx(0.1) == GRACE_SHARE
 
 

@@ -18,9 +18,9 @@ from apscheduler.triggers.interval import IntervalTrigger
 from apscheduler_tasklock._scheduler.names import canonical_schedule
 from apscheduler_tasklock.cli.schedules import schedule_in_words, trigger_in_words
 from apscheduler_tasklock.cli.text import (
-    exact_seconds,
     local_time,
     one_cell,
+    plain_seconds,
     printable,
     rfc3339,
     seconds_in_words,
@@ -240,7 +240,7 @@ def test_durations_are_told_in_two_units(seconds: float, words: str) -> None:
 def test_durations_for_programs_have_milliseconds_below_a_second_only(
     seconds: float, exact: str
 ) -> None:
-    assert exact_seconds(seconds) == exact
+    assert plain_seconds(seconds) == exact
 
 
 def test_the_last_moment_that_there_is_can_be_told() -> None:

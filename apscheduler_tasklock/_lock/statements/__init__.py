@@ -34,9 +34,9 @@ from apscheduler_tasklock._lock.statements.parts import (
     many,
 )
 from apscheduler_tasklock._lock.statements.replicas import (
-    ALIVE_FOR,
     IS_ALIVE,
     IS_HEARD,
+    SILENT_AFTER,
     prune,
     register,
     remove_replicas,
@@ -69,7 +69,6 @@ from apscheduler_tasklock._lock.statements.takeovers import (
 )
 
 __all__ = [
-    "ALIVE_FOR",
     "DUE_IN_PAUSE",
     "HANDED_OUT_TO_NOBODY",
     "IS_ALIVE",
@@ -79,6 +78,7 @@ __all__ = [
     "NOT_RUNNING",
     "SAFELY",
     "SHORTEST_WAIT",
+    "SILENT_AFTER",
     "History",
     "RecordingStatement",
     "Statement",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
 from apscheduler_tasklock.cli import main
 from apscheduler_tasklock.django.configuration import configuration
@@ -43,12 +44,21 @@ class Command(BaseCommand):
         """Take all arguments, for ``call_command("tasklock", "pause", "sync-prices")``."""
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
 
-    def handle(self, *, arguments: Sequence[str], **_options: Any) -> None:
+    def handle(self, *, arguments: Sequence[str], **options: Any) -> None:
         """Run it as ``call_command`` does.
 
+        :param options: ``stdout`` and ``stderr``: where its output goes, if that is to be elsewhere
         :raises CommandError: it has failed; ``returncode`` is the exit status
         """
-        status = _run(arguments, "manage.py tasklock")
+        with ExitStack() as redirected:
+            for name, redirect in (("stdout", redirect_stdout), ("stderr", redirect_stderr)):
+                if options.get(name) is not None:
+                    # Django's own wrapper, without the line breaks that it adds.
+                    redirected.enter_context(redirect(OutputWrapper(options[name], ending="")))
+            try:
+                status = _run(arguments, "manage.py tasklock")
+            except SystemExit as ended:  # the parser's, of `--help` or of wrong usage
+                status = int(ended.code or 0)
         if status:
             raise CommandError(f"tasklock ended with the status {status}", returncode=status)
 
@@ -57,15 +67,21 @@ def _run(arguments: Sequence[str], prog: str) -> int:
     return main(arguments, prog=prog, defaults=_defaults)
 
 
-def _defaults() -> dict[str, str]:
+def _defaults() -> dict[str, str | Callable[[], str]]:
     try:
         configured = configuration()
-        given = {
-            "database": database_url().render_as_string(hide_password=False),
-            "schema": configured.schema,
-            "table": configured.table,
-            "namespace": configured.namespace,
-        }
     except ImproperlyConfigured as error:
         raise TaskLockOptionError(str(error)) from error
-    return {name: value for name, value in given.items() if value}
+    given = {
+        "schema": configured.schema,
+        "table": configured.table,
+        "namespace": configured.namespace,
+    }
+    return {"database": _database, **{name: value for name, value in given.items() if value}}
+
+
+def _database() -> str:
+    try:
+        return database_url().render_as_string(hide_password=False)
+    except ImproperlyConfigured as error:
+        raise TaskLockOptionError(str(error)) from error
