@@ -35,7 +35,7 @@ from apscheduler_tasklock._lock.client import (
     remade_for_now,
 )
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.messages import Overdue, RunState
+from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.adapter import (
     SchedulerAdapter,
     call_as_scheduler,
@@ -81,7 +81,6 @@ from apscheduler_tasklock.errors import (
 )
 from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ERROR,
-    EVENT_TASK_LOCK_OVERDUE,
     TaskLockEvent,
 )
 from apscheduler_tasklock.locks import lock_settings
@@ -265,7 +264,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         )
         self._failover = Failover(locks, self._jobs, self._poll, self._given_up)
         self._requested = RequestedRuns(self._poll, self._jobs)
-        self._overdue = OverdueTasks(locks, self._poll, self._registrar, self._tell_overdue)
+        self._overdue = OverdueTasks(self._poll, self._registrar)
         self._standby = Standby(locks, self._poll, self._jobs)
 
     def replace_in_child(self) -> None:
@@ -686,29 +685,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 token=dead.token,
                 reason="given up",
                 exception=error,
-            )
-        )
-
-    def _tell_overdue(self, task_name: str, key: JobKey, overdue: Overdue) -> None:
-        """Tell that nobody has run a task that was due."""
-        job_id, jobstore = key
-        logger.warning(
-            "Task %r is overdue: it was due at %s, and no replica has run it since (the last was "
-            "%r, token %s)",
-            task_name,
-            overdue.due_at,
-            overdue.holder or "none",
-            overdue.token,
-        )
-        dispatcher(self._inner, self._adapter.dispatch, awaited=False)(
-            TaskLockEvent(
-                EVENT_TASK_LOCK_OVERDUE,
-                job_id,
-                jobstore,
-                task_name,
-                overdue.due_at,
-                holder=overdue.holder or None,
-                token=overdue.token,
             )
         )
 

@@ -61,7 +61,6 @@ from apscheduler_tasklock._lock.messages import (
     HandOut,
     LockTimes,
     ManualRequest,
-    Overdue,
     Refusal,
     Registered,
     Registration,
@@ -476,7 +475,6 @@ class LockClient:
             ends_at=sent + (answer.run_until - answer.database_time).total_seconds(),
             lease=request.lease,
             dead_holder=dead_holder,
-            was_overdue=answer.was_overdue,
             extender=self._extend,
         )
         try:
@@ -639,14 +637,6 @@ class LockClient:
                     rejected = error
                     registered.append(Registered(some[0].task_name, None, again=True))
         return registered, rejected
-
-    def tell_overdue(self, task_name: str) -> Overdue | None:
-        """Take it on to tell that a task is overdue; ``None`` if it is not, or another has.
-
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that
-        """
-        return self.ask(partial(self._protocol.tell_overdue, task_name=task_name))
 
     def report_replica(
         self,

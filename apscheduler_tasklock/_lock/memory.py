@@ -21,7 +21,6 @@ from apscheduler_tasklock._lock.messages import (
     Ending,
     LockTimes,
     ManualRequest,
-    Overdue,
     ReadTimes,
     Registered,
     Registration,
@@ -74,7 +73,6 @@ class TaskRow:
     schedule: str | None = None
     due_at: datetime | None = None
     overdue_at: datetime | None = None
-    overdue_told_at: datetime | None = None
     overrun_at: datetime | None = None
     recorded: int = 0
     succeeded_at: datetime | None = None
@@ -306,7 +304,7 @@ class _Claim:
         row.claim_id = request.claim_id
         row.handovers, row.handed_over, row.overran = 0, False, False
         row.failover, row.runs, row.one_off = request.failover, request.runs, request.one_off
-        row.finished_at = row.overdue_told_at = None
+        row.finished_at = None
         row.kind = "schedule" if request.runs else "hold"
         row.schedule = request.schedule
         row.due_at = due(self.fired, request.next_in, is_last=request.is_last)
@@ -342,12 +340,11 @@ class MemoryProtocol:
                 return answer(row, now)._replace(granted=True)
             if not claim.is_granted(row):
                 return claim.found(row)
-            was_overdue = row.overdue_told_at is not None
             row.last_outcome = None
             self._note_death(row)
             row.token += 1
             claim.take(row, self._replica_id)
-            return answer(row, now)._replace(granted=True, was_overdue=was_overdue)
+            return answer(row, now)._replace(granted=True)
 
     def claim_handed_out(
         self, cursor: Any, request: ClaimRequest, *, stable: bool
@@ -459,7 +456,7 @@ class MemoryProtocol:
             row.handovers += was_handed_over
             row.handed_over = False
             row.failover = request.failover
-            return answer(row, now)._replace(granted=True, was_overdue=False)
+            return answer(row, now)._replace(granted=True)
 
     def take_over_many(
         self, cursor: Any, requests: Sequence[TakeoverRequest]
@@ -641,17 +638,6 @@ class MemoryProtocol:
         row.overdue_at = None if row.due_at is None else later(row.due_at, task.grace)
         return row
 
-    def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:
-        """Take it on to tell that a task is overdue; ``None`` if it is not, or another has."""
-        with self._locks.lock:
-            now, row = self._locks.now(), self._locks.rows.get(task_name)
-            if row is None or row.overdue_told_at is not None or row.due_at is None:
-                return None
-            if not row.is_overdue(now):
-                return None
-            row.overdue_told_at = now
-            return Overdue(row.due_at, row.locked_by, row.token)
-
     def report_replica(
         self,
         cursor: Any,
@@ -727,7 +713,6 @@ class MemoryProtocol:
             granted=row.claim_id == claim_id and row.stands(now),
             running=not row.is_idle(now),
             paused=paused,
-            was_overdue=False,
         )
 
 
@@ -747,7 +732,6 @@ def answer(row: TaskRow, now: datetime) -> ClaimAnswer:
         run_until=row.run_until,
         database_time=now,
         claim_id=row.claim_id,
-        was_overdue=row.overdue_told_at is not None,
     )
 
 
@@ -801,7 +785,6 @@ def _state(row: TaskRow, now: datetime) -> RunState:
         schedule=row.schedule,
         due_at=row.due_at if (row.finished or died) and row.is_due(now) else None,
         overdue=row.is_overdue(now),
-        told_overdue=row.overdue_told_at is not None,
         paused=row.is_paused(now),
         due_in_pause=row.due_in_pause,
     )

@@ -27,7 +27,6 @@ from apscheduler_tasklock._lock.messages import (
     Ending,
     LockTimes,
     ManualRequest,
-    Overdue,
     ReadTimes,
     Registered,
     Registration,
@@ -144,7 +143,6 @@ class TaskLockProtocol:
             statements.claim_requested, name, runs, ClaimAnswer
         )
         self._register = Statement(statements.register(name))
-        self._tell_overdue = Statement(statements.tell_overdue(name))
         self._claim_handed_out = RecordingStatement(
             partial(statements.claim_handed_out, jobs=for_template(job_table(table))), name, runs
         )
@@ -458,14 +456,6 @@ class TaskLockProtocol:
             found.get(task.task_name) or Registered(task.task_name, None, again=True)
             for task in tasks
         ]
-
-    def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:
-        """Take it on to tell that a task is overdue; ``None`` if it is not, or another has."""
-        cursor.row_factory = class_row(Overdue)
-        told: Overdue | None = self._execute(
-            cursor, self._tell_overdue, {"task_name": task_name}
-        ).fetchone()
-        return told
 
     def report_replica(
         self,

@@ -19,7 +19,6 @@ from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     LockTimes,
     ManualRequest,
-    Overdue,
     ReadTimes,
     Registered,
     Registration,
@@ -127,9 +126,6 @@ class LockProtocol(Protocol):
 
     def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
         """Tell of the tasks that a replica has."""
-
-    def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:
-        """Take it on to tell that a task is overdue."""
 
     def report_replica(
         self,

@@ -18,7 +18,6 @@ from apscheduler_tasklock._lock.messages import (
     Ending,
     LockTimes,
     ManualRequest,
-    Overdue,
     ReadTimes,
     Registered,
     Registration,
@@ -254,9 +253,6 @@ class UnlockedProtocol:
     def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
         """Return nothing: no task has a row."""
         return []
-
-    def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:
-        """Return that nothing is overdue."""
 
     def report_replica(
         self,

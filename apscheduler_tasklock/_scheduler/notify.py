@@ -23,7 +23,6 @@ from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_LOST,
-    EVENT_TASK_LOCK_RECOVERED,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     TaskLockEvent,
@@ -121,9 +120,6 @@ class Reports:
             reason = "manual"
             logger.info("Task %r: run by hand (token %s)", held.name, held.token)
         self._tell_of(held, EVENT_TASK_LOCK_GRANTED, locked_until=held.locked_until, reason=reason)
-        if held.was_overdue:
-            logger.info("Task %r: it was overdue, and runs again", held.name)
-            self._tell_of(held, EVENT_TASK_LOCK_RECOVERED)
 
     def refused(self, request: ClaimRequest, refusal: Refusal) -> None:
         """Tell of a claim that was refused, and warn if an earlier run blocks the task."""

@@ -64,7 +64,6 @@ class Requests:
             self.renew,
             self.read,
             *[self.register] * 2,
-            self.tell_overdue,
             self.prune,
         ]
         return self.rng.choice(kinds)()
@@ -220,10 +219,6 @@ class Requests:
         ]
         return lambda protocol: protocol.register(protocol.cursor, tasks)
 
-    def tell_overdue(self) -> Ask:
-        task = self.task()
-        return lambda protocol: protocol.tell_overdue(protocol.cursor, task)
-
     def prune(self) -> Ask:
         age = self.seconds(100.0)
         return lambda protocol: protocol.prune(protocol.cursor, age)
@@ -232,7 +227,7 @@ class Requests:
 ROW = """
     SELECT task_name, started_at, locked_until, window_start, window_until, locked_by, claim_id,
            token, finished_at, run_until, failover, deaths, handovers, handed_over, runs, one_off,
-           kind, schedule, overdue_told_at, overrun_at, recorded, succeeded_at, failed_at, failures,
+           kind, schedule, overrun_at, recorded, succeeded_at, failed_at, failures,
            error_type, paused_at, paused_until, NULLIF(due_at, 'infinity') AS due_at,
            NULLIF(overdue_at, 'infinity') AS overdue_at
     FROM task_lock

@@ -766,8 +766,7 @@ def answer_of(
         after.run_until,
         now,
         after.claim_id,
-        False,  # no run was asked for by hand, and nobody has told that one is overdue
-        False,
+        False,  # no run was asked for by hand
         False,  # nor is anything handed out
     )
 

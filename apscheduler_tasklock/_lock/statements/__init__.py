@@ -44,7 +44,6 @@ from apscheduler_tasklock._lock.statements.replicas import (
     retire,
     shorten_history,
     stop_replica,
-    tell_overdue,
 )
 from apscheduler_tasklock._lock.statements.runs import (
     extend,
@@ -113,5 +112,4 @@ __all__ = [
     "stop_replica",
     "take_over",
     "take_over_many",
-    "tell_overdue",
 ]

@@ -29,7 +29,6 @@ ROW_FOUND = {
     "database_time": "now()",
     "claim_id": "lock.claim_id",
     "manual": "COALESCE(lock.kind, '') = 'manual'",
-    "was_overdue": "lock.overdue_told_at IS NOT NULL",
 }
 
 
@@ -44,7 +43,6 @@ def columns_made(claim_id: str) -> dict[str, str]:
         "database_time": "now()",
         "claim_id": claim_id,
         "manual": "false",
-        "was_overdue": ROW_FOUND["was_overdue"],
     }
 
 

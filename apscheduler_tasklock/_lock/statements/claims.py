@@ -135,7 +135,6 @@ class _Claim:
             runs = {asked["runs"]},
             one_off = {asked["one_off"]},
             finished_at = NULL,
-            overdue_told_at = NULL,
             {", ".join(f"{name} = {value}" for name, value in status.items())}
         """
         self.changes_after_end = f"{changes}, last_outcome = NULL, overran = false"

@@ -268,7 +268,6 @@ def read(table: str) -> str:
                CASE WHEN {is_over} AND {not_paused} THEN due_at END AS due_at,
                COALESCE({is_due} AND window_start < due_at AND overdue_at < now()
                         AND NOT {DUE_IN_PAUSE}, false) AS overdue,
-               overdue_told_at IS NOT NULL AS told_overdue,
                COALESCE({IS_PAUSED}, false) AS paused,
                {DUE_IN_PAUSE} AS due_in_pause
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server

@@ -72,9 +72,8 @@ class _Takeover:
             "waits": "false",
             "paused": IS_PAUSED,
             **ROW_FOUND,
-            "was_overdue": "false",  # that a run of the schedule says
         }
-        made = {**DECIDED_GRANTED, **columns_made(asked["claim_id"]), "was_overdue": "false"}
+        made = {**DECIDED_GRANTED, **columns_made(asked["claim_id"])}
         made["manual"] = ROW_FOUND["manual"]  # if the run that died was
         self.made_or_found = made_or_found(made, self.found)
 
@@ -139,7 +138,6 @@ def claim_requested(table: str, history: History | None = None) -> str:
         **DECIDED_GRANTED,
         **columns_made("%(claim_id)s::uuid"),
         "manual": "true",
-        "was_overdue": "false",
     }
     return f"""
         WITH claimed AS (
