@@ -30,7 +30,7 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.protocol import HISTORY, HistorySettings
+from apscheduler_tasklock._lock.protocol import HISTORY
 from apscheduler_tasklock._lock.unlocked import later, monotonic_now
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.status import Run, RunningRun
@@ -145,7 +145,7 @@ class MemoryTaskLocks:
     def __init__(
         self,
         now: Callable[[], datetime] = monotonic_now,
-        history: HistorySettings = HISTORY,
+        history: int = HISTORY,
     ) -> None:
         self.now = now
         self.history = history
@@ -186,7 +186,7 @@ class MemoryTaskLocks:
             return
         row.recorded += 1
         kind = row.kind or "schedule"
-        runs = self._runs.setdefault(row.task_name, deque(maxlen=self.history.runs))
+        runs = self._runs.setdefault(row.task_name, deque(maxlen=self.history))
         runs.append(
             Run(
                 task=row.task_name,
@@ -204,8 +204,7 @@ class MemoryTaskLocks:
 
     def keeps(self, outcome: str) -> bool:
         """Tell whether a run with this outcome gets an entry."""
-        left_out = ("", "ok") if self.history.errors_only else ("",)
-        return bool(self.history.runs) and outcome not in left_out
+        return bool(self.history and outcome)
 
     def note_overtaken(self, task_name: str, token: int | None) -> None:
         """Note that a run which was taken for dead has ended only now."""

@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -64,25 +63,16 @@ _ENCODING_ERRORS = (
 )
 
 
-@dataclass(frozen=True)
-class HistorySettings:
-    """Which runs the run history keeps.
+# How many runs of each task the run history keeps, unless an option says otherwise.
+HISTORY = 100
 
-    :ivar runs: how many of each task; 0: none
-    :ivar errors_only: whether runs that ended well are left out
+
+def history_beside(table: Table, runs: int) -> History | None:
+    """Return where the history beside a task lock table is written, and how many runs of a task.
+
+    :param runs: 0: no history
     """
-
-    runs: int = 100
-    errors_only: bool = False
-
-    def of(self, table: Table) -> History | None:
-        """Return where the history beside a task lock table is written."""
-        if not self.runs:
-            return None
-        return History(for_template(run_table(table)), self.runs, self.errors_only)
-
-
-HISTORY = HistorySettings()
+    return History(for_template(run_table(table)), runs) if runs else None
 
 
 class TaskLockProtocol:
@@ -91,7 +81,7 @@ class TaskLockProtocol:
     :param replica_id: who asks, shown in logs
     :param lock_timeout: seconds that a statement waits in the server for a row that somebody has
         locked
-    :param history: which runs the run history keeps
+    :param history: how many runs of each task the run history keeps; 0: none
     :param rejections: is told if PostgreSQL rejects the history
     """
 
@@ -100,12 +90,12 @@ class TaskLockProtocol:
         table: Table,
         replica_id: str = "",
         lock_timeout: float = LOCK_TIMEOUT,
-        history: HistorySettings = HISTORY,
+        history: int = HISTORY,
         rejections: Rejections | None = None,
     ) -> None:
         # Quoted for PostgreSQL by SQLAlchemy. Its Core is not used to send the statements: that
         # adds about as much time again as a whole refused claim takes.
-        name, runs = for_template(table), history.of(table)
+        name, runs = for_template(table), history_beside(table, history)
         self._table = table
         self._rejections = rejections or Rejections()
         self._own: dict[str, object] = {

@@ -28,7 +28,7 @@ from apscheduler_tasklock._lock.messages import (
     RunEnd,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.protocol import HistorySettings, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Memory
 
@@ -257,11 +257,9 @@ def in_order(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize(
-    "history", [HistorySettings(), HistorySettings(3), HistorySettings(2, errors_only=True)]
-)
+@pytest.mark.parametrize("history", [HISTORY, 3])
 def test_the_rule_in_memory_does_as_the_statements_do(
-    history: HistorySettings, direct_url: str, rng: random.Random
+    history: int, direct_url: str, rng: random.Random
 ) -> None:
     memory = Memory()
     memory.locks.history = history

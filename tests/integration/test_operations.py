@@ -278,24 +278,6 @@ class TestRegistration:
         assert seen.host != "old host"
         assert seen.version != "0.0"
 
-    def test_two_that_report_one_id_are_warned_once(
-        self, make_replica: MakeReplica, operator: TaskLocks, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        first, second = (make_replica(replica_id="one", start=False).executor for _ in range(2))
-        for _ in range(2):
-            first.locks.report_replica("1.0", ["a"])
-        [started] = {seen.started_at for seen in operator.replicas()}
-        first.locks.report_replica("1.0", ["a"])
-        assert not caplog.records
-        second.locks.report_replica("1.0", ["b"])
-        assert operator.replicas()[0].started_at > started
-        for _ in range(2):
-            first.locks.report_replica("1.0", ["a"])
-        [told] = caplog.records
-        assert "has the replica_id 'one', too" in told.getMessage()
-        for executor in (first, second):
-            executor.locks.close()
-
     @pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
     def test_without_the_right_to_delete_the_line_names_it(
         self,
@@ -650,7 +632,6 @@ class TestHistoryOptions:
             ({"history": -1}, "history must be"),
             ({"history": 1.5}, "history must be a whole number"),
             ({"history": 10_001}, "history must be at most 10000"),
-            ({"history_of": "some"}, "history_of must be 'all' or 'errors'"),
             ({"redact": "no function"}, "redact must be a function"),
         ],
     )
@@ -689,17 +670,6 @@ class TestHistoryOptions:
         assert (run.outcome, run.error) == ("error", None)
         replica.one(EVENT_JOB_ERROR)
         assert task(operator).finished_at is not None
-
-    def test_errors_only(self, make_replica: MakeReplica, operator: TaskLocks) -> None:
-        def fail() -> None:
-            raise ValueError("on purpose")
-
-        replica = make_replica(history_of="errors")
-        replica.run_once(print, job_id="well")
-        replica.run_once(fail, job_id="badly")
-        eventually(lambda: operator.runs("badly"))
-        eventually(lambda: task(operator, "well").succeeded_at)
-        assert operator.runs("well") == []
 
     @pytest.mark.parametrize(
         ("leaves", "outcome"), [(None, "ok"), (ValueError("no"), "error")], ids=["ok", "error"]
