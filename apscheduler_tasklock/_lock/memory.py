@@ -367,16 +367,6 @@ class MemoryProtocol:
             known = set(self._locks.rows)
             return self._claims(cursor, requests, lags, times, lambda name: name in known)
 
-    def claim_many_after_death(
-        self,
-        cursor: Any,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
-        times: ReadTimes,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks whose last holder died."""
-        return self.claim_many(cursor, requests, lags, times)
-
     def first_claim_many(
         self,
         cursor: Any,

@@ -319,14 +319,6 @@ class ClaimAnswer(NamedTuple):
         stands_against = self.running or self.granted or self.waits or self.paused
         return self.new_window and not (stands_against or self.withdrawn)
 
-    @property
-    def follows_death(self) -> bool:
-        """Whether nothing stands against the claim but that the last run's holder died.
-
-        If it did: it may have handed its run over, and another claim have won.
-        """
-        return self.unfinished and self.looks_free
-
     def looks_dead(self, claim_id: UUID) -> bool:
         """Tell whether this claim is still the last one, and could be taken over.
 

@@ -102,9 +102,7 @@ class TaskLockProtocol:
             "replica_id": replica_id,
             "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
         }
-        self._claim_after_end = Statement(statements.claim_after_end(name), ClaimAnswer)
         self._claim = RecordingStatement(statements.claim, name, runs, ClaimAnswer)
-        self._claim_many_after_end = Statement(statements.claim_many_after_end(name), ClaimAnswer)
         self._claim_many = RecordingStatement(
             statements.claim_many, name, runs, ClaimAnswer, is_batch=True
         )
@@ -156,12 +154,8 @@ class TaskLockProtocol:
         parameters |= {"latest": times.latest, "stable": times.stable}
         cursor.row_factory = tuple_row
         for _ in range(MOST_LOOKS):
-            self._execute(cursor, self._claim_after_end, parameters)
-            answer: ClaimAnswer | None = self._claim_after_end.one(cursor)
-            if answer is not None and answer.follows_death:
-                # Which is noted.
-                self._execute(cursor, self._claim, parameters)
-                answer = self._claim.one(cursor)
+            self._execute(cursor, self._claim, parameters)
+            answer: ClaimAnswer | None = self._claim.one(cursor)
             if answer is None:
                 # There is no row yet; or there is one since, and the claim goes on with that.
                 self._execute(cursor, self._first_claim, parameters)
@@ -219,24 +213,8 @@ class TaskLockProtocol:
 
         :param lags: of each request, in place of the one in ``times``
         :return: the answers by the ids of the requests. One that is missing has no row: see
-            :meth:`first_claim_many`. One that follows a death is not decided: see
-            :meth:`claim_many_after_death`. One that looks free is to be asked again: somebody else
-            has its row locked.
-        """
-        asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
-        return self._claims(cursor, self._claim_many_after_end, asked, times)
-
-    def claim_many_after_death(
-        self,
-        cursor: Any,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
-        times: ReadTimes,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks whose last holder died, and note the deaths.
-
-        :return: the answers by the ids of the requests. One that looks free is to be asked again:
-            somebody else has its row locked.
+            :meth:`first_claim_many`. One that looks free is to be asked again: somebody else has
+            its row locked.
         """
         asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
         return self._claims(cursor, self._claim_many, asked, times)

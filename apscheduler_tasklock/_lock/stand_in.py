@@ -54,16 +54,6 @@ class LockProtocol(Protocol):
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take many tasks. Those without a row are missing in what it returns."""
 
-    def claim_many_after_death(
-        self,
-        cursor: Any,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
-        times: ReadTimes,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks whose last holder died."""
-        return self.claim_many(cursor, requests, lags, times)
-
     def first_claim_many(
         self,
         cursor: Any,

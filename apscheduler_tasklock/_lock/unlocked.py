@@ -159,16 +159,6 @@ class UnlockedProtocol:
             for request, lag in zip(requests, lags, strict=True)
         }
 
-    def claim_many_after_death(
-        self,
-        cursor: Any,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
-        times: ReadTimes,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks whose last holder died."""
-        return self.claim_many(cursor, requests, lags, times)
-
     def first_claim_many(
         self,
         cursor: Any,

@@ -124,11 +124,6 @@ class Requests:
 
         def ask(protocol: Any) -> Any:
             known = protocol.claim_many(protocol.cursor, requests, [0.0, 1.0], times)
-            lags = {r.claim_id: lag for r, lag in zip(requests, [0.0, 1.0], strict=True)}
-            dead = [r for r in requests if r.claim_id in known and known[r.claim_id].follows_death]
-            if dead:
-                their_lags = [lags[request.claim_id] for request in dead]
-                known |= protocol.claim_many_after_death(protocol.cursor, dead, their_lags, times)
             new = [request for request in requests if request.claim_id not in known]
             first = protocol.first_claim_many(protocol.cursor, new, [0.0] * len(new), times)
             return known, first

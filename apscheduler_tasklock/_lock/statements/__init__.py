@@ -12,10 +12,8 @@ task's row.
 
 from apscheduler_tasklock._lock.statements.claims import (
     claim,
-    claim_after_end,
     claim_handed_out,
     claim_many,
-    claim_many_after_end,
     find_taken,
     first_claim,
     first_claim_many,
@@ -82,10 +80,8 @@ __all__ = [
     "RecordingStatement",
     "Statement",
     "claim",
-    "claim_after_end",
     "claim_handed_out",
     "claim_many",
-    "claim_many_after_end",
     "claim_requested",
     "end_lease",
     "extend",

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# What an update returns of a row that was claimed.
+# What an update returns of a row that was claimed. The last two tell of a run that died before.
 RETURNED = """lock.task_name, lock.window_start AS new_start, lock.token AS new_token,
-               lock.locked_until AS new_locked_until, lock.run_until AS new_run_until"""
-RETURNED_AFTER_DEATH = (
-    f"{RETURNED}, lock.last_outcome AS new_outcome, lock.recorded AS new_recorded"
-)
+               lock.locked_until AS new_locked_until, lock.run_until AS new_run_until,
+               lock.last_outcome AS new_outcome, lock.recorded AS new_recorded"""
 # What the answer to a granted claim says of the decision.
 DECIDED_GRANTED = {
     "granted": "true",
