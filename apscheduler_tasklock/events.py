@@ -13,16 +13,12 @@ EVENT_TASK_LOCK_REFUSED = 2**41
 EVENT_TASK_LOCK_RELEASED = 2**42
 EVENT_TASK_LOCK_LOST = 2**43
 EVENT_TASK_LOCK_ERROR = 2**44
-EVENT_TASK_LOCK_OVERDUE = 2**45
-EVENT_TASK_LOCK_RECOVERED = 2**46
 EVENT_TASK_LOCK_ALL = (
     EVENT_TASK_LOCK_GRANTED
     | EVENT_TASK_LOCK_REFUSED
     | EVENT_TASK_LOCK_RELEASED
     | EVENT_TASK_LOCK_LOST
     | EVENT_TASK_LOCK_ERROR
-    | EVENT_TASK_LOCK_OVERDUE
-    | EVENT_TASK_LOCK_RECOVERED
 )
 
 _NAMES = {
@@ -31,8 +27,6 @@ _NAMES = {
     EVENT_TASK_LOCK_RELEASED: "released",
     EVENT_TASK_LOCK_LOST: "lost",
     EVENT_TASK_LOCK_ERROR: "error",
-    EVENT_TASK_LOCK_OVERDUE: "overdue",
-    EVENT_TASK_LOCK_RECOVERED: "recovered",
 }
 
 
@@ -45,8 +39,7 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
     :ivar task_name: the task's name, the same on every replica; empty if the job's options are
         impossible
     :ivar scheduled_run_time: the run time that the claim was for; of a window that is given up, its
-        start in database time; of a run by hand, when it was begun or given up; of ``OVERDUE``,
-        when the task was due, in database time
+        start in database time; of a run by hand, when it was begun or given up
     :ivar holder: who made the last claim of the task, if known; a worker process has an id of its
         own
     :ivar locked_until: database time until which the task is held, or of a release, until which its

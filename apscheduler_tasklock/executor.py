@@ -34,7 +34,7 @@ from apscheduler_tasklock._lock.client import (
     remade_for_now,
 )
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.messages import Overdue, RunState
+from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.adapter import (
     SchedulerAdapter,
     call_as_scheduler,
@@ -82,7 +82,6 @@ from apscheduler_tasklock.errors import (
 )
 from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ERROR,
-    EVENT_TASK_LOCK_OVERDUE,
     TaskLockEvent,
 )
 from apscheduler_tasklock.locks import lock_settings
@@ -145,7 +144,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     :param schema: schema of the task lock table; by default up to the ``search_path``
     :param table: name of the task lock table
     :param history: how many runs of each task the run history keeps, up to 10,000; 0: none
-    :param history_of: ``"all"`` runs, or only ``"errors"``, which is all that did not end well
     :param redact: returns what the run history keeps of an exception's message, or ``None``; it
         must be importable where jobs run in worker processes
     :param replica_id: who holds a lock, shown in logs; by default host, process and a random part
@@ -176,7 +174,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         schema: str | None = None,
         table: str = DEFAULT_TABLE,
         history: int | str = 100,
-        history_of: Literal["all", "errors"] = "all",
         redact: Callable[[BaseException], str | None] | None = None,
         replica_id: str | None = None,
         enabled: bool | str = True,
@@ -218,7 +215,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             schema=schema or None,  # a configuration file says '' for none
             table=table,
             history=history,
-            history_of=history_of,
             redact=redact,
         )
         self._enabled = parse_switch(enabled, "enabled", where)
@@ -246,7 +242,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._queued = QueuedRuns(self.timings)
         self._contexts: dict[bool, RunContext] = {}  # of coroutines, and of functions
         self._active: dict[UUID, _Active] = {}
-        self._set_by_hand: dict[JobKey, datetime] = {}  # run times that are yet to be submitted
         self._idle = threading.Condition()  # told when one of these is over
         self._lost_workers = LostWorkers(locks)
         self._poll = Poll(
@@ -269,7 +264,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         )
         self._failover = Failover(locks, self._jobs, self._poll, self._given_up)
         self._requested = RequestedRuns(self._poll, self._jobs)
-        self._overdue = OverdueTasks(locks, self._poll, self._registrar, self._tell_overdue)
+        self._overdue = OverdueTasks(self._poll, self._registrar)
         self._standby = Standby(locks, self._poll, self._jobs)
 
     def replace_in_child(self) -> None:
@@ -520,7 +515,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 task.own_because,
             )
         submission = self._jobs.submission(job, jobstore, task, run_times, scheduler_pass)
-        submission = self._marked_if_set_by_hand(submission)
         self._know(job, jobstore, task)
         try:
             self._submit(submission)
@@ -533,11 +527,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             # It came due in the very moment of the shutdown; or the interpreter is ending, which
             # shuts pools down and waits for their jobs before the application's `atexit` functions.
             self._tell_not_begun(submission)
-
-    def _marked_if_set_by_hand(self, submission: Submission) -> Submission:
-        if self._set_by_hand.pop(submission.key, None) not in submission.run_times:
-            return submission
-        return replace(submission, set_by_hand=True)
 
     def _waits_for_its_own_run(self, submission: Submission) -> bool:
         """Tell whether a job that runs here already is run after that, and see to it."""
@@ -693,29 +682,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             )
         )
 
-    def _tell_overdue(self, task_name: str, key: JobKey, overdue: Overdue) -> None:
-        """Tell that nobody has run a task that was due."""
-        job_id, jobstore = key
-        logger.warning(
-            "Task %r is overdue: it was due at %s, and no replica has run it since (the last was "
-            "%r, token %s)",
-            task_name,
-            overdue.due_at,
-            overdue.holder or "none",
-            overdue.token,
-        )
-        dispatcher(self._inner, self._adapter.dispatch, awaited=False)(
-            TaskLockEvent(
-                EVENT_TASK_LOCK_OVERDUE,
-                job_id,
-                jobstore,
-                task_name,
-                overdue.due_at,
-                holder=overdue.holder or None,
-                token=overdue.token,
-            )
-        )
-
     def _check_database(self) -> None:
         """Check the tables."""
         # Logged as an outage. An application should start while its database restarts; the first
@@ -740,19 +706,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             return
         if task.options is not None:
             moved = event.code == EVENT_JOB_MODIFIED
-            if moved:
-                self._note_modified(job, event.jobstore)
             self._note_job(job, event.jobstore, task, moved=moved)
             if event.code == EVENT_JOB_ADDED:
                 self._jobs.tell_what_the_lock_limits(job, event.jobstore, task)
-
-    def _note_modified(self, job: Any, jobstore: str) -> None:
-        """Note whether somebody wants the job to run now: a change leaves other run times ahead."""
-        key, run_time = (job.id, jobstore), job.next_run_time
-        if run_time is not None and run_time.timestamp() <= self._clock():
-            self._set_by_hand[key] = run_time
-        else:
-            self._set_by_hand.pop(key, None)
 
     def _note_job(self, job: Any, jobstore: str, task: ResolvedTask, *, moved: bool = True) -> None:
         key = (job.id, jobstore)
@@ -822,7 +778,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._poll.forget(key)
         self._jobs.forget(key)
         self._registrar.forget(key)
-        self._set_by_hand.pop(key, None)
 
 
 class _Active:

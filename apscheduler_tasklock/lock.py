@@ -29,7 +29,6 @@ class HeldLock:
         hand, when it was begun.
     :ivar is_takeover: whether this runs the window of a holder that died, or handed it over
     :ivar dead_holder: that holder, or ``None``
-    :ivar was_overdue: whether it had been told that the task is overdue
     :ivar window_start: start of its window, in database time
     :ivar claim_id: what releases match on
     :ivar lease: seconds for which the claim stands after each renewal, or ``None`` if it stands
@@ -50,7 +49,6 @@ class HeldLock:
         extender: Callable[[HeldLock, float], bool],
         lease: float | None = None,
         dead_holder: str | None = None,
-        was_overdue: bool = False,
     ) -> None:
         self.name = name
         self.token = token
@@ -59,7 +57,6 @@ class HeldLock:
         self.window_start = window_start
         self.is_takeover = dead_holder is not None
         self.dead_holder = dead_holder
-        self.was_overdue = was_overdue
         self.lease = lease
         self._locked_until = locked_until
         self._run_until = run_until

@@ -20,7 +20,7 @@ from inspect import (
     iscoroutinefunction,
     isgeneratorfunction,
 )
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
@@ -34,7 +34,6 @@ from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, Refusal, ReleaseAnswer, RunEnd
 from apscheduler_tasklock._lock.offload import Operation
 from apscheduler_tasklock._lock.operations import Operations, like_of
-from apscheduler_tasklock._lock.protocol import HistorySettings
 from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
@@ -91,7 +90,6 @@ def lock_settings(
     schema: str | None = None,
     table: str = DEFAULT_TABLE,
     history: int | str = 100,
-    history_of: Literal["all", "errors"] = "all",
     redact: Callable[[BaseException], str | None] | None = None,
 ) -> LockSettings:
     """Return checked settings; for the parameters see :class:`TaskLocks`.
@@ -103,8 +101,6 @@ def lock_settings(
         raise TaskLockOptionError(
             f"claim_timeout must be above 0 and at most a day, not {claim_timeout!r} seconds"
         )
-    if history_of not in ("all", "errors"):
-        raise TaskLockOptionError(f"history_of must be 'all' or 'errors', not {history_of!r}")
     if redact is not None and not callable(redact):
         raise TaskLockOptionError(f"redact must be a function of an exception, not {redact!r}")
     kept = parse_count(history, "history", "the run history")
@@ -116,7 +112,7 @@ def lock_settings(
         claim_timeout,
         schema,
         table,
-        HistorySettings(kept, errors_only=history_of == "errors"),
+        kept,
         redact or str,
     )
 
@@ -138,7 +134,6 @@ class TaskLocks:
     :param replica_id: who claims, shown in logs; by default host, process and a random part
     :param claim_timeout: seconds for which a claim is tried while the database is unavailable
     :param history: how many runs of each task the run history keeps, up to 10,000; 0: none
-    :param history_of: ``"all"`` runs, or only ``"errors"``, which is all that did not end well
     :param redact: returns what the run history keeps of an exception's message, or ``None``; it
         must be importable where jobs run in worker processes
     :raises TaskLockOptionError: ``database`` is not one that the task lock can use, or another
@@ -154,7 +149,6 @@ class TaskLocks:
         schema: str | None = None,
         table: str = DEFAULT_TABLE,
         history: int = 100,
-        history_of: Literal["all", "errors"] = "all",
         redact: Callable[[BaseException], str | None] | None = None,
     ) -> None:
         settings = lock_settings(
@@ -164,7 +158,6 @@ class TaskLocks:
             schema=schema,
             table=table,
             history=history,
-            history_of=history_of,
             redact=redact,
         )
         self._client = LockClient(settings)
@@ -383,7 +376,7 @@ class TaskLocks:
             or it is to be run again, and was asked for by hand
         :raises TaskLockError: the database is unavailable, or rejects that
         """
-        slots = self._client.settings.history.runs
+        slots = self._client.settings.history
         parsed = parse_token(token, f"free({name!r:.200})")
         self._operate(
             lambda operations, cursor: operations.free(

@@ -70,7 +70,6 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("schedule", sa.Text, nullable=True),
         _moment("due_at", nullable=True),
         _moment("overdue_at", nullable=True),
-        _moment("overdue_told_at", nullable=True),
         _moment("overrun_at", nullable=True),
         sa.Column("recorded", sa.BigInteger, nullable=False, server_default=sa.text("0")),
         _moment("succeeded_at", nullable=True),

@@ -141,9 +141,9 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
     def send_together(
         cls, cursor: Any, requests: Sequence[ClaimAttempt]
     ) -> list[Decision | TaskLockDatabaseError]:
-        """Ask for several claims in one statement; tasks whose holder died, or without a row, anew.
+        """Ask for several claims in one statement; those of tasks without a row in a second one.
 
-        Up to three statements, each of which is committed by itself.
+        Each is committed by itself.
         """
         context = requests[0]._context
         sent, lags = time.monotonic(), [attempt._lag() for attempt in requests]
@@ -153,19 +153,13 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
         protocol = context.protocol
         answers = protocol.claim_many(cursor, asked, lags, times)
         found = [answers.get(each.claim_id) for each in asked]
-        dead = [n for n, answer in enumerate(found) if answer is not None and answer.follows_death]
         new = [n for n, answer in enumerate(found) if answer is None]
-        for numbers, ask in (
-            (dead, protocol.claim_many_after_death),
-            (new, protocol.first_claim_many),
-        ):
-            if numbers:
-                for attempt in requests:
-                    # What is granted so far stands, whatever becomes of the next statement.
-                    answer = answers.get(attempt.request.claim_id)
-                    attempt.in_doubt = attempt.in_doubt or (answer is not None and answer.granted)
-                those, their_lags = [asked[n] for n in numbers], [lags[n] for n in numbers]
-                answers |= ask(cursor, those, their_lags, times)
+        if new:
+            for attempt, answer in zip(requests, found, strict=True):
+                # What is granted so far stands, whatever becomes of the next statement.
+                attempt.in_doubt = attempt.in_doubt or (answer is not None and answer.granted)
+            those, their_lags = [asked[n] for n in new], [lags[n] for n in new]
+            answers |= protocol.first_claim_many(cursor, those, their_lags, times)
         is_bound = context.learn(answers.values(), sent, bound)
         return [
             attempt._decided(answers.get(attempt.request.claim_id), sent, is_bound=is_bound)

@@ -60,7 +60,6 @@ from apscheduler_tasklock._lock.messages import (
     HandOut,
     LockTimes,
     ManualRequest,
-    Overdue,
     Refusal,
     Registered,
     Registration,
@@ -72,7 +71,7 @@ from apscheduler_tasklock._lock.messages import (
     TakeoverRequest,
 )
 from apscheduler_tasklock._lock.offload import ThreadOffload
-from apscheduler_tasklock._lock.protocol import HISTORY, HistorySettings, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
 from apscheduler_tasklock._lock.releases import PendingRelease, PendingReleases, Release
 from apscheduler_tasklock._lock.stand_in import LockProtocol, StandIn, current_standing
 from apscheduler_tasklock._values import logger_of
@@ -116,7 +115,7 @@ class LockSettings:
     :ivar claim_timeout: seconds for which a claim is tried while the database is unavailable
     :ivar schema: schema of the task lock table; ``None`` leaves it to the ``search_path``
     :ivar table: name of the task lock table
-    :ivar history: which runs the run history keeps
+    :ivar history: how many runs of each task the run history keeps; 0: none
     :ivar redact: returns what the run history keeps of an exception. Not compared: a worker
         process gets a copy with each run, and has one connection for all that are alike.
     :ivar stand_in: what decides in place of the database, in an application's tests
@@ -127,7 +126,7 @@ class LockSettings:
     claim_timeout: float = 10.0
     schema: str | None = None
     table: str = DEFAULT_TABLE
-    history: HistorySettings = HISTORY
+    history: int = HISTORY
     redact: Callable[[BaseException], str | None] = field(default=str, compare=False)
     timings: Timings = field(default_factory=Timings)
     stand_in: StandIn | None = None
@@ -167,7 +166,6 @@ class LockClient:
         self.settings = settings
         self.replica_id = settings.replica_id
         self._started_at: datetime | None = None  # as it was reported first
-        self._shares_id = False
         self.table = task_lock_table(settings.table, settings.schema)
         self._url = as_url(settings.database)
         self.where = describe(self._url)
@@ -288,7 +286,7 @@ class LockClient:
         if self.settings.stand_in is not None:
             return
         tables = [self.table]
-        if self.settings.history.runs:
+        if self.settings.history:
             tables.append(run_table(self.table))
         tables.append(replica_table(self.table))
         if jobs:
@@ -317,7 +315,7 @@ class LockClient:
             return
         rejections.suspected = False
         needed = {CLAIMS: self.table}
-        if self.settings.history.runs:
+        if self.settings.history:
             needed[RUN_HISTORY] = run_table(self.table)
 
         def find(cursor: Any) -> dict[str, TaskLockSchemaError | None]:
@@ -476,7 +474,6 @@ class LockClient:
             ends_at=sent + (answer.run_until - answer.database_time).total_seconds(),
             lease=request.lease,
             dead_holder=dead_holder,
-            was_overdue=answer.was_overdue,
             extender=self._extend,
         )
         try:
@@ -640,14 +637,6 @@ class LockClient:
                     registered.append(Registered(some[0].task_name, None, again=True))
         return registered, rejected
 
-    def tell_overdue(self, task_name: str) -> Overdue | None:
-        """Take it on to tell that a task is overdue; ``None`` if it is not, or another has.
-
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that
-        """
-        return self.ask(partial(self._protocol.tell_overdue, task_name=task_name))
-
     def report_replica(
         self,
         version: str,
@@ -673,13 +662,6 @@ class LockClient:
         )
         if self._started_at is None:
             self._started_at = started_at
-        elif started_at != self._started_at and not self._shares_id:
-            self._shares_id = True
-            logger.warning(
-                "Another scheduler or executor has the replica_id %r, too: operators see the tasks "
-                "of one of them only. Give each its own",
-                self.replica_id,
-            )
 
     def retire(self, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
         """Let nobody wait any more for tasks that no replica has, if they were removed.

@@ -29,7 +29,7 @@ from apscheduler_tasklock._lock.messages import HandOut
 from apscheduler_tasklock._lock.protocol import (
     HISTORY,
     LOCK_TIMEOUT,
-    HistorySettings,
+    history_beside,
     note_rejected_history,
 )
 from apscheduler_tasklock._lock.statements import (
@@ -253,7 +253,7 @@ class JobRows:
 
     :param table: the task lock table
     :param replica_id: to whom jobs are handed out, shown to operators
-    :param history: which runs the run history keeps
+    :param history: how many runs of each task the run history keeps; 0: none
     :param timings: has how long a job that has ended is kept
     :param rejections: is told if PostgreSQL rejects the history
     :ivar channel: on which users' changes are told
@@ -263,7 +263,7 @@ class JobRows:
         self,
         table: Table,
         replica_id: str,
-        history: HistorySettings = HISTORY,
+        history: int = HISTORY,
         timings: Timings | None = None,
         rejections: Rejections | None = None,
     ) -> None:
@@ -294,7 +294,7 @@ class JobRows:
             WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {SAFELY}
             RETURNING id
         """)
-        runs = history.of(table)
+        runs = history_beside(table, history)
         self._settle_last: Statement | None = None
         if runs is not None:
             self._settle_last = Statement(settle_last(lock, runs, jobs=jobs))

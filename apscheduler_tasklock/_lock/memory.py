@@ -21,7 +21,6 @@ from apscheduler_tasklock._lock.messages import (
     Ending,
     LockTimes,
     ManualRequest,
-    Overdue,
     ReadTimes,
     Registered,
     Registration,
@@ -31,7 +30,7 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.protocol import HISTORY, HistorySettings
+from apscheduler_tasklock._lock.protocol import HISTORY
 from apscheduler_tasklock._lock.unlocked import later, monotonic_now
 from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.status import Run, RunningRun
@@ -74,7 +73,6 @@ class TaskRow:
     schedule: str | None = None
     due_at: datetime | None = None
     overdue_at: datetime | None = None
-    overdue_told_at: datetime | None = None
     overrun_at: datetime | None = None
     recorded: int = 0
     succeeded_at: datetime | None = None
@@ -147,7 +145,7 @@ class MemoryTaskLocks:
     def __init__(
         self,
         now: Callable[[], datetime] = monotonic_now,
-        history: HistorySettings = HISTORY,
+        history: int = HISTORY,
     ) -> None:
         self.now = now
         self.history = history
@@ -188,7 +186,7 @@ class MemoryTaskLocks:
             return
         row.recorded += 1
         kind = row.kind or "schedule"
-        runs = self._runs.setdefault(row.task_name, deque(maxlen=self.history.runs))
+        runs = self._runs.setdefault(row.task_name, deque(maxlen=self.history))
         runs.append(
             Run(
                 task=row.task_name,
@@ -206,8 +204,7 @@ class MemoryTaskLocks:
 
     def keeps(self, outcome: str) -> bool:
         """Tell whether a run with this outcome gets an entry."""
-        left_out = ("", "ok") if self.history.errors_only else ("",)
-        return bool(self.history.runs) and outcome not in left_out
+        return bool(self.history and outcome)
 
     def note_overtaken(self, task_name: str, token: int | None) -> None:
         """Note that a run which was taken for dead has ended only now."""
@@ -306,7 +303,7 @@ class _Claim:
         row.claim_id = request.claim_id
         row.handovers, row.handed_over, row.overran = 0, False, False
         row.failover, row.runs, row.one_off = request.failover, request.runs, request.one_off
-        row.finished_at = row.overdue_told_at = None
+        row.finished_at = None
         row.kind = "schedule" if request.runs else "hold"
         row.schedule = request.schedule
         row.due_at = due(self.fired, request.next_in, is_last=request.is_last)
@@ -342,12 +339,11 @@ class MemoryProtocol:
                 return answer(row, now)._replace(granted=True)
             if not claim.is_granted(row):
                 return claim.found(row)
-            was_overdue = row.overdue_told_at is not None
             row.last_outcome = None
             self._note_death(row)
             row.token += 1
             claim.take(row, self._replica_id)
-            return answer(row, now)._replace(granted=True, was_overdue=was_overdue)
+            return answer(row, now)._replace(granted=True)
 
     def claim_handed_out(
         self, cursor: Any, request: ClaimRequest, *, stable: bool
@@ -370,16 +366,6 @@ class MemoryProtocol:
         with self._locks.lock:
             known = set(self._locks.rows)
             return self._claims(cursor, requests, lags, times, lambda name: name in known)
-
-    def claim_many_after_death(
-        self,
-        cursor: Any,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
-        times: ReadTimes,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks whose last holder died."""
-        return self.claim_many(cursor, requests, lags, times)
 
     def first_claim_many(
         self,
@@ -459,7 +445,7 @@ class MemoryProtocol:
             row.handovers += was_handed_over
             row.handed_over = False
             row.failover = request.failover
-            return answer(row, now)._replace(granted=True, was_overdue=False)
+            return answer(row, now)._replace(granted=True)
 
     def take_over_many(
         self, cursor: Any, requests: Sequence[TakeoverRequest]
@@ -641,17 +627,6 @@ class MemoryProtocol:
         row.overdue_at = None if row.due_at is None else later(row.due_at, task.grace)
         return row
 
-    def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:
-        """Take it on to tell that a task is overdue; ``None`` if it is not, or another has."""
-        with self._locks.lock:
-            now, row = self._locks.now(), self._locks.rows.get(task_name)
-            if row is None or row.overdue_told_at is not None or row.due_at is None:
-                return None
-            if not row.is_overdue(now):
-                return None
-            row.overdue_told_at = now
-            return Overdue(row.due_at, row.locked_by, row.token)
-
     def report_replica(
         self,
         cursor: Any,
@@ -727,7 +702,6 @@ class MemoryProtocol:
             granted=row.claim_id == claim_id and row.stands(now),
             running=not row.is_idle(now),
             paused=paused,
-            was_overdue=False,
         )
 
 
@@ -747,7 +721,6 @@ def answer(row: TaskRow, now: datetime) -> ClaimAnswer:
         run_until=row.run_until,
         database_time=now,
         claim_id=row.claim_id,
-        was_overdue=row.overdue_told_at is not None,
     )
 
 
@@ -801,7 +774,6 @@ def _state(row: TaskRow, now: datetime) -> RunState:
         schedule=row.schedule,
         due_at=row.due_at if (row.finished or died) and row.is_due(now) else None,
         overdue=row.is_overdue(now),
-        told_overdue=row.overdue_told_at is not None,
         paused=row.is_paused(now),
         due_in_pause=row.due_in_pause,
     )

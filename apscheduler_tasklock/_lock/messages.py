@@ -291,7 +291,6 @@ class ClaimAnswer(NamedTuple):
     :ivar database_time: when this was decided
     :ivar claim_id: what a release of the last claim has to match on
     :ivar manual: whether the last run was asked for by hand, or runs one again that was
-    :ivar was_overdue: whether somebody had told before that the task is overdue
     :ivar withdrawn: of a run time that was handed out, whether it is so no more
     """
 
@@ -309,7 +308,6 @@ class ClaimAnswer(NamedTuple):
     database_time: datetime
     claim_id: UUID
     manual: bool = False
-    was_overdue: bool = False
     withdrawn: bool = False
 
     @property
@@ -321,14 +319,6 @@ class ClaimAnswer(NamedTuple):
         """
         stands_against = self.running or self.granted or self.waits or self.paused
         return self.new_window and not (stands_against or self.withdrawn)
-
-    @property
-    def follows_death(self) -> bool:
-        """Whether nothing stands against the claim but that the last run's holder died.
-
-        If it did: it may have handed its run over, and another claim have won.
-        """
-        return self.unfinished and self.looks_free
 
     def looks_dead(self, claim_id: UUID) -> bool:
         """Tell whether this claim is still the last one, and could be taken over.
@@ -454,7 +444,6 @@ class RunState:
     :ivar schedule: its trigger in canonical form, if somebody has told it
     :ivar due_at: when it was due, if that has passed and it neither runs nor is paused
     :ivar overdue: whether its grace time has passed as well
-    :ivar told_overdue: whether somebody has told that
     :ivar paused: whether it is paused
     :ivar due_in_pause: whether it was due in a pause, and so nobody knows when it is
     """
@@ -478,23 +467,8 @@ class RunState:
     schedule: str | None = None
     due_at: datetime | None = None
     overdue: bool = False
-    told_overdue: bool = False
     paused: bool = False
     due_in_pause: bool = False
-
-
-@dataclass(frozen=True)
-class Overdue:
-    """A task that was due, and that nobody has run since.
-
-    :ivar due_at: when it was due
-    :ivar holder: who ran it last; ``""`` if nobody has
-    :ivar token: of that run
-    """
-
-    due_at: datetime
-    holder: str
-    token: int
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -26,7 +25,6 @@ from apscheduler_tasklock._lock.messages import (
     Ending,
     LockTimes,
     ManualRequest,
-    Overdue,
     ReadTimes,
     Registered,
     Registration,
@@ -63,25 +61,16 @@ LOCK_TIMEOUT = 0.03
 _ERRORS_OF_ONE = (UnicodeError, psycopg.DataError)
 
 
-@dataclass(frozen=True)
-class HistorySettings:
-    """Which runs the run history keeps.
+# How many runs of each task the run history keeps, unless an option says otherwise.
+HISTORY = 100
 
-    :ivar runs: how many of each task; 0: none
-    :ivar errors_only: whether runs that ended well are left out
+
+def history_beside(table: Table, runs: int) -> History | None:
+    """Return where the history beside a task lock table is written, and how many runs of a task.
+
+    :param runs: 0: no history
     """
-
-    runs: int = 100
-    errors_only: bool = False
-
-    def of(self, table: Table) -> History | None:
-        """Return where the history beside a task lock table is written."""
-        if not self.runs:
-            return None
-        return History(for_template(run_table(table)), self.runs, self.errors_only)
-
-
-HISTORY = HistorySettings()
+    return History(for_template(run_table(table)), runs) if runs else None
 
 
 class TaskLockProtocol:
@@ -90,7 +79,7 @@ class TaskLockProtocol:
     :param replica_id: who asks, shown in logs
     :param lock_timeout: seconds that a statement waits in the server for a row that somebody has
         locked
-    :param history: which runs the run history keeps
+    :param history: how many runs of each task the run history keeps; 0: none
     :param rejections: is told if PostgreSQL rejects the history
     """
 
@@ -99,21 +88,19 @@ class TaskLockProtocol:
         table: Table,
         replica_id: str = "",
         lock_timeout: float = LOCK_TIMEOUT,
-        history: HistorySettings = HISTORY,
+        history: int = HISTORY,
         rejections: Rejections | None = None,
     ) -> None:
         # Quoted for PostgreSQL by SQLAlchemy. Its Core is not used to send the statements: that
         # adds about as much time again as a whole refused claim takes.
-        name, runs = for_template(table), history.of(table)
+        name, runs = for_template(table), history_beside(table, history)
         self._table = table
         self._rejections = rejections or Rejections()
         self._own: dict[str, object] = {
             "replica_id": replica_id,
             "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
         }
-        self._claim_after_end = Statement(statements.claim_after_end(name), ClaimAnswer)
         self._claim = RecordingStatement(statements.claim, name, runs, ClaimAnswer)
-        self._claim_many_after_end = Statement(statements.claim_many_after_end(name), ClaimAnswer)
         self._claim_many = RecordingStatement(
             statements.claim_many, name, runs, ClaimAnswer, is_batch=True
         )
@@ -142,7 +129,6 @@ class TaskLockProtocol:
             statements.claim_requested, name, runs, ClaimAnswer
         )
         self._register = Statement(statements.register(name))
-        self._tell_overdue = Statement(statements.tell_overdue(name))
         self._claim_handed_out = RecordingStatement(
             partial(statements.claim_handed_out, jobs=for_template(job_table(table))), name, runs
         )
@@ -166,12 +152,8 @@ class TaskLockProtocol:
         parameters |= {"latest": times.latest, "stable": times.stable}
         cursor.row_factory = tuple_row
         for _ in range(MOST_LOOKS):
-            self._execute(cursor, self._claim_after_end, parameters)
-            answer: ClaimAnswer | None = self._claim_after_end.one(cursor)
-            if answer is not None and answer.follows_death:
-                # Which is noted.
-                self._execute(cursor, self._claim, parameters)
-                answer = self._claim.one(cursor)
+            self._execute(cursor, self._claim, parameters)
+            answer: ClaimAnswer | None = self._claim.one(cursor)
             if answer is None:
                 # There is no row yet; or there is one since, and the claim goes on with that.
                 self._execute(cursor, self._first_claim, parameters)
@@ -229,24 +211,8 @@ class TaskLockProtocol:
 
         :param lags: of each request, in place of the one in ``times``
         :return: the answers by the ids of the requests. One that is missing has no row: see
-            :meth:`first_claim_many`. One that follows a death is not decided: see
-            :meth:`claim_many_after_death`. One that looks free is to be asked again: somebody else
-            has its row locked.
-        """
-        asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
-        return self._claims(cursor, self._claim_many_after_end, asked, times)
-
-    def claim_many_after_death(
-        self,
-        cursor: Any,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
-        times: ReadTimes,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks whose last holder died, and note the deaths.
-
-        :return: the answers by the ids of the requests. One that looks free is to be asked again:
-            somebody else has its row locked.
+            :meth:`first_claim_many`. One that looks free is to be asked again: somebody else has
+            its row locked.
         """
         asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
         return self._claims(cursor, self._claim_many, asked, times)
@@ -456,14 +422,6 @@ class TaskLockProtocol:
             found.get(task.task_name) or Registered(task.task_name, None, again=True)
             for task in tasks
         ]
-
-    def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:
-        """Take it on to tell that a task is overdue; ``None`` if it is not, or another has."""
-        cursor.row_factory = class_row(Overdue)
-        told: Overdue | None = self._execute(
-            cursor, self._tell_overdue, {"task_name": task_name}
-        ).fetchone()
-        return told
 
     def report_replica(
         self,

@@ -19,7 +19,6 @@ from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     LockTimes,
     ManualRequest,
-    Overdue,
     ReadTimes,
     Registered,
     Registration,
@@ -54,16 +53,6 @@ class LockProtocol(Protocol):
         times: ReadTimes,
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take many tasks. Those without a row are missing in what it returns."""
-
-    def claim_many_after_death(
-        self,
-        cursor: Any,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
-        times: ReadTimes,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks whose last holder died."""
-        return self.claim_many(cursor, requests, lags, times)
 
     def first_claim_many(
         self,
@@ -127,9 +116,6 @@ class LockProtocol(Protocol):
 
     def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
         """Tell of the tasks that a replica has."""
-
-    def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:
-        """Take it on to tell that a task is overdue."""
 
     def report_replica(
         self,

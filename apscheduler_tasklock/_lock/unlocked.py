@@ -18,7 +18,6 @@ from apscheduler_tasklock._lock.messages import (
     Ending,
     LockTimes,
     ManualRequest,
-    Overdue,
     ReadTimes,
     Registered,
     Registration,
@@ -160,16 +159,6 @@ class UnlockedProtocol:
             for request, lag in zip(requests, lags, strict=True)
         }
 
-    def claim_many_after_death(
-        self,
-        cursor: Any,
-        requests: Sequence[ClaimRequest],
-        lags: Sequence[float],
-        times: ReadTimes,
-    ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks whose last holder died."""
-        return self.claim_many(cursor, requests, lags, times)
-
     def first_claim_many(
         self,
         cursor: Any,
@@ -254,9 +243,6 @@ class UnlockedProtocol:
     def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
         """Return nothing: no task has a row."""
         return []
-
-    def tell_overdue(self, cursor: Any, task_name: str) -> Overdue | None:
-        """Return that nothing is overdue."""
 
     def report_replica(
         self,

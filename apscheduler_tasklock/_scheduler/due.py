@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Protocol
 
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.messages import Overdue, RunState
+from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.poll import Poll, one_task
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.submission import JobKey, Submission
@@ -21,26 +21,21 @@ STANDBY_AFTER = 2.0
 
 
 class OverdueTasks:
-    """Tells, once for the whole fleet, of tasks that are overdue.
+    """Tells of tasks that are overdue, each once until it runs.
 
-    :param locks: the task locks of this replica
     :param poll: finds them
     :param registrar: registers the task again where the row has an old schedule
-    :param tell: told of one, with its job
+    :param tell: told of one
     :ivar names: those that are overdue, as of the last look
     """
 
     def __init__(
-        self,
-        locks: LockClient,
-        poll: Poll,
-        registrar: Registrar,
-        tell: Callable[[str, JobKey, Overdue], None],
+        self, poll: Poll, registrar: Registrar, tell: Callable[[RunState], None] | None = None
     ) -> None:
-        self._locks = locks
         self._poll = poll
         self._registrar = registrar
-        self._tell = tell
+        self._tell = tell or _warn
+        self._told: set[str] = set()
         self.names: tuple[str, ...] = ()
         poll.add(self)
 
@@ -49,20 +44,27 @@ class OverdueTasks:
         return ()
 
     def look(self, states: Sequence[RunState], _waiting: Collection[str]) -> None:
-        """Tell of those that are overdue, unless another replica does."""
-        self.names = tuple(state.task_name for state in states if state.overdue)
-        for state in states:
-            if state.overdue and not state.told_overdue and not self._poll.closed:
-                with one_task(state, self._locks, "it"):
-                    self._look_at(state)
+        """Tell of those that are overdue since this look."""
+        overdue = [state for state in states if state.overdue]
+        self.names = tuple(state.task_name for state in overdue)
+        self._told.intersection_update(self.names)
+        for state in overdue:
+            if state.task_name in self._told or self._poll.closed:
+                continue
+            if self._registrar.has_due(state) and not self._registrar.differs(state):
+                self._told.add(state.task_name)
+                self._tell(state)
 
-    def _look_at(self, state: RunState) -> None:
-        keys = self._poll.keys_of(state.task_name)
-        if not keys or not self._registrar.has_due(state) or self._registrar.differs(state):
-            return
-        overdue = self._locks.tell_overdue(state.task_name)
-        if overdue is not None:
-            self._tell(state.task_name, keys[0], overdue)
+
+def _warn(state: RunState) -> None:
+    logger.warning(
+        "Task %r is overdue: it was due at %s, and no replica has run it since (the last was %r, "
+        "token %s)",
+        state.task_name,
+        state.due_at,
+        state.holder or "none",
+        state.token,
+    )
 
 
 class StandbyJobs(Protocol):

@@ -24,7 +24,6 @@ from apscheduler_tasklock.events import (
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_LOST,
-    EVENT_TASK_LOCK_RECOVERED,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     TaskLockEvent,
@@ -55,7 +54,7 @@ LOCKED_ROW = (
 )
 
 
-# Seconds within which replicas set a run time to now together.
+# Seconds within which replicas add the same one-off job together.
 TOGETHER = 5.0
 
 
@@ -122,9 +121,6 @@ class Reports:
             reason = "manual"
             logger.info("Task %r: run by hand (token %s)", held.name, held.token)
         self._tell_of(held, EVENT_TASK_LOCK_GRANTED, locked_until=held.locked_until, reason=reason)
-        if held.was_overdue:
-            logger.info("Task %r: it was overdue, and runs again", held.name)
-            self._tell_of(held, EVENT_TASK_LOCK_RECOVERED)
 
     def refused(self, request: ClaimRequest, refusal: Refusal) -> None:
         """Tell of a claim that was refused, and warn if an earlier run blocks the task."""
@@ -178,7 +174,7 @@ class Reports:
         assert request.run_time is not None
         if refusal.reason != "window" or refusal.window_start >= request.run_time:
             return
-        if not request.exact and not self._is_set_by_hand(request.run_time, refusal):
+        if not request.exact:
             return
         level = logging.WARNING
         if self._submission.one_off and not self._is_own(refusal):
@@ -214,16 +210,6 @@ class Reports:
             return "Give it another name, or a shorter min_lock"
         has_id = submission.task_name.endswith(submission.job.id)
         return f"Give it {'another id' if has_id else 'an id'}, or a shorter min_lock"
-
-    def _is_set_by_hand(self, run_time: datetime, refusal: Refusal) -> bool:
-        """Tell whether somebody wanted the job to run now, and it has not run just before either.
-
-        Run times that each replica has of its own fall into each other's windows all the time. So
-        do those that several replicas set at once, as when they start.
-        """
-        is_own = self._is_own(refusal)
-        before = (run_time - refusal.window_start).total_seconds()
-        return self._submission.set_by_hand and (is_own or before > TOGETHER)
 
     def failed(self, error: TaskLockError, *, runs: bool) -> None:
         """Tell of a claim that was not decided.

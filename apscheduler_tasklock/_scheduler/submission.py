@@ -72,7 +72,6 @@ class Submission:
     :ivar dead_run: the run that died, if its window is to be run again; there is one run time then
     :ivar request_id: of the run that was asked for by hand, if this is one; there is one run time
         then, which is now
-    :ivar set_by_hand: whether an application has set the run time to now, as ``modify_job`` can
     :ivar is_standby: whether it is run in another replica's place, as of its due time
     :ivar claim_ids: the claims' ids, one per run time
     :ivar hand_out: of a job of the job store, whose run time was handed out to this replica; there
@@ -97,7 +96,6 @@ class Submission:
     exempt_from_misfire: bool = False
     dead_run: RunState | None = None
     request_id: UUID | None = None
-    set_by_hand: bool = False
     is_standby: bool = False
     claim_ids: Sequence[UUID] = ()
     hand_out: HandOut | None = None

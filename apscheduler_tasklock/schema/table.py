@@ -184,7 +184,6 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("schedule", Text, nullable=True),
         Column("due_at", moment(), nullable=True),
         Column("overdue_at", moment(), nullable=True),
-        Column("overdue_told_at", moment(), nullable=True),
         Column("overrun_at", moment(), nullable=True),
         Column("recorded", BigInteger, nullable=False, server_default=text("0")),
         Column("succeeded_at", moment(), nullable=True),

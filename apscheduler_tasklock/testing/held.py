@@ -20,7 +20,6 @@ def held_lock(
     run_time: datetime | None = None,
     lost: bool = False,
     is_takeover: bool = False,
-    was_overdue: bool = False,
     max_lock: float | timedelta = 300,
 ) -> Iterator[HeldLock]:
     """Give a test a held lock, which is ``current_lock()`` within. Also a decorator of functions.
@@ -35,7 +34,6 @@ def held_lock(
     :param run_time: the run time that it is for; ``None``: as of a ``hold``, which has none
     :param lost: whether it is lost from the beginning
     :param is_takeover: whether it runs the window of a holder that died
-    :param was_overdue: whether it had been told that the task is overdue
     :param max_lock: seconds or ``timedelta`` until it is lost by itself, in real time
     :raises TaskLockOptionError: ``max_lock`` is not above 0
     """
@@ -53,7 +51,6 @@ def held_lock(
         ends_at=time.monotonic() + seconds,
         extender=_extend,
         dead_holder="a replica that died" if is_takeover else None,
-        was_overdue=was_overdue,
     )
     if lost:
         lock.lose()

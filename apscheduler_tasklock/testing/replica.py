@@ -170,7 +170,6 @@ class SimulatedClient(LockClient):
             ends_at=seconds(answer.run_until),
             lease=request.lease,
             dead_holder=dead_holder,
-            was_overdue=answer.was_overdue,
             extender=self._extend,
         )
 

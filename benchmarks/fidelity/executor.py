@@ -21,7 +21,6 @@ from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
-    Overdue,
     Registered,
     Registration,
     RunState,
@@ -73,10 +72,6 @@ class TravellingClient:
     def register(self, tasks: Sequence[Registration]) -> list[Registered]:
         """Tell of tasks."""
         return self._protocol.register(self._cursor(), tasks)
-
-    def tell_overdue(self, task_name: str) -> Overdue | None:
-        """Take it on to tell that a task is overdue."""
-        return self._protocol.tell_overdue(self._cursor(), task_name)
 
     def what_runs(self) -> list[RunningRun]:
         """Return nothing: operators see no simulated runs."""
@@ -184,7 +179,7 @@ class ReplicaExecutor:
         self._registrar = Registrar(
             client, self._poll, self.jobs.registration, self.jobs.has_next_run
         )
-        OverdueTasks(client, self._poll, self._registrar, lambda *_: tell_overdue())
+        OverdueTasks(self._poll, self._registrar, lambda _: tell_overdue())
         Standby(client, self._poll, self.jobs)
 
     @property

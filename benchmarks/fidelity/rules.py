@@ -223,7 +223,6 @@ class Due:
     may_run: bool
     due_at: float
     overdue_at: float
-    told_overdue: bool
 
     def next_look(self, now: float, *, standby: bool) -> float | None:
         """Return the earliest time at which a look may find what has to be done, if any.
@@ -232,7 +231,7 @@ class Due:
         """
         if self.may_run and standby and now < self.due_at + LONGEST_STANDBY:
             return self.due_at + STANDBY_AFTER
-        return None if self.told_overdue else self.overdue_at
+        return None if now > self.overdue_at else self.overdue_at
 
 
 class TaskLockRule(Rule):
@@ -285,12 +284,10 @@ class TaskLockRule(Rule):
         cursor = self._cursor()
         cursor.execute(
             """SELECT schedule, token, finished_at IS NOT NULL OR NOT failover AND NOT handed_over,
-                      due_at, overdue_at, overdue_told_at IS NOT NULL FROM task_lock"""
+                      due_at, overdue_at FROM task_lock"""
         )
         row = cursor.fetchone()
-        return (
-            None if row is None else Due(row[:2], row[2], seconds(row[3]), seconds(row[4]), row[5])
-        )
+        return None if row is None else Due(row[:2], row[2], seconds(row[3]), seconds(row[4]))
 
     def release(self, granted: Granted) -> None:
         self._release(granted, Ending.KEEP)

@@ -21,7 +21,7 @@ from apscheduler_tasklock._lock.messages import (
     ReleaseRequest,
     RunEnd,
 )
-from apscheduler_tasklock._lock.protocol import HISTORY, HistorySettings, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
 from apscheduler_tasklock._scheduler.otel import OpenTelemetryRun
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock.demo.server import EmbeddedServer
@@ -36,7 +36,7 @@ from benchmarks.speed.report import Goal, Section, median, microseconds, p99, ta
 from benchmarks.speed.rounds import OPERATIONS, Samples, measure
 
 # Runs before the first that is measured, so that it overwrites the oldest entry of its task.
-WARM_UP = 2 * HISTORY.runs
+WARM_UP = 2 * HISTORY
 MOST = 1.25
 
 TASK = "measured"
@@ -46,7 +46,7 @@ class WithHistory(OnPsycopg):
     """The statements that ship, with all that they write for operators."""
 
     name = "with all of it"
-    history: ClassVar[HistorySettings] = HISTORY
+    history: ClassVar[int] = HISTORY
     asked: ClassVar[dict[str, Any]] = {"schedule": SCHEDULE, "next_in": 60.0}
     end: ClassVar[RunEnd] = RunEnd(outcome="ok")
 
@@ -100,7 +100,7 @@ class WithoutHistory(WithHistory):
     """The same without: the lock alone."""
 
     name = "without"
-    history = HistorySettings(0)
+    history = 0
     asked: ClassVar[dict[str, Any]] = {}
     end = NOT_BEGUN
 
@@ -141,7 +141,7 @@ def run(effort: Effort) -> Section:
     counted = effort.of(300, 100)
     section = Section(
         "What the history costs",
-        f"Claims and releases with all that is written for operators (a history of {HISTORY.runs} "
+        f"Claims and releases with all that is written for operators (a history of {HISTORY} "
         "runs that is full, the schedule and the due time, how the run ended), and with "
         "OpenTelemetry, whose SDK drops what it is told, beside the same "
         "statements without: no history, no schedule, no outcome. All are on a plain psycopg "

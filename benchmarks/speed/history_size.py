@@ -66,7 +66,7 @@ def run(effort: Effort) -> Section:
     runs = effort.of(1_000_000, 50_000)
     section = Section(
         "Size of the table and its run history",
-        f"{runs:,} runs of {TASKS} tasks, by {WORKERS} processes, with the {HISTORY.runs} newest "
+        f"{runs:,} runs of {TASKS} tasks, by {WORKERS} processes, with the {HISTORY} newest "
         "of each task kept, autovacuum as PostgreSQL has it, and synchronous_commit off (which "
         f"saves time and does not matter to the size). One run in {FAILS} fails, with a message of "
         f"{MESSAGE} characters. The share of HOT updates is that since the line before.",
@@ -81,7 +81,7 @@ def run(effort: Effort) -> Section:
     section.tables.append(table(HEADER, rows))
     section.tables.append(f"It took {seconds:.0f} s.")
     largest = max(size.total for size in sizes)
-    what = f"table and history after {runs:,} runs of {TASKS} tasks, {HISTORY.runs} kept of each"
+    what = f"table and history after {runs:,} runs of {TASKS} tasks, {HISTORY} kept of each"
     section.goals.append(Goal(what, "at most 5 MB", _megabytes(largest), largest <= MOST))
     return section
 

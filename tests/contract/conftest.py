@@ -150,12 +150,7 @@ class Replica:
 
     def claim_many(self, *requests: ClaimRequest) -> dict[UUID, ClaimAnswer]:
         cursor, lags = self.cursor, [0.0 for _ in requests]
-        answers = self.protocol.claim_many(cursor, requests, lags, ReadTimes())
-        dead = [r for r in requests if (a := answers.get(r.claim_id)) and a.follows_death]
-        if dead:
-            ask = self.protocol.claim_many_after_death
-            answers |= ask(cursor, dead, [0.0] * len(dead), ReadTimes())
-        return answers
+        return self.protocol.claim_many(cursor, requests, lags, ReadTimes())
 
     def take_over_many(self, *requests: TakeoverRequest) -> dict[UUID, ClaimAnswer]:
         return self.protocol.take_over_many(self.cursor, requests)

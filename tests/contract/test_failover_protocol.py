@@ -678,7 +678,6 @@ class TestReading:
             "schedule": None,
             "due_at": None,
             "overdue": False,
-            "told_overdue": False,
             "paused": False,
             "due_in_pause": False,
         }

@@ -18,7 +18,7 @@ from apscheduler_tasklock._lock.messages import (
     RunEnd,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.protocol import HistorySettings, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Memory, Replica, database_now, row
 from tests.support.polling import eventually
@@ -53,13 +53,12 @@ def run(replica: Replica, travel: Travel, **end: Any) -> int:
     return answer.token
 
 
-def keeping(replica: Replica, runs: int, *, errors_only: bool = False) -> Replica:
-    settings = HistorySettings(runs, errors_only)
+def keeping(replica: Replica, runs: int) -> Replica:
     if isinstance(replica.connection, Memory):
-        replica.connection.locks.history = settings
+        replica.connection.locks.history = runs
         return replica
     replica.protocol = TaskLockProtocol(
-        task_lock_table(), replica.name, lock_timeout=10, history=settings
+        task_lock_table(), replica.name, lock_timeout=10, history=runs
     )
     return replica
 
@@ -300,14 +299,6 @@ class TestRetention:
         for _ in range(5):
             run(one, travel)
         assert outcomes(connection, "other") == ["ok"]
-
-    def test_errors_only(self, one: Replica, travel: Travel, connection: Connection) -> None:
-        keeping(one, 2, errors_only=True)
-        for number in range(4):
-            run(one, travel, outcome="error", error=f"error {number}")
-            run(one, travel)
-        assert [entry["error"] for entry in entries(connection)] == ["error 2", "error 3"]
-        assert row(connection)["succeeded_at"] is not None
 
     def test_none_at_all(self, one: Replica, travel: Travel, connection: Connection) -> None:
         keeping(one, 0)

@@ -28,7 +28,7 @@ from apscheduler_tasklock._lock.messages import (
     RunEnd,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.protocol import HistorySettings, TaskLockProtocol
+from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.contract.conftest import Memory
 
@@ -64,7 +64,6 @@ class Requests:
             self.renew,
             self.read,
             *[self.register] * 2,
-            self.tell_overdue,
             self.prune,
         ]
         return self.rng.choice(kinds)()
@@ -125,11 +124,6 @@ class Requests:
 
         def ask(protocol: Any) -> Any:
             known = protocol.claim_many(protocol.cursor, requests, [0.0, 1.0], times)
-            lags = {r.claim_id: lag for r, lag in zip(requests, [0.0, 1.0], strict=True)}
-            dead = [r for r in requests if r.claim_id in known and known[r.claim_id].follows_death]
-            if dead:
-                their_lags = [lags[request.claim_id] for request in dead]
-                known |= protocol.claim_many_after_death(protocol.cursor, dead, their_lags, times)
             new = [request for request in requests if request.claim_id not in known]
             first = protocol.first_claim_many(protocol.cursor, new, [0.0] * len(new), times)
             return known, first
@@ -220,10 +214,6 @@ class Requests:
         ]
         return lambda protocol: protocol.register(protocol.cursor, tasks)
 
-    def tell_overdue(self) -> Ask:
-        task = self.task()
-        return lambda protocol: protocol.tell_overdue(protocol.cursor, task)
-
     def prune(self) -> Ask:
         age = self.seconds(100.0)
         return lambda protocol: protocol.prune(protocol.cursor, age)
@@ -232,7 +222,7 @@ class Requests:
 ROW = """
     SELECT task_name, started_at, locked_until, window_start, window_until, locked_by, claim_id,
            token, finished_at, run_until, failover, deaths, handovers, handed_over, runs, one_off,
-           kind, schedule, overdue_told_at, overrun_at, recorded, succeeded_at, failed_at, failures,
+           kind, schedule, overrun_at, recorded, succeeded_at, failed_at, failures,
            error_type, paused_at, paused_until, NULLIF(due_at, 'infinity') AS due_at,
            NULLIF(overdue_at, 'infinity') AS overdue_at
     FROM task_lock
@@ -262,11 +252,9 @@ def in_order(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize(
-    "history", [HistorySettings(), HistorySettings(3), HistorySettings(2, errors_only=True)]
-)
+@pytest.mark.parametrize("history", [HISTORY, 3])
 def test_the_rule_in_memory_does_as_the_statements_do(
-    history: HistorySettings, direct_url: str, rng: random.Random
+    history: int, direct_url: str, rng: random.Random
 ) -> None:
     memory = Memory()
     memory.locks.history = history

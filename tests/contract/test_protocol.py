@@ -23,7 +23,6 @@ NOTHING_ELSE = {
     "schedule": None,
     "due_at": None,
     "overdue_at": None,
-    "overdue_told_at": None,
     "overrun_at": None,
     "recorded": 0,
     "succeeded_at": None,

@@ -284,11 +284,6 @@ class ClaimHistory(RuleBasedStateMachine):
     ) -> dict[UUID, ClaimAnswer]:
         if self.together:
             answers = protocol.claim_many(self.cursor, requests, lags, times)
-            found = [answers.get(request.claim_id) for request in requests]
-            dead = [n for n, answer in enumerate(found) if answer and answer.follows_death]
-            if dead:
-                those = [requests[n] for n in dead], [lags[n] for n in dead]
-                answers |= protocol.claim_many_after_death(self.cursor, *those, times)
             new = [n for n, request in enumerate(requests) if request.claim_id not in answers]
             firsts = [requests[n] for n in new], [lags[n] for n in new]
             return answers | protocol.first_claim_many(self.cursor, *firsts, times)
@@ -766,8 +761,7 @@ def answer_of(
         after.run_until,
         now,
         after.claim_id,
-        False,  # no run was asked for by hand, and nobody has told that one is overdue
-        False,
+        False,  # no run was asked for by hand
         False,  # nor is anything handed out
     )
 

@@ -55,19 +55,6 @@ def test_a_task_that_has_never_run_gets_a_row_whose_claim_is_granted(
     assert one.granted(run_time=database_now(connection))
 
 
-def test_a_task_that_was_told_to_be_overdue_has_recovered_when_it_runs(
-    one: Replica, connection: Connection, travel: Travel
-) -> None:
-    """Under its new schedule it is not due yet; who was told of it is told of the run."""
-    run(one, "daily", HOUR)
-    travel(2 * HOUR)
-    assert one.protocol.tell_overdue(one.cursor, "task") is not None
-    register(one, "weekly", HOUR)
-    travel(HOUR)
-    _, answer = one.claim(schedule="weekly", next_in=HOUR)
-    assert (answer.granted, answer.was_overdue) == (True, True)
-
-
 def test_what_is_the_same_is_left_alone(one: Replica, connection: Connection) -> None:
     register(one, "daily", HOUR)
     before = row(connection), versions(connection)

@@ -35,7 +35,6 @@ from psycopg import sql
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
-    EVENT_TASK_LOCK_OVERDUE,
     EVENT_TASK_LOCK_REFUSED,
     TaskLockDatabaseError,
     TaskLockExecutor,
@@ -1855,7 +1854,7 @@ def test_a_replica_without_the_function_does_not_say_what_the_task_is(
 
 
 def test_that_a_job_is_overdue_is_told_also_where_its_function_is_missing(
-    make: Make, key: str, connection: Connection
+    make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after a deployment that has broken its import."""
     before = make()
@@ -1863,8 +1862,9 @@ def test_that_a_job_is_overdue_is_told_also_where_its_function_is_missing(
     due = "UPDATE task_lock SET due_at = now() - interval '1 h', overdue_at = now()"
     eventually(lambda: connection.execute(due).rowcount)
     before.shutdown()
-    after = make(poll_interval=0.2, store={"functions": ["elsewhere."]})
-    after.one(EVENT_TASK_LOCK_OVERDUE, key)
+    make(poll_interval=0.2, store={"functions": ["elsewhere."]})
+    line = f"Task {key!r} is overdue"
+    eventually(lambda: [each for each in caplog.messages if each.startswith(line)])
 
 
 def test_a_job_whose_trigger_is_pickled_comes_again_too(make: Make, key: str) -> None:

@@ -20,8 +20,6 @@ from sqlalchemy import create_engine
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_LOST,
-    EVENT_TASK_LOCK_OVERDUE,
-    EVENT_TASK_LOCK_RECOVERED,
     EVENT_TASK_LOCK_REFUSED,
     TaskLockExecutor,
     TaskLockOptionError,
@@ -100,6 +98,11 @@ def due_at(connection: Connection, ago: float, task: str = "job") -> None:
         " overdue_at = now() - (%(ago)s - 60) * interval '1 second' WHERE task_name = %(task)s",
         {"ago": ago, "task": task},
     )
+
+
+def told_overdue(caplog: pytest.LogCaptureFixture, task: str) -> int:
+    """Return how often the log tells that a task is overdue."""
+    return sum(line.startswith(f"Task {task!r} is overdue") for line in caplog.messages)
 
 
 def drop_and_create(database_url: str) -> None:
@@ -274,24 +277,6 @@ class TestRegistration:
         assert seen.started_at > before
         assert seen.host != "old host"
         assert seen.version != "0.0"
-
-    def test_two_that_report_one_id_are_warned_once(
-        self, make_replica: MakeReplica, operator: TaskLocks, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        first, second = (make_replica(replica_id="one", start=False).executor for _ in range(2))
-        for _ in range(2):
-            first.locks.report_replica("1.0", ["a"])
-        [started] = {seen.started_at for seen in operator.replicas()}
-        first.locks.report_replica("1.0", ["a"])
-        assert not caplog.records
-        second.locks.report_replica("1.0", ["b"])
-        assert operator.replicas()[0].started_at > started
-        for _ in range(2):
-            first.locks.report_replica("1.0", ["a"])
-        [told] = caplog.records
-        assert "has the replica_id 'one', too" in told.getMessage()
-        for executor in (first, second):
-            executor.locks.close()
 
     @pytest.mark.direct("the pooler keeps connections for a role, and has no login for it")
     def test_without_the_right_to_delete_the_line_names_it(
@@ -478,29 +463,35 @@ def test_a_history_that_is_made_shorter_loses_its_older_entries(
 
 
 class TestOverdue:
-    def test_one_replica_tells_it_and_the_next_run_that_it_is_over(
-        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+    def test_it_is_told_once_until_the_task_runs_and_is_overdue_again(
+        self,
+        make_replica: MakeReplica,
+        operator: TaskLocks,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        replicas = [make_replica(**FAST) for _ in range(3)]
-        for replica in replicas:
-            replica.scheduler.add_job(print, "cron", hour=3, id="job")
-        registered(operator, "job", replicas=3)
+        replica = make_replica(**FAST)
+        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        replica.scheduler.add_job(print, "cron", hour=3, id="marker")
+        registered(operator, "job", "marker")
         due_at(connection, ago=100)
         assert task(operator).state is TaskState.OVERDUE
-
-        def told(code: int) -> list[Any]:
-            return [e for replica in replicas for e in replica.of() if e.code == code]
-
-        [event] = eventually(lambda: told(EVENT_TASK_LOCK_OVERDUE))
-        assert event.task_name == "job"
+        eventually(lambda: told_overdue(caplog, "job"))
+        due_at(connection, 100, "marker")
+        eventually(lambda: told_overdue(caplog, "marker"))  # so a look later
+        assert told_overdue(caplog, "job") == 1
         operator.request_run("job")
         eventually(lambda: operator.runs("job"))
-        replicas[0].scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
-        eventually(lambda: told(EVENT_TASK_LOCK_RECOVERED))
-        assert len(told(EVENT_TASK_LOCK_OVERDUE)) == len(told(EVENT_TASK_LOCK_RECOVERED)) == 1
+        eventually(lambda: replica.executor.health().degraded == ("overdue tasks: marker",))
+        due_at(connection, ago=100)
+        eventually(lambda: told_overdue(caplog, "job") == 2)
 
     def test_where_the_row_has_an_old_schedule_ours_is_written_instead(
-        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
+        self,
+        make_replica: MakeReplica,
+        operator: TaskLocks,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         replica = make_replica(**FAST)
         replica.scheduler.add_job(print, "cron", hour=3, id="job")
@@ -509,7 +500,7 @@ class TestOverdue:
         connection.execute("""UPDATE task_lock SET schedule = '{"type":"cron"}'""")
         due_at(connection, ago=100)
         eventually(lambda: is_near(task(operator).due_at, expected))
-        assert not [e for e in replica.of() if e.code == EVENT_TASK_LOCK_OVERDUE]
+        assert not told_overdue(caplog, "job")
 
     @pytest.mark.parametrize("how", ["removed", "deployed"])
     def test_a_task_that_was_removed_is_gone_and_no_alarm(
@@ -549,7 +540,12 @@ class TestOverdue:
 
     @pytest.mark.parametrize("how", ["paused", "put off", "removed", "all removed"])
     def test_a_job_that_is_not_to_run_is_not_overdue(
-        self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection, how: str
+        self,
+        make_replica: MakeReplica,
+        operator: TaskLocks,
+        connection: Connection,
+        caplog: pytest.LogCaptureFixture,
+        how: str,
     ) -> None:
         replica = make_replica(**FAST)
         replica.scheduler.add_job(print, "cron", hour=3, id="job")
@@ -568,16 +564,13 @@ class TestOverdue:
             replica.scheduler.add_job(print, "cron", hour=4, id="marker")
             eventually(lambda: task(operator, "marker").schedule["fields"]["hour"] == "4")
         due_at(connection, 100, "marker")
-
-        def told(job_id: str) -> int:
-            return [event.code for event in replica.of(job_id)].count(EVENT_TASK_LOCK_OVERDUE)
-
-        eventually(lambda: told("marker") == 1)
-        connection.execute(
-            "UPDATE task_lock SET overdue_at = now(), overdue_told_at = NULL WHERE due_at < now()"
-        )
-        eventually(lambda: told("marker") == 2)
-        assert not told("job")
+        eventually(lambda: told_overdue(caplog, "marker"))
+        connection.execute("UPDATE task_lock SET overdue_at = now() WHERE due_at < now()")
+        replica.scheduler.add_job(print, "cron", hour=3, id="later")
+        registered(operator, "later")
+        due_at(connection, 100, "later")
+        eventually(lambda: told_overdue(caplog, "later"))
+        assert not told_overdue(caplog, "job")
 
     def test_a_minimum_lock_above_the_period_is_waited_for(
         self, make_replica: MakeReplica, operator: TaskLocks
@@ -639,7 +632,6 @@ class TestHistoryOptions:
             ({"history": -1}, "history must be"),
             ({"history": 1.5}, "history must be a whole number"),
             ({"history": 10_001}, "history must be at most 10000"),
-            ({"history_of": "some"}, "history_of must be 'all' or 'errors'"),
             ({"redact": "no function"}, "redact must be a function"),
         ],
     )
@@ -678,17 +670,6 @@ class TestHistoryOptions:
         assert (run.outcome, run.error) == ("error", None)
         replica.one(EVENT_JOB_ERROR)
         assert task(operator).finished_at is not None
-
-    def test_errors_only(self, make_replica: MakeReplica, operator: TaskLocks) -> None:
-        def fail() -> None:
-            raise ValueError("on purpose")
-
-        replica = make_replica(history_of="errors")
-        replica.run_once(print, job_id="well")
-        replica.run_once(fail, job_id="badly")
-        eventually(lambda: operator.runs("badly"))
-        eventually(lambda: task(operator, "well").succeeded_at)
-        assert operator.runs("well") == []
 
     @pytest.mark.parametrize(
         ("leaves", "outcome"), [(None, "ok"), (ValueError("no"), "error")], ids=["ok", "error"]

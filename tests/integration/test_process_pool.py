@@ -223,7 +223,7 @@ def test_what_waits_for_a_worker_is_not_claimed_after_the_shutdown(
 def test_a_worker_keeps_and_redacts_history_as_it_is_told_on_one_connection(
     make_pooled: MakeReplica, connection: psycopg.Connection[Any], database_url: str
 ) -> None:
-    replica = make_pooled(history_of="errors", redact=partial(pool_jobs.redacted, "redacted"))
+    replica = make_pooled(redact=partial(pool_jobs.redacted, "redacted"))
     pids = set()
     for number in range(3):
         replica.run_once(pool_jobs.fail, job_id=f"job {number}")
@@ -232,7 +232,8 @@ def test_a_worker_keeps_and_redacts_history_as_it_is_told_on_one_connection(
     replica.run_once(pool_jobs.lock_and_process, job_id="well")
     replica.one(EVENT_JOB_EXECUTED, "well")
     with closing(TaskLocks(database_url)) as operator:
-        assert [run.error for run in operator.runs()] == ["redacted ValueError"] * 3
+        errors = [run.error for run in operator.runs() if run.task_name != "well"]
+        assert errors == ["redacted ValueError"] * 3
     assert len(pids) == 2  # the scheduler's own, and the worker's
 
 

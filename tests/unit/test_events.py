@@ -15,8 +15,6 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_GRANTED,
     EVENT_TASK_LOCK_LOST,
-    EVENT_TASK_LOCK_OVERDUE,
-    EVENT_TASK_LOCK_RECOVERED,
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
     TaskLockEvent,
@@ -28,8 +26,6 @@ CODES = {
     "released": EVENT_TASK_LOCK_RELEASED,
     "lost": EVENT_TASK_LOCK_LOST,
     "error": EVENT_TASK_LOCK_ERROR,
-    "overdue": EVENT_TASK_LOCK_OVERDUE,
-    "recovered": EVENT_TASK_LOCK_RECOVERED,
 }
 RUN_TIME = datetime(2025, 6, 6, 10, tzinfo=timezone.utc)
 

@@ -50,7 +50,7 @@ class TestHeldLock:
             assert current_lock() is lock
             assert isinstance(lock, HeldLock)
             assert (lock.name, lock.token, lock.run_time) == ("report", 7, RUN_TIME)
-            assert (lock.lost, lock.is_takeover, lock.was_overdue) == (False, False, False)
+            assert (lock.lost, lock.is_takeover) == (False, False)
         assert current_lock() is None
         assert lock.lost
 
@@ -62,10 +62,9 @@ class TestHeldLock:
             assert lock.lost
 
     def test_a_takeover_names_who_died(self) -> None:
-        with held_lock(is_takeover=True, was_overdue=True) as lock:
+        with held_lock(is_takeover=True) as lock:
             assert lock.is_takeover
             assert lock.dead_holder is not None
-            assert lock.was_overdue
 
     def test_it_is_extended_unless_it_is_lost(self) -> None:
         with held_lock(max_lock=timedelta(minutes=1)) as lock:

@@ -12,10 +12,8 @@ task's row.
 
 from apscheduler_tasklock._lock.statements.claims import (
     claim,
-    claim_after_end,
     claim_handed_out,
     claim_many,
-    claim_many_after_end,
     find_taken,
     first_claim,
     first_claim_many,
@@ -44,7 +42,6 @@ from apscheduler_tasklock._lock.statements.replicas import (
     retire,
     shorten_history,
     stop_replica,
-    tell_overdue,
 )
 from apscheduler_tasklock._lock.statements.runs import (
     extend,
@@ -83,10 +80,8 @@ __all__ = [
     "RecordingStatement",
     "Statement",
     "claim",
-    "claim_after_end",
     "claim_handed_out",
     "claim_many",
-    "claim_many_after_end",
     "claim_requested",
     "end_lease",
     "extend",
@@ -113,5 +108,4 @@ __all__ = [
     "stop_replica",
     "take_over",
     "take_over_many",
-    "tell_overdue",
 ]

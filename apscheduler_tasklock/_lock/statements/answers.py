@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# What an update returns of a row that was claimed.
+# What an update returns of a row that was claimed. The last two tell of a run that died before.
 RETURNED = """lock.task_name, lock.window_start AS new_start, lock.token AS new_token,
-               lock.locked_until AS new_locked_until, lock.run_until AS new_run_until"""
-RETURNED_AFTER_DEATH = (
-    f"{RETURNED}, lock.last_outcome AS new_outcome, lock.recorded AS new_recorded"
-)
+               lock.locked_until AS new_locked_until, lock.run_until AS new_run_until,
+               lock.last_outcome AS new_outcome, lock.recorded AS new_recorded"""
 # What the answer to a granted claim says of the decision.
 DECIDED_GRANTED = {
     "granted": "true",
@@ -29,7 +27,6 @@ ROW_FOUND = {
     "database_time": "now()",
     "claim_id": "lock.claim_id",
     "manual": "COALESCE(lock.kind, '') = 'manual'",
-    "was_overdue": "lock.overdue_told_at IS NOT NULL",
 }
 
 
@@ -44,7 +41,6 @@ def columns_made(claim_id: str) -> dict[str, str]:
         "database_time": "now()",
         "claim_id": claim_id,
         "manual": "false",
-        "was_overdue": ROW_FOUND["was_overdue"],
     }
 
 

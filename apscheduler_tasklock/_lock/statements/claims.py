@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from apscheduler_tasklock._lock.statements.answers import (
     DECIDED_GRANTED,
     RETURNED,
-    RETURNED_AFTER_DEATH,
     ROW_FOUND,
     columns_made,
     made_or_found,
@@ -54,9 +53,6 @@ _WINDOW_TYPES = {
     name: _CLAIM_TYPES[name]
     for name in ("task_name", "claim_id", "lag", "run_time", "min_lock", "failover", "runs")
 }
-
-# Nobody is running the task, nor has anybody died running it.
-_WAS_ENDED = "(lock.finished_at IS NOT NULL OR (lock.handed_over AND lock.locked_until <= now()))"
 
 # The run time in database time. The replica says how late it is by its own clock, so that the
 # offset between the clocks cancels out; `latest` caps the database's time at what it can have been
@@ -109,7 +105,6 @@ class _Claim:
         )"""
         self.paused = f"({IS_PAUSED} OR COALESCE(asked.fired < lock.paused_until, false))"
         is_free = f"NOT {self.own} AND {self.new_window} AND NOT {self.waits} AND NOT {self.paused}"
-        self.may_claim_after_end = f"{_WAS_ENDED} AND {is_free}"
         self.may_claim = f"{NOT_RUNNING} AND {is_free}"
         due = due_after(asked, "asked.fired")
         status = {
@@ -120,7 +115,7 @@ class _Claim:
             "overrun_at": f"now() + LEAST({asked['max_runtime']}, {asked['max_lock']})"
             " * interval '1 second'",
         }
-        changes = f"""
+        self.changes = f"""
             started_at = now(),
             locked_until = now() + LEAST({max_lock}, {self.lease}),
             run_until = now() + {max_lock},
@@ -135,11 +130,9 @@ class _Claim:
             runs = {asked["runs"]},
             one_off = {asked["one_off"]},
             finished_at = NULL,
-            overdue_told_at = NULL,
-            {", ".join(f"{name} = {value}" for name, value in status.items())}
+            {", ".join(f"{name} = {value}" for name, value in status.items())},
+            {NOTES_DEATH}
         """
-        self.changes_after_end = f"{changes}, last_outcome = NULL, overran = false"
-        self.changes = f"{changes}, {NOTES_DEATH}"
         # What stands for or against the claim in the row as the statement found it.
         self.found_state = f"""LATERAL (SELECT {granted_before} AS granted, {NOT_RUNNING} AS idle,
                                        {self.new_window} AS new_window, {self.waits} AS waits,
@@ -179,16 +172,6 @@ _ASKED_WINDOWS = f"""SELECT *, {_FIRED} AS fired
                            FROM {json_rows(_WINDOW_TYPES)}) AS request"""
 
 
-def claim_after_end(table: str) -> str:
-    """Return the statement that claims unless the last run's holder died.
-
-    It is what nearly every claim gets by with. What notes a death, in the row and in the run
-    history, takes PostgreSQL as long to begin as a tenth of a refused claim, also where nobody
-    died. As for the rest it is as :func:`claim`.
-    """
-    return _claim(table, _ONE.may_claim_after_end, _ONE.changes_after_end, RETURNED)
-
-
 def claim(table: str, history: History | None = None) -> str:
     """Return the statement that claims, or says why it may not. Without a row it returns none.
 
@@ -199,29 +182,16 @@ def claim(table: str, history: History | None = None) -> str:
     A claim that was granted once is not granted again: a statement that was held up on its way may
     arrive after the release, and nobody would know of what it got.
     """
-    death = death_entry(history, table)
-    return _claim(table, _ONE.may_claim, _ONE.changes, RETURNED_AFTER_DEATH, death)
-
-
-def _claim(table: str, may_claim: str, changes: str, returned: str, death: str = "") -> str:
     return f"""
         WITH asked AS ({_ASKED_ONE}), claimed AS (
-            UPDATE {table} AS lock SET {changes} FROM asked
-            WHERE lock.task_name = {_PARAMETERS["task_name"]} AND {may_claim} AND {SAFELY}
-            RETURNING {returned}
-        ){death}
+            UPDATE {table} AS lock SET {_ONE.changes} FROM asked
+            WHERE lock.task_name = {_PARAMETERS["task_name"]} AND {_ONE.may_claim} AND {SAFELY}
+            RETURNING {RETURNED}
+        ){death_entry(history, table)}
         SELECT {made_or_found(_ONE.made, {**_FOUND, **ROW_FOUND})}
         FROM {table} AS lock CROSS JOIN asked LEFT JOIN claimed ON true, {_ONE.found_state}
         WHERE lock.task_name = {_PARAMETERS["task_name"]}
     """
-
-
-def claim_many_after_end(table: str) -> str:
-    """Return the statement that claims many tasks, unless the last run's holder died.
-
-    See :func:`claim_after_end`.
-    """
-    return _claim_many(table, _MANY.may_claim_after_end, _MANY.changes_after_end, RETURNED)
 
 
 def claim_many(table: str, history: History | None = None) -> str:
@@ -231,21 +201,16 @@ def claim_many(table: str, history: History | None = None) -> str:
     writes nothing. A row that somebody else has locked is passed over: its answer is the row as it
     was before, which looks free.
     """
-    death = death_entry(history, table)
-    return _claim_many(table, _MANY.may_claim, _MANY.changes, RETURNED_AFTER_DEATH, death)
-
-
-def _claim_many(table: str, may_claim: str, changes: str, returned: str, death: str = "") -> str:
     return f"""
         WITH asked AS ({_ASKED_MANY}), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
-            WHERE {may_claim}
+            WHERE {_MANY.may_claim}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), claimed AS (
-            UPDATE {table} AS lock SET {changes} FROM asked JOIN free USING (task_name)
+            UPDATE {table} AS lock SET {_MANY.changes} FROM asked JOIN free USING (task_name)
             WHERE lock.task_name = free.task_name AND {DURABLY}
-            RETURNING {returned}
-        ){death}
+            RETURNING {RETURNED}
+        ){death_entry(history, table)}
         SELECT asked.claim_id AS asked_claim_id,
                {made_or_found(_MANY.made, {**_FOUND, **ROW_FOUND})}
         FROM asked JOIN {table} AS lock USING (task_name) LEFT JOIN claimed USING (task_name),
@@ -320,7 +285,7 @@ def claim_handed_out(table: str, history: History | None = None, *, jobs: str) -
         ), claimed AS (
             UPDATE {table} AS lock SET {_ONE.changes} FROM asked, job
             WHERE lock.task_name = {task_name} AND {may_claim}
-            RETURNING {RETURNED_AFTER_DEATH}
+            RETURNING {RETURNED}
         ), first AS (
             INSERT INTO {table} AS lock ({ROW_COLUMNS})
             {_ONE.first_row} FROM asked, job

@@ -14,16 +14,10 @@ class History:
 
     :ivar table: the table's name, quoted
     :ivar slots: how many runs of each task are kept; 1 or more
-    :ivar errors_only: whether runs that ended well are left out
     """
 
     table: str
     slots: int
-    errors_only: bool = False
-
-    def has_entry(self, outcome: str) -> str:
-        """Return whether a run with this outcome gets an entry; one that never began has none."""
-        return f"{outcome} NOT IN ('', 'ok')" if self.errors_only else f"{outcome} <> ''"
 
     def entry(self, rows: str, **columns: str) -> str:
         """Return the INSERT of entries.

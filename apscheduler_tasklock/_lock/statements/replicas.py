@@ -5,10 +5,8 @@ from __future__ import annotations
 from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock._lock.statements.parts import (
     DUE_IN_PAUSE,
-    IS_PAUSED,
     NEVER,
     ROW_COLUMNS,
-    SAFELY,
     asked_columns,
     due_after,
     json_rows,
@@ -47,9 +45,8 @@ def register(table: str) -> str:
     ends at the next run time of the new one at the latest, so that its first run time is not taken
     for one of the old window; but not sooner after the window's start than two run times may be
     apart, so that replicas of two versions side by side run nothing twice. A row that says the same
-    is left alone, unless nobody knows when its next run is due. A task that was told to be overdue
-    has not recovered by that, but when it runs. A row that a newer version has given its schedule
-    is left alone by what an older one repeats.
+    is left alone, unless nobody knows when its next run is due. A row that a newer version has
+    given its schedule is left alone by what an older one repeats.
 
     It returns of each task the token of its last run, if its row has the schedule now; and whether
     it was passed over, since somebody has its row locked.
@@ -97,17 +94,6 @@ def register(table: str) -> str:
                {says_more} IS TRUE
         FROM {table} AS lock JOIN asked USING (task_name)
         WHERE NOT EXISTS (SELECT FROM changed WHERE changed.task_name = lock.task_name)
-    """
-
-
-def tell_overdue(table: str) -> str:
-    """Return the statement by which one replica takes it on to tell that a task is overdue."""
-    return f"""
-        UPDATE {table} AS lock SET overdue_told_at = now()
-        WHERE task_name = %(task_name)s AND overdue_told_at IS NULL AND overdue_at < now()
-              AND finished_at IS NOT NULL AND window_start < due_at AND NOT {IS_PAUSED}
-              AND NOT {DUE_IN_PAUSE} AND {SAFELY}
-        RETURNING due_at, locked_by AS holder, token
     """
 
 

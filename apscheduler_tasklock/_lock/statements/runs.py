@@ -63,7 +63,7 @@ class _Release:
         due = due_after(asked, "now()")
         is_first = "lock.finished_at IS NULL"
         failed = f"{outcome} IN ('error', 'overran')"
-        has_entry = history.has_entry(outcome) if history else "false"
+        has_entry = f"{outcome} <> ''" if history else "false"
         recorded = f"lock.recorded + CASE WHEN {{first}} AND {has_entry} THEN 1 ELSE 0 END"
         self.changes = f"""
             finished_at = COALESCE(lock.finished_at, now()),
@@ -114,7 +114,7 @@ class _Release:
             return ""
         # Not of one that was released before: then its row counts the entry of another.
         is_first = "(run.finished_at IS NULL OR run.finished_at = now())"
-        rows = f"ended AS run WHERE {self._history.has_entry('run.outcome')} AND {is_first}"
+        rows = f"ended AS run WHERE run.outcome <> '' AND {is_first}"
         entry = self._history.entry(rows, error_type="run.error_type", error="run.error")
         return f", entry AS ({entry})"
 
@@ -271,7 +271,6 @@ def read(table: str) -> str:
                CASE WHEN {is_over} AND {not_paused} THEN due_at END AS due_at,
                COALESCE({is_due} AND window_start < due_at AND overdue_at < now()
                         AND NOT {DUE_IN_PAUSE}, false) AS overdue,
-               overdue_told_at IS NOT NULL AS told_overdue,
                COALESCE({IS_PAUSED}, false) AS paused,
                {DUE_IN_PAUSE} AS due_in_pause
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from apscheduler_tasklock._lock.statements.answers import (
     DECIDED_GRANTED,
-    RETURNED_AFTER_DEATH,
+    RETURNED,
     ROW_FOUND,
     columns_made,
     made_or_found,
@@ -72,9 +72,8 @@ class _Takeover:
             "waits": "false",
             "paused": IS_PAUSED,
             **ROW_FOUND,
-            "was_overdue": "false",  # that a run of the schedule says
         }
-        made = {**DECIDED_GRANTED, **columns_made(asked["claim_id"]), "was_overdue": "false"}
+        made = {**DECIDED_GRANTED, **columns_made(asked["claim_id"])}
         made["manual"] = ROW_FOUND["manual"]  # if the run that died was
         self.made_or_found = made_or_found(made, self.found)
 
@@ -89,7 +88,7 @@ def take_over(table: str, history: History | None = None) -> str:
         WITH claimed AS (
             UPDATE {table} AS lock SET {_TAKE_OVER.changes}
             WHERE lock.task_name = %(task_name)s AND {_TAKE_OVER.may_take_over} AND {SAFELY}
-            RETURNING {RETURNED_AFTER_DEATH}
+            RETURNING {RETURNED}
         ){death_entry(history, table)}
         SELECT {_TAKE_OVER.made_or_found}
         FROM {table} AS lock LEFT JOIN claimed ON true WHERE lock.task_name = %(task_name)s
@@ -110,7 +109,7 @@ def take_over_many(table: str, history: History | None = None) -> str:
             UPDATE {table} AS lock SET {_TAKE_OVER_MANY.changes}
             FROM asked JOIN free USING (task_name)
             WHERE lock.task_name = free.task_name AND {DURABLY}
-            RETURNING {RETURNED_AFTER_DEATH}
+            RETURNING {RETURNED}
         ){death_entry(history, table)}
         SELECT asked.claim_id AS asked_claim_id, {_TAKE_OVER_MANY.made_or_found}
         FROM asked JOIN {table} AS lock USING (task_name) LEFT JOIN claimed USING (task_name)
@@ -139,7 +138,6 @@ def claim_requested(table: str, history: History | None = None) -> str:
         **DECIDED_GRANTED,
         **columns_made("%(claim_id)s::uuid"),
         "manual": "true",
-        "was_overdue": "false",
     }
     return f"""
         WITH claimed AS (
@@ -161,7 +159,7 @@ def claim_requested(table: str, history: History | None = None) -> str:
                       AND (lock.run_until <= now() OR NOT (lock.failover OR lock.handed_over)
                            OR {nobody_does})))
                   AND {SAFELY}
-            RETURNING {RETURNED_AFTER_DEATH}
+            RETURNING {RETURNED}
         ){death_entry(history, table)}
         SELECT {made_or_found(made, found)}
         FROM {table} AS lock LEFT JOIN claimed ON true WHERE lock.task_name = %(task_name)s
