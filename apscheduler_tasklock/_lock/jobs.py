@@ -105,8 +105,8 @@ def _place(jobs: str) -> str:
         JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = ours.relnamespace
         LEFT JOIN pg_catalog.pg_description AS comment
             ON comment.objoid = ours.oid AND comment.objsubid = 0
-               AND comment.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass
-        WHERE ours.oid = {literal(jobs)}::pg_catalog.regclass
+               AND comment.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+        WHERE ours.oid = {literal(jobs)}::pg_catalog.regclass::pg_catalog.oid
     """
 
 

@@ -115,11 +115,12 @@ _REPLICA_STATE = """
 """
 # What a replica told when it was heard last, of runs whose locks were lost.
 _LOST = f"""
-    SELECT run ->> 'task' AS task,
-           CASE WHEN {IS_RUN} THEN (run ->> 'token')::numeric::bigint END AS token,
-           CASE WHEN {IS_RUN} THEN to_timestamp((run ->> 'since')::float8) END AS since, replica_id
+    SELECT run ->> 'task'::text AS task,
+           CASE WHEN {IS_RUN} THEN (run ->> 'token'::text)::numeric::bigint END AS token,
+           CASE WHEN {IS_RUN} THEN to_timestamp((run ->> 'since'::text)::float8) END AS since,
+           replica_id
     FROM replicas, {RUNS_TOLD} AS run
-    WHERE heard AND {IS_RUN} AND run -> 'lost' = 'true'
+    WHERE heard AND {IS_RUN} AND run -> 'lost'::text = 'true'
 """
 # In place of the replicas, where they cannot be read.
 _NO_REPLICAS = """

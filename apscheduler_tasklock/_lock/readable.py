@@ -38,12 +38,15 @@ _LONGEST = 200_000
 
 # What a replica says of a run: as of ``RunningRun.reported``. Only then its values are cast.
 IS_RUN = """
-    (CASE WHEN jsonb_typeof(run -> 'task') = 'string' AND jsonb_typeof(run -> 'lost') = 'boolean'
-               AND jsonb_typeof(run -> 'token') = 'number'
-               AND jsonb_typeof(run -> 'since') = 'number'
-          THEN (run ->> 'token')::numeric BETWEEN -9223372036854775808 AND 9223372036854775807
-               AND (run ->> 'token')::numeric = trunc((run ->> 'token')::numeric)
-               AND (run ->> 'since')::numeric BETWEEN 0 AND 253402128000
+    (CASE WHEN jsonb_typeof(run -> 'task'::text) = 'string'
+               AND jsonb_typeof(run -> 'lost'::text) = 'boolean'
+               AND jsonb_typeof(run -> 'token'::text) = 'number'
+               AND jsonb_typeof(run -> 'since'::text) = 'number'
+          THEN (run ->> 'token'::text)::numeric BETWEEN '-9223372036854775808'::numeric
+                                                    AND '9223372036854775807'::numeric
+               AND (run ->> 'token'::text)::numeric = trunc((run ->> 'token'::text)::numeric)
+               AND (run ->> 'since'::text)::numeric BETWEEN '0'::numeric
+                                                        AND '253402128000'::numeric
           ELSE false END)
 """
 # What a replica runs; nothing of one that does not tell it as a list.
@@ -72,7 +75,7 @@ def unreadable(times: Iterable[str]) -> str:
     odd = (
         f"CASE WHEN {_is_odd(name, _INFINITE.get(name, ()))} THEN '{name}' END" for name in times
     )
-    return f"array_remove(ARRAY[{', '.join(odd)}], NULL)"
+    return f"pg_catalog.array_remove(ARRAY[{', '.join(odd)}], NULL)"
 
 
 def _nearest(name: str) -> str:
