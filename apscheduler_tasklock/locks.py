@@ -437,7 +437,8 @@ class Hold:
         exception: BaseException | None = None,
         _traceback: object = None,
     ) -> None:
-        self._release(self._leave(), self._end_after(exception))
+        held = self._leave()
+        self._release(held, self._end_after(held, exception))
 
     async def __aenter__(self) -> HeldLock:
         with self._entering():
@@ -463,7 +464,7 @@ class Hold:
         _traceback: object = None,
     ) -> None:
         held, client = self._leave(), self._client
-        release = _HoldRelease(held, self._end_after(exception), client, self._release)
+        release = _HoldRelease(held, self._end_after(held, exception), client, self._release)
         # It goes on when this is cancelled.
         await result_of(client.offload.release(release))
 
@@ -555,8 +556,9 @@ class Hold:
         self._context.close()
         return held
 
-    def _end_after(self, exception: BaseException | None) -> RunEnd:
-        return RunEnd.of(exception, redact=self._client.settings.redact)
+    def _end_after(self, held: HeldLock, exception: BaseException | None) -> RunEnd:
+        redact = self._client.settings.redact
+        return RunEnd.of(exception, redact=redact, overran=held.seconds_left == 0)
 
     def _release(
         self,

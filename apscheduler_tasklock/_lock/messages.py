@@ -58,13 +58,16 @@ class RunEnd:
         exception: BaseException | None,
         ending: Ending = Ending.KEEP,
         redact: Callable[[BaseException], str | None] = str,
+        *,
+        overran: bool = False,
     ) -> RunEnd:
         """Return the end of a run that this exception has left, or none.
 
         :param redact: returns what is stored of the exception's message
+        :param overran: whether its maximum lock was over when it ended, which is a failure, too
         """
         if exception is None:
-            return cls(ending, "ok")
+            return cls(ending, "overran" if overran else "ok")
         if isinstance(exception, (asyncio.CancelledError, GeneratorExit)):
             return cls(ending, "cancelled")
         return cls(ending, "error", _class_of(exception), _message_of(exception, redact))

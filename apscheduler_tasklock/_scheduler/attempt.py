@@ -405,7 +405,10 @@ class RunAttempt:
         if exception is not None and self._locks.settings.redact is str:
             self._telemetry.raised(exception)  # its traceback has what nobody has redacted
         end = RunEnd.of(
-            exception, Ending.OPEN if opens else Ending.KEEP, self._locks.settings.redact
+            exception,
+            Ending.OPEN if opens else Ending.KEEP,
+            self._locks.settings.redact,
+            overran=self._held is not None and self._held.seconds_left == 0,
         )
         return self._with_next_run(end)
 

@@ -430,8 +430,16 @@ class Registrar:
         if self._try(REMOVED_TASKS, lambda: self._locks.retire(successor_of, dropped)):
             self._retires = False
 
+    def report_waiting(self) -> None:
+        """Tell that this replica is alive, and what runs, while its stop waits for jobs."""
+        names, rejected = sorted(set(self._poll.task_names())), self._told_as_rejected()
+        try:
+            self._report_tasks(names, rejected, self._locks.what_runs())
+        except TaskLockError as error:
+            logger.debug("This replica counts as silent after a while: %s", error)
+
     def close(self) -> None:
-        """Tell that this replica stops, unless it cannot be told."""
+        """Tell that this replica has stopped, unless it cannot be told."""
         self._closed = True
         if self._report_at and self._locks.outage.reason is None:
             try:

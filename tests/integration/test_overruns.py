@@ -17,7 +17,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ClaimRequest
 from apscheduler_tasklock.lock import HeldLock
-from apscheduler_tasklock.status import RunningRun
+from apscheduler_tasklock.status import ReplicaState, RunningRun
 from tests.integration.conftest import Job
 from tests.support.internals import instances
 from tests.support.polling import eventually
@@ -95,6 +95,43 @@ def test_a_run_that_ends_before_its_maximum_lock_does_not_overrun(
     eventually(lambda: held.lease is None or held.lease_left > 0)
     locks.abandon(held)
     assert connection.execute("SELECT overran FROM task_lock").fetchone() == (False,)
+
+
+@pytest.mark.parametrize("lease", [None, 1])
+def test_a_run_that_ends_after_its_maximum_lock_has_overrun_though_nobody_ran_the_task_since(
+    make_replica: MakeReplica, operator: TaskLocks, job: Job, lease: float | None
+) -> None:
+    lock = {"min_lock": 0.1, "max_lock": 1.5, "lease": lease, "failover": False}
+    replica = make_replica(**FAST, jobs={"job": lock})
+    replica.run_once(job.run)
+    eventually(lambda: job.begun.is_set() and task(operator).state is TaskState.TOO_LONG)
+    job.go_on.set()
+    eventually(lambda: task(operator).state is TaskState.FAILING)
+    assert (task(operator).outcome, task(operator).failures) == ("overran", 1)
+    assert [run.outcome for run in operator.runs("job")] == ["overran"]
+
+
+def test_a_hold_that_ends_after_its_maximum_lock_has_overrun(operator: TaskLocks) -> None:
+    with operator.hold("job", min_lock=0, max_lock=0.3) as lock:
+        eventually(lambda: lock.lost)
+    assert [run.outcome for run in operator.runs("job")] == ["overran"]
+
+
+def test_a_stop_that_waits_for_an_overrun_shows_it_until_it_ends(
+    make_replica: MakeReplica, operator: TaskLocks, job: Job
+) -> None:
+    lock = {"min_lock": 0.1, "max_lock": 1.5, "lease": 1, "failover": False}
+    replica = make_replica(replica_id="one", timings=SOON_TOLD, **FAST, jobs={"job": lock})
+    replica.run_once(job.run)
+    eventually(lambda: job.begun.is_set() and operator.replicas())
+    stopping = threading.Thread(target=replica.scheduler.shutdown)
+    stopping.start()
+    eventually(lambda: [run for run in running(operator, "one") if run.lost])
+    assert task(operator).state is TaskState.TOO_LONG
+    assert operator.replicas()[0].state is ReplicaState.ALIVE
+    job.go_on.set()
+    stopping.join()
+    assert operator.replicas()[0].state is ReplicaState.STOPPED
 
 
 def test_a_shutdown_says_again_and_again_which_job_it_waits_for(
