@@ -139,8 +139,8 @@ class OneJob:
         self._job._modify(next_run_time=self._next_run_time())
         return self._job
 
-    def jobs(self) -> list[Any]:
-        """Return all jobs."""
+    def jobs_of(self, _jobstore: str) -> list[Any]:
+        """Return the jobs of the store."""
         return [self.job("", "")]
 
 
@@ -193,7 +193,7 @@ class ReplicaExecutor:
 
     def submission(self, run_time: datetime) -> Submission:
         """Return what is submitted for a run time of the scheduler's."""
-        [found] = self._scheduler.jobs()
+        [found] = self._scheduler.jobs_of("default")
         task = self.jobs.resolve(found, "default")
         return self.jobs.submission(found, "default", task, [run_time])
 

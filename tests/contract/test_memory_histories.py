@@ -30,6 +30,7 @@ from apscheduler_tasklock._lock.messages import (
 )
 from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
+from apscheduler_tasklock.status import Run
 from tests.contract.conftest import Memory
 
 STEPS = 150
@@ -246,6 +247,10 @@ def rows_in_memory(memory: Memory, columns: set[str]) -> dict[str, dict[str, Any
     }
 
 
+def entry_of(run: Run) -> dict[str, Any]:
+    return {name: value for name, value in vars(run).items() if name != "unreadable"}
+
+
 def in_order(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     # A run that was handed over, and released all the same, has two.
     return sorted(entries, key=lambda entry: (entry["task"], entry["token"], entry["ended_at"]))
@@ -283,7 +288,7 @@ def test_the_rule_in_memory_does_as_the_statements_do(
                     row.claim_id = rows[row.task_name]["claim_id"]
             columns = {column for row in rows.values() for column in row}
             assert rows_in_memory(memory, columns) == rows, where
-            kept = [vars(run) for each in rows for run in memory.locks.runs(each)]
+            kept = [entry_of(run) for each in rows for run in memory.locks.runs(each)]
             assert in_order(kept) == in_order(all_of(connection, ENTRY)), where
 
 

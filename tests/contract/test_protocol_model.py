@@ -665,7 +665,6 @@ class ClaimHistory(RuleBasedStateMachine):
             None,
             None,
             False,
-            False,
             row.paused(self.now),
             False,
         )

@@ -232,7 +232,7 @@ def test_a_worker_keeps_and_redacts_history_as_it_is_told_on_one_connection(
     replica.run_once(pool_jobs.lock_and_process, job_id="well")
     replica.one(EVENT_JOB_EXECUTED, "well")
     with closing(TaskLocks(database_url)) as operator:
-        errors = [run.error for run in operator.runs() if run.task_name != "well"]
+        errors = [run.error for run in operator.runs() if run.task != "well"]
         assert errors == ["redacted ValueError"] * 3
     assert len(pids) == 2  # the scheduler's own, and the worker's
 

@@ -823,7 +823,7 @@ def test_functions_of_other_bodies_that_have_lost_their_name_have_names_of_their
     functions = []
     for n in range(3):
         exec(f"def _(): return {n}", vars(module))  # noqa: S102  # written right here
-        functions.append(module._)
+        functions.append(vars(module)["_"])
     tasks = [one_off(function) for function in functions]
     assert [task.own_because for task in tasks] == [None] * 3
     assert len({task.name for task in tasks}) == 3
