@@ -280,7 +280,8 @@ def test_a_release_that_is_refused_is_told_in_one_line(
 ) -> None:
     with role(database_url) as (name, url):
         user = sql.Identifier(name)
-        connection.execute(sql.SQL("GRANT SELECT, INSERT, UPDATE ON task_lock TO {}").format(user))
+        rights = "GRANT SELECT, INSERT, UPDATE ON task_lock, task_lock_run TO {}"
+        connection.execute(sql.SQL(rights).format(user))
         locks = make_task_locks(url)
         with locks.hold("import", **TIMES):
             connection.execute(sql.SQL("REVOKE UPDATE ON task_lock FROM {}").format(user))
