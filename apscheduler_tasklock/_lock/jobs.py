@@ -597,7 +597,8 @@ def _due(jobs: str, lock: str) -> str:
     return f"""
         WITH due AS (
             SELECT job.*, {time} AS due_time,
-                   pg_column_size(trigger) + pg_column_size(options) + pg_column_size(arguments)
+                   pg_catalog.pg_column_size(trigger) + pg_catalog.pg_column_size(options)
+                       + pg_catalog.pg_column_size(arguments)
                        AS size
             FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
             WHERE job.executor = ANY(%(aliases)s::text[])

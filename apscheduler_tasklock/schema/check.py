@@ -215,7 +215,7 @@ def lock_query(tables: Sequence[Table]) -> bytes:
     """
     names = ", ".join(f"to_regclass({literal(quoted_name(table))})" for table in tables)
     return f"""
-        SELECT format('pid %s (%s) %s %s on %s%s; let it end its transaction, or run: '
+        SELECT pg_catalog.format('pid %s (%s) %s %s on %s%s; let it end its transaction, or run: '
                       'SELECT pg_terminate_backend(%s)',
                       lock.pid, COALESCE(NULLIF(application_name, ''), 'without a name'),
                       CASE WHEN granted THEN 'has' ELSE 'waits for' END, mode, relation::regclass,

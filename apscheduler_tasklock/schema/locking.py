@@ -56,7 +56,7 @@ END
 # that printed SQL gives each database another one.
 _IDENTIFY = """
 BEGIN
-    EXECUTE 'COMMENT ON TABLE ' || {table_literal} || ' IS ' || quote_literal(
+    EXECUTE 'COMMENT ON TABLE ' || {table_literal} || ' IS ' || pg_catalog.quote_literal(
         'apscheduler-tasklock ' || gen_random_uuid()
         || '. Do not change this comment: the signatures of stored jobs are made with it.');
 END

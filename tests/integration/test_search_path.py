@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -23,6 +24,7 @@ from tests.support.overloads import create_overloads
 from tests.support.roles import role
 from tests.support.rows import add_replica, add_task
 from tests.support.schedulers import Replica
+from tests.support.snippets import ROOT
 
 Connection = psycopg.Connection[Any]
 
@@ -66,6 +68,48 @@ def test_each_statement_calls_what_postgresql_has(
     connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(name)))
     found = {text: rejected(connection, text) for text in dict.fromkeys(texts)}
     assert [(error, text) for text, error in found.items() if error] == []
+
+
+# Of these, what we call takes no arguments that somebody could make a better fit for.
+SAFE = {"count", "unnest", "min", "max", "coalesce"}
+
+
+def test_no_statement_names_a_function_of_any_type_without_its_schema(
+    connection: Connection,
+) -> None:
+    """A function of the exact type, in another schema, would be taken for one of any type."""
+    query = """
+        SELECT DISTINCT proname FROM pg_catalog.pg_proc
+        WHERE pronamespace = 'pg_catalog'::regnamespace AND EXISTS (
+            SELECT FROM unnest(proargtypes) AS type
+            WHERE format_type(type, NULL) IN ('"any"', 'anyarray', 'anyelement', 'anynonarray',
+                                              'anycompatible', 'anycompatiblearray'))
+    """
+    any_type = {name for (name,) in connection.execute(query)} - SAFE
+    assert {"format", "pg_column_size", "array_remove", "jsonb_build_object"} <= any_type
+    called = {
+        (str(path.relative_to(ROOT)), name)
+        for path in (ROOT / "apscheduler_tasklock").rglob("*.py")
+        for text in literals(ast.parse(path.read_text(encoding="utf-8")))
+        for name in re.findall(r"(?<![.\w])([a-z_]+)\(", text)
+    }
+    assert len(called) > 30
+    assert sorted((path, name) for path, name in called if name in any_type) == []
+
+
+def literals(module: ast.Module) -> Iterator[str]:
+    """Give all texts of a module but its docstrings."""
+    docstrings = {
+        node.body[0].value
+        for node in ast.walk(module)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(module):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and node not in docstrings:
+            yield node.value
 
 
 def rejected(connection: Connection, text: str) -> str | None:
