@@ -371,13 +371,15 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         over_at = time.monotonic() + SHUTDOWN_LIMIT
         self.locks.stop_claiming()
         self._poll.close()
+        self._registrar.report_stop(self.locks.what_runs() if wait else ())
         if self._inner is not None:
             begun = time.monotonic()
             with shutting_down(self._inner), self._saying_waiting(wait):
                 self._inner.shutdown(wait)
             unwrap(self._inner)
             over_at += time.monotonic() - begun
-        self._registrar.close()  # an operator sees what runs until then
+        if wait:  # an operator sees what runs until then
+            self._registrar.report_stop(())
         deadline = time.monotonic() + CLOSING_TIMEOUT
         runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
         # Coroutines that the wrapped executor has cancelled, and that have not noticed.
@@ -399,7 +401,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     def _tell_waiting(self) -> None:
         self._say_waiting()
-        self._registrar.report_waiting()
+        self._registrar.report_stop(self.locks.what_runs())
 
     def _say_waiting(self) -> None:
         """Say which jobs a stop waits for."""

@@ -674,13 +674,13 @@ class LockClient:
         """
         self.ask(partial(self._protocol.retire, successor_of=successor_of, dropped=dropped))
 
-    def stop_replica(self) -> None:
-        """Say that this replica stops, so that it does not count as alive.
+    def stop_replica(self, running: Sequence[RunningRun] = ()) -> None:
+        """Say that this replica stops, so that nobody counts on it, and what it still runs.
 
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects that
         """
-        self.ask(self._protocol.stop_replica)
+        self.ask(partial(self._protocol.stop_replica, running=running))
 
     def remove_replicas(self, age: float) -> None:
         """Delete the replicas that were last seen so many seconds ago.

@@ -650,7 +650,7 @@ class MemoryProtocol:
                 if row is not None and row.finished and not row.one_off:
                     row.due_at = row.overdue_at = None
 
-    def stop_replica(self, cursor: Any) -> None:
+    def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:
         """Forget the replica's tasks."""
         with self._locks.lock:
             self._locks.tasks_of.pop(self._replica_id, None)

@@ -103,7 +103,7 @@ _STATE = f"""
 # Its run was found dead, in the task's row or in the history, and it has said nothing since. A
 # worker process of its pool may die alone, so that its run tells only of a replica that is silent.
 _REPLICA_STATE = """
-    CASE WHEN stopped_at IS NOT NULL THEN 'stopped'
+    CASE WHEN stopped_at IS NOT NULL AND NOT heard THEN 'stopped'
          WHEN died_at > seen_at OR NOT heard AND worker_died_at > seen_at OR EXISTS (
              SELECT FROM {table} AS lock
              WHERE (locked_by = replica_id

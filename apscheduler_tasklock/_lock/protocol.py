@@ -65,6 +65,10 @@ _ERRORS_OF_ONE = (UnicodeError, psycopg.DataError)
 HISTORY = 100
 
 
+def _reported(running: Sequence[RunningRun]) -> str:
+    return json.dumps([run.reported for run in running])
+
+
 def history_beside(table: Table, runs: int) -> History | None:
     """Return where the history beside a task lock table is written, and how many runs of a task.
 
@@ -445,7 +449,7 @@ class TaskLockProtocol:
             "tasks": list(tasks),
             "rejected": list(rejected),
             "started_at": started_at,
-            "running": json.dumps([run.reported for run in running]),
+            "running": _reported(running),
         }
         cursor.row_factory = dict_row
         row = self._execute(cursor, self._report_replica, parameters).fetchone()
@@ -462,9 +466,9 @@ class TaskLockProtocol:
         tasks = {"tasks": list(successor_of), "dropped": list(dropped)}
         self._execute(cursor, self._retire, tasks)
 
-    def stop_replica(self, cursor: Any) -> None:
-        """Say that this replica stops."""
-        self._execute(cursor, self._stop_replica, {})
+    def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:
+        """Say that this replica stops, and what it still runs."""
+        self._execute(cursor, self._stop_replica, {"running": _reported(running)})
 
     def remove_replicas(self, cursor: Any, age: float) -> None:
         """Delete the replicas that were last seen so many seconds ago."""

@@ -132,8 +132,8 @@ class LockProtocol(Protocol):
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
         """Let nobody wait any more for tasks that no replica has, if they were removed."""
 
-    def stop_replica(self, cursor: Any) -> None:
-        """Say that this replica stops."""
+    def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:
+        """Say that this replica stops, and what it still runs."""
 
     def remove_replicas(self, cursor: Any, age: float) -> None:
         """Delete the replicas that were last seen so many seconds ago."""

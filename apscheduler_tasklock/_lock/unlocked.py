@@ -260,7 +260,7 @@ class UnlockedProtocol:
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
         """Do nothing."""
 
-    def stop_replica(self, cursor: Any) -> None:
+    def stop_replica(self, cursor: Any, running: Sequence[RunningRun] = ()) -> None:
         """Do nothing."""
 
     def remove_replicas(self, cursor: Any, age: float) -> None:

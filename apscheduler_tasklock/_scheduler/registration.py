@@ -119,6 +119,7 @@ class Registrar:
         self._told: dict[JobKey, str] = {}  # the schedule of each, as it was told last
         self._is_first = True
         self._closed = False
+        self._is_told_stopped = False  # with nothing that still runs
         self._report_at = 0.0  # on the monotonic clock
         self._has_all_at = 0.0  # likewise: jobs are added after the start, one by one
         self._reported: tuple[Sequence[str], Sequence[str]] = (
@@ -430,20 +431,15 @@ class Registrar:
         if self._try(REMOVED_TASKS, lambda: self._locks.retire(successor_of, dropped)):
             self._retires = False
 
-    def report_waiting(self) -> None:
-        """Tell that this replica is alive, and what runs, while its stop waits for jobs."""
-        names, rejected = sorted(set(self._poll.task_names())), self._told_as_rejected()
-        try:
-            self._report_tasks(names, rejected, self._locks.what_runs())
-        except TaskLockError as error:
-            logger.debug("This replica counts as silent after a while: %s", error)
-
-    def close(self) -> None:
-        """Tell that this replica has stopped, unless it cannot be told."""
+    def report_stop(self, running: Sequence[RunningRun]) -> None:
+        """Tell that this replica stops, and what it still runs, unless it cannot be told."""
         self._closed = True
+        if self._is_told_stopped and not running:
+            return
         if self._report_at and self._locks.outage.reason is None:
             try:
-                self._locks.stop_replica()
+                self._locks.stop_replica(running)
+                self._is_told_stopped = not running
             except TaskLockError as error:
                 logger.debug("This replica counts as alive for a while: %s", error)
 

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock import TaskLocks, TaskState, TaskStatus
+from apscheduler_tasklock import TaskLocks, TaskLockStateError, TaskState, TaskStatus
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ClaimRequest
@@ -129,6 +129,8 @@ def test_a_stop_that_waits_for_an_overrun_shows_it_until_it_ends(
     eventually(lambda: [run for run in running(operator, "one") if run.lost])
     assert task(operator).state is TaskState.TOO_LONG
     assert operator.replicas()[0].state is ReplicaState.ALIVE
+    with pytest.raises(TaskLockStateError):  # nobody would begin it
+        operator.request_run("job")
     job.go_on.set()
     stopping.join()
     assert operator.replicas()[0].state is ReplicaState.STOPPED

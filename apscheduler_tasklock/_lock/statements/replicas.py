@@ -33,9 +33,9 @@ IS_ALIVE = f"(stopped_at IS NULL AND seen_at > now() - {ALIVE_FOR}::float8 * int
 
 # Seconds after its last sign of life after which operators see it as silent: one was missed.
 SILENT_AFTER = 45.0
-IS_HEARD = (
-    f"(stopped_at IS NULL AND seen_at > now() - {SILENT_AFTER}::float8 * interval '1 second')"
-)
+# One whose stop waits for its runs goes on telling of them.
+IS_HEARD = f"""((stopped_at IS NULL OR running <> '[]'::jsonb)
+                AND seen_at > now() - {SILENT_AFTER}::float8 * interval '1 second')"""
 
 
 def register(table: str) -> str:
@@ -103,7 +103,8 @@ def report_replica(replicas: str) -> str:
     That is which tasks it has, and what the database rejects of its work.
 
     The first time it does, ``started_at`` is null, and all of the row becomes its own: the id may
-    be that of a process before it. It returns the ``started_at`` that stands.
+    be that of a process before it. Later it does not undo a stop, which may have overtaken it. It
+    returns the ``started_at`` that stands.
     """
     return f"""
         INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks,
@@ -112,7 +113,9 @@ def report_replica(replicas: str) -> str:
                 COALESCE(%(started_at)s::timestamptz, now()), now(), %(tasks)s::text[],
                 %(rejected)s::text[], %(running)s::jsonb)
         ON CONFLICT (replica_id) DO UPDATE SET
-            host = excluded.host, version = excluded.version, seen_at = now(), stopped_at = NULL,
+            host = excluded.host, version = excluded.version, seen_at = now(),
+            stopped_at = CASE WHEN %(started_at)s::timestamptz IS NOT NULL
+                              THEN replica.stopped_at END,
             running = excluded.running,
             started_at = CASE WHEN %(started_at)s::timestamptz IS NULL THEN now()
                               ELSE replica.started_at END,
@@ -124,8 +127,12 @@ def report_replica(replicas: str) -> str:
 
 
 def stop_replica(replicas: str) -> str:
-    """Return the statement by which a replica says that it stops."""
-    return f"UPDATE {replicas} SET stopped_at = now() WHERE replica_id = %(replica_id)s"
+    """Return the statement by which a replica says that it stops, and what it still runs."""
+    return f"""
+        UPDATE {replicas} SET stopped_at = COALESCE(stopped_at, now()), seen_at = now(),
+                              running = %(running)s::jsonb
+        WHERE replica_id = %(replica_id)s
+    """
 
 
 def retire(table: str, replicas: str) -> str:
