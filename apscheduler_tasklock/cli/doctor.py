@@ -307,8 +307,9 @@ class _Examination:
         try:
             with self._connection.transaction():
                 pass
-        except psycopg.errors.ProtocolViolation as error:
-            # pgbouncer has closed the connection.
+        except psycopg.OperationalError as error:  # pgbouncer has closed the connection
+            if "statement pooling" not in str(error):
+                raise
             yield Finding(
                 "pooler",
                 "wrong",

@@ -153,7 +153,8 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "leave target_session_attrs out of the URL: the task lock needs a server that takes writes",
     ),
     (
-        r"failed to resolve host|could not translate host name",
+        r"failed to resolve host|could not translate host name|Name or service not known|"
+        r"nodename nor servname",
         "check the host's name in the URL and the DNS of this machine; several hosts are written "
         "?host=one:5432&host=two:5432",
     ),

@@ -221,7 +221,7 @@ def _due_after(
 ) -> Burst | None:
     """Run a burst; return ``None`` if the jobs were due before all of them were set up."""
     settings = {"max_connections": str(5 * max(replicas, 16) + 20)}
-    with EmbeddedServer(settings) as server, ExitStack() as stack:
+    with EmbeddedServer(settings, loopback=True) as server, ExitStack() as stack:
         arguments = (server.url, str(jobs), "" if grace is None else str(grace))
         processes = [
             stack.enter_context(running(burst_process, folder, *arguments)) for _ in range(replicas)

@@ -52,7 +52,7 @@ def run(effort: Effort) -> Section:
     rows = []
     for kind in [*CONTENDERS, *found]:
         progress(f"counting {kind.name}")
-        with EmbeddedServer(LOGGED) as server:
+        with EmbeddedServer(LOGGED, loopback=True) as server:
             counts = count(kind, server, effort.of(300, 100))
             held, rest = _connections(kind, server.url)
         rows += [_row(kind, what, counts[what], held, rest) for what in (*OPERATIONS, IN_A_ROW)]

@@ -40,7 +40,7 @@ def run(effort: Effort) -> Section:
         "round. APScheduler 4 is an alpha that its authors advise against in production; its jobs "
         "run in its default executor, and its store and event broker use asyncpg.",
     )
-    with EmbeddedServer({"max_connections": "100"}) as server:
+    with EmbeddedServer({"max_connections": "100"}, loopback=True) as server:
         upgrade(server.url)
         ways: dict[str, Way] = {
             "APScheduler 3, no lock": lambda dues: fire(None, dues),

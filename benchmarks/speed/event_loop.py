@@ -29,7 +29,7 @@ def run(effort: Effort) -> Section:
         "rounds in a shuffled order. *All at once* has them due at the same moment.",
     )
     rows = []
-    with EmbeddedServer() as server:
+    with EmbeddedServer(loopback=True) as server:
         upgrade(server.url)
         for what, spread in (("over a second", 1.0), ("all at once", 0.0)):
             delays: dict[str, list[list[float]]] = {"APScheduler alone": [], "with the lock": []}

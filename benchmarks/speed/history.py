@@ -154,7 +154,7 @@ def run(effort: Effort) -> Section:
     counts = {}
     for kind in (WithHistory, WithoutHistory):  # OpenTelemetry sends nothing to the database
         progress(f"counting {kind.name}")
-        with EmbeddedServer(LOGGED) as server:
+        with EmbeddedServer(LOGGED, loopback=True) as server:
             counts[kind.name] = count(kind, server, counted, WARM_UP)
     section.tables.append(_times(samples, both))
     section.tables.append(_counts(counts))
@@ -163,7 +163,7 @@ def run(effort: Effort) -> Section:
 
 
 def _measure(effort: Effort) -> Samples:
-    with EmbeddedServer() as server:
+    with EmbeddedServer(loopback=True) as server:
         WithHistory.prepare(server.url)
         trace.set_tracer_provider(TracerProvider())
         metrics.set_meter_provider(MeterProvider())

@@ -71,7 +71,7 @@ def run(effort: Effort) -> Section:
         f"saves time and does not matter to the size). One run in {FAILS} fails, with a message of "
         f"{MESSAGE} characters. The share of HOT updates is that since the line before.",
     )
-    with EmbeddedServer() as server:
+    with EmbeddedServer(loopback=True) as server:
         upgrade(server.url)
         begun = time.monotonic()
         sizes = _sizes(server.url, runs)

@@ -67,7 +67,7 @@ def _measure(
 ) -> list[tuple[int, Samples]]:
     rng = effort.rng()
     measured = []
-    with EmbeddedServer({"max_connections": "200"}) as server:
+    with EmbeddedServer({"max_connections": "200"}, loopback=True) as server:
         for kind in kinds:
             kind.prepare(server.url)
         for threads, each in ((1, rounds), (THREADS, rounds // 4)):

@@ -87,7 +87,7 @@ def run(effort: Effort) -> Section:
 def _added_until_begun(effort: Effort, section: Section) -> None:
     often, rng = effort.of(300, 60), effort.rng()
     progress(f"{often} jobs added on one replica and begun on another")
-    with EmbeddedServer() as server:
+    with EmbeddedServer(loopback=True) as server:
         upgrade(server.url)
         scheduler = make_scheduler(server.url)
         scheduler.start()
@@ -146,7 +146,10 @@ def _look(effort: Effort, section: Section) -> None:
     rounds = effort.rounds
     progress(f"{rounds} looks with {JOBS:,} jobs of which none is due")
     rows = JobRows(task_lock_table(), "bench")
-    with EmbeddedServer() as server, psycopg.connect(server.url, autocommit=True) as own:
+    with (
+        EmbeddedServer(loopback=True) as server,
+        psycopg.connect(server.url, autocommit=True) as own,
+    ):
         upgrade(server.url)
         copy_jobs(server.url, JOBS, after=86_400)
         with psycopg.connect(server.url, autocommit=True) as connection:
@@ -203,7 +206,7 @@ def _look(effort: Effort, section: Section) -> None:
 def _statements(effort: Effort, section: Section) -> None:
     fires = effort.of(60, 20)
     progress(f"{fires} fires of a job that is due every second")
-    with EmbeddedServer(LOGGED) as server:
+    with EmbeddedServer(LOGGED, loopback=True) as server:
         upgrade(server.url)
         with store_replicas(server.url, REPLICAS) as replicas:
             begun = Begun(replicas)
@@ -240,7 +243,7 @@ def _kind(line: str) -> str:
 def _burst(effort: Effort, section: Section) -> None:
     jobs = effort.of(JOBS, 2000)
     progress(f"{jobs:,} one-off jobs due at once on {REPLICAS} replicas")
-    with EmbeddedServer() as server:
+    with EmbeddedServer(loopback=True) as server:
         upgrade(server.url)
         with store_replicas(server.url, REPLICAS) as replicas:
             begun = Begun(replicas)

@@ -14,7 +14,7 @@ from apscheduler_tasklock.demo.server import EmbeddedServer
 
 def describe() -> str:
     """Return what the figures depend on, as Markdown."""
-    with EmbeddedServer() as server, psycopg.connect(server.url) as connection:
+    with EmbeddedServer(loopback=True) as server, psycopg.connect(server.url) as connection:
         row = connection.execute(
             "SELECT current_setting('server_version'), current_setting('fsync'),"
             " current_setting('synchronous_commit'), current_setting('data_directory')"

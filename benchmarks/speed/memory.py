@@ -37,7 +37,7 @@ def run(effort: Effort) -> Section:
         section.tables.append("Not measured: there is no /proc/self/smaps_rollup here.")
         return section
     used: dict[str, list[tuple[int, int]]] = {name: [] for name in KINDS}
-    with EmbeddedServer() as server:
+    with EmbeddedServer(loopback=True) as server:
         upgrade(server.url)
         for _ in range(rounds):
             for name, kind in KINDS.items():

@@ -90,7 +90,7 @@ def run(effort: Effort) -> Section:
         "within rounds and their median given. Connections are counted in a further burst, every "
         f"{COUNT_EVERY * 1e3:g} ms.",
     )
-    with EmbeddedServer() as server, library_before() as before, ExitStack() as stack:
+    with EmbeddedServer(loopback=True) as server, library_before() as before, ExitStack() as stack:
         folders = {"before": before, "now": NOW}
         replicas = {
             (kind, version): stack.enter_context(started(folder, (kind, version), server.url))

@@ -35,7 +35,7 @@ def run(effort: Effort) -> Section:
             dead, _ = protocol.read(cursor, names)
             return dead
 
-        with EmbeddedServer(SETTINGS) as server:
+        with EmbeddedServer(SETTINGS, loopback=True) as server:
             progress(f"{TASKS} of {tasks:,} tasks")
             fill(server, tasks, runs=1, replicas=1)
             measured = measure(server.url, read, often)

@@ -29,7 +29,7 @@ def run(effort: Effort) -> Section:
         f"{rounds:,} rounds in a shuffled order; claim and release on their own are measured in "
         "the same rounds. Added is ours less plain, claim and release, within each round.",
     )
-    with EmbeddedServer() as server:
+    with EmbeddedServer(loopback=True) as server:
         upgrade(server.url)
         samples = _measure(server.url, effort, rounds)
     plain, ours, claim, release = (samples[key] for key in ("plain", "ours", "claim", "release"))

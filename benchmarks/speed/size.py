@@ -32,7 +32,7 @@ def run(effort: Effort) -> Section:
         "autovacuum as PostgreSQL has it and synchronous_commit off (which saves time and does not "
         "matter to the size). Table and index together.",
     )
-    with EmbeddedServer() as server:
+    with EmbeddedServer(loopback=True) as server:
         upgrade(server.url)
         begun = time.monotonic()
         sizes = _claim(server.url, claims)

@@ -29,7 +29,7 @@ def run(effort: Effort) -> Section:
         "to end: from the call to the list of objects.",
     )
     rows = []
-    with EmbeddedServer(SETTINGS) as server:
+    with EmbeddedServer(SETTINGS, loopback=True) as server:
         progress(f"filling the tables with {tasks * RUNS:,} runs")
         fill(server, tasks, RUNS, replicas)
         for what, read in _reads(tasks).items():

@@ -30,7 +30,7 @@ def held_up(seconds: float) -> dict[str, list[float]]:
 
     :param seconds: how long each phase is
     """
-    with EmbeddedServer() as server:
+    with EmbeddedServer(loopback=True) as server:
         upgrade(server.url)
         return asyncio.run(_measure(server, seconds))
 

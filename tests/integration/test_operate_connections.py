@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import psycopg
@@ -281,6 +281,9 @@ def test_a_host_that_is_none(doctor: Command, url: str, remedy: str) -> None:
     assert remedy in failed(doctor, url)[1]
 
 
+@pytest.mark.skipif(
+    psycopg.__version__ < "3.3", reason="psycopg before 3.3 tells of the last host alone"
+)
 def test_of_several_hosts_each_failure_has_its_remedy(
     doctor: Command, strict: EmbeddedServer
 ) -> None:
@@ -296,11 +299,12 @@ def test_a_port_of_another_program(doctor: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
-            for _ in range(2):
-                client, _ = server.accept()
-                with client:
-                    client.recv(1024)
-                    client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            with suppress(OSError):  # the test is over: it need not be asked twice
+                for _ in range(2):
+                    client, _ = server.accept()
+                    with client:
+                        client.recv(1024)
+                        client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         threading.Thread(target=answer, daemon=True).start()
         url = f"postgresql://app:hunter2@127.0.0.1:{server.getsockname()[1]}/db"
