@@ -20,7 +20,7 @@ from apscheduler_tasklock.jobstore.triggers import (
     decode_trigger,
     encode_trigger,
 )
-from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
+from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError, canonical
 from apscheduler_tasklock.jobstore.values import UnreadableError, UnstorableError, decode, encode
 from apscheduler_tasklock.options import LONGEST_SECONDS
 
@@ -61,6 +61,11 @@ class Definition:
     def columns(self) -> dict[str, Any]:
         """What it is, by column."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def is_same(self, other: Definition) -> bool:
+        """Tell whether nothing differs, also not a value that Python calls equal to another."""
+        # What is equal is as deep as what we have made, whoever has written it.
+        return self == other and canonical(self.columns) == canonical(other.columns)
 
     @property
     def schedule(self) -> Any:

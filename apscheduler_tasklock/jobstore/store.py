@@ -537,8 +537,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             except UntrustedError as error:
                 raise TaskLockOptionError(f"{_unchangeable(job)}: {error}") from None
             definition = self._codec.change(now, job, job.changed)
-            if definition != now or not self._codec.is_up_to_date(row):
-                change = self._change_to(job, definition, job.next_run_time, row.place)
+            change = self._change_to(job, definition, job.next_run_time, row.place)
         if not (change.defines or moves):
             return True
         return self._write(row, change, moves=moves, is_computed=is_computed)
@@ -566,7 +565,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             next_run_time = None if paused else _first_run_time(job, row, database_now)
         job.next_run_time = next_run_time and next_run_time.astimezone(self._inside.timezone)
         stays = _is_same_moment(next_run_time, row.next_run_time)
-        if definition == now and stays and self._is_up_to_date(row):
+        if definition.is_same(now) and stays and self._is_up_to_date(row):
             return True
         change = self._change_to(job, definition, next_run_time, row.place)
         return self._write(row, change, moves=moves, is_computed=moves and not is_explicit)

@@ -171,6 +171,16 @@ def _name_where_inherited(owner: Any, module: str, name: str) -> str | None:
     return None
 
 
+def canonical(state: Any) -> str:
+    """Return decoded JSON in one way of writing: jsonb rewrites what it is given.
+
+    It tells ``1``, ``1.0`` and ``True`` apart, which Python calls equal.
+
+    :raises RecursionError: it is nested too deeply
+    """
+    return json.dumps(state, sort_keys=True, separators=(",", ":"))
+
+
 class Signer:
     """Signs what is stored of a job, so that nobody else can make up or change one.
 
@@ -210,6 +220,4 @@ class Signer:
         )
 
     def _signature(self, key: bytes, signed: Mapping[str, Any]) -> str:
-        # Of the decoded state, in one way of writing: jsonb rewrites what it is given.
-        text = json.dumps(signed, sort_keys=True, separators=(",", ":"))
-        return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+        return hmac.new(key, canonical(signed).encode(), hashlib.sha256).hexdigest()

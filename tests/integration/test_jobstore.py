@@ -711,6 +711,33 @@ class TestDeclaredJobs:
         assert after["next_run_time"] == before["next_run_time"]
         assert (after["version"], after["trigger"]) == (2, before["trigger"])
 
+    @pytest.mark.parametrize("value", [True, 1.0])
+    def test_or_are_modified_write_a_value_that_python_calls_equal(
+        self, make: Make, key: str, value: Any
+    ) -> None:
+        replica = make()
+        declare = {"trigger": "interval", "hours": 1, "id": key, "replace_existing": True}
+        changes: list[Callable[[], Any]] = [
+            lambda: replica.scheduler.add_job(note, args=[key, value], **declare),
+            lambda: replica.scheduler.modify_job(key, args=[key, value]),
+        ]
+        for change in changes:
+            replica.scheduler.add_job(note, args=[key, 1], **declare)
+            change()
+            assert type(replica.scheduler.get_job(key).args[1]) is type(value)
+
+    def test_mend_an_option_that_python_calls_equal(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make()
+        declare = {"trigger": "interval", "hours": 1, "args": [key], "id": key}
+        replica.scheduler.add_job(note, **declare)
+        break_row(connection, key, "options", '{"coalesce": 1}')
+        replica.scheduler.add_job(note, replace_existing=True, **declare)
+        row = job_row(connection, key)
+        assert row is not None
+        assert row["options"]["coalesce"] is True
+
     def test_with_another_interval_count_from_the_last_run(
         self, make: Make, key: str, connection: Connection
     ) -> None:
