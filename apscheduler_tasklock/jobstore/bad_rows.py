@@ -78,8 +78,9 @@ class Flood:
 
     @property
     def is_over(self) -> bool:
-        """Whether all was read, and so few rows were bad that each can be left out by its name."""
-        return self._is_read and self._bad + self._bad_since <= FLOOD
+        """Whether all was read soon, and each of the bad rows can be left out by its name."""
+        is_slow = self._took > SIFT_FOR
+        return self._is_read and not is_slow and self._bad + self._bad_since <= FLOOD
 
     @property
     def rest(self) -> float:
@@ -130,7 +131,8 @@ class Flood:
 
     def _begin(self, now: datetime) -> None:
         """Begin from the start if it is time to, or go on up to now if there are more bad rows."""
-        if time.monotonic() >= self._again_at:
+        has_ended = self._is_read or self._is_full  # or else what comes late is never read
+        if has_ended and time.monotonic() >= self._again_at:
             self._after, self._bad, self._took = None, 0, 0.0
             self._again_at = time.monotonic() + LONGEST_REST
             if self._is_full:  # of what others have, or what is paused by now

@@ -38,6 +38,7 @@ from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.jobstore.bad_rows import (
     FLOOD,
     MOST_LEFT_OUT,
+    SIFT_FOR,
     Backoff,
     Flood,
 )
@@ -277,10 +278,12 @@ class DueJobs:
         is_bad = True
         try:
             is_bad = self._prepare(fetched, received)
+            is_slow = is_bad and time.monotonic() - received > SIFT_FOR
         finally:  # whatever becomes of the rest of them
             if self._ready:
                 self._scheduler.wake()
-        if flood is None and len(self._missing.names()) + len(self._bad.names()) > FLOOD:
+        names = len(self._missing.names()) + len(self._bad.names())
+        if flood is None and (is_slow or names > FLOOD):
             self._flood = Flood(fetched.database_time)
             self._look_in(0)
         elif not is_bad and (flood is None or flood.rest):
