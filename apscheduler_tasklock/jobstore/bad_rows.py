@@ -112,7 +112,7 @@ class Flood:
         began = time.monotonic()
         self._begin(now)
         was_read = self._is_read
-        while self.rest == 0 and time.monotonic() - began < SIFT_FOR:
+        while not self._is_read and self.rest == 0 and time.monotonic() - began < SIFT_FOR:
             page = read(self.since, self._after)
             for row in page:
                 if self._is_full or time.monotonic() - began > SIFT_FOR:
