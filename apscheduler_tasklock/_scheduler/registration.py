@@ -361,7 +361,7 @@ class Registrar:
         if not self._has_all_at:
             self._has_all_at = now + self._report_interval
         if is_due:
-            self._try(JOB_STORE, self._list_stored)
+            self._try(JOB_STORE, self._list_stored, quiet=True)  # the job store tells of it
         names, rejected = sorted(set(self._poll.task_names())), self._told_as_rejected()
         running = self._locks.what_runs()
         lost = frozenset(run.token for run in running if run.lost)
