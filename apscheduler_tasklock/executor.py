@@ -264,7 +264,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         )
         self._failover = Failover(locks, self._jobs, self._poll, self._given_up)
         self._requested = RequestedRuns(self._poll, self._jobs)
-        self._overdue = OverdueTasks(self._poll, self._registrar)
+        self._overdue = OverdueTasks(locks, self._poll, self._registrar)
         self._standby = Standby(locks, self._poll, self._jobs)
 
     def replace_in_child(self) -> None:

@@ -23,6 +23,7 @@ STANDBY_AFTER = 2.0
 class OverdueTasks:
     """Tells of tasks that are overdue, each once until it runs.
 
+    :param locks: the task locks of this replica
     :param poll: finds them
     :param registrar: registers the task again where the row has an old schedule
     :param tell: told of one
@@ -30,8 +31,13 @@ class OverdueTasks:
     """
 
     def __init__(
-        self, poll: Poll, registrar: Registrar, tell: Callable[[RunState], None] | None = None
+        self,
+        locks: LockClient,
+        poll: Poll,
+        registrar: Registrar,
+        tell: Callable[[RunState], None] | None = None,
     ) -> None:
+        self._locks = locks
         self._poll = poll
         self._registrar = registrar
         self._tell = tell or _warn
@@ -51,9 +57,10 @@ class OverdueTasks:
         for state in overdue:
             if state.task_name in self._told or self._poll.closed:
                 continue
-            if self._registrar.has_due(state) and not self._registrar.differs(state):
-                self._told.add(state.task_name)
-                self._tell(state)
+            with one_task(state, self._locks, "it"):
+                if self._registrar.has_due(state) and not self._registrar.differs(state):
+                    self._told.add(state.task_name)
+                    self._tell(state)
 
 
 def _warn(state: RunState) -> None:

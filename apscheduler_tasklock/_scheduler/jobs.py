@@ -29,7 +29,7 @@ from apscheduler_tasklock._scheduler.submission import (
     trigger_of,
 )
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
-from apscheduler_tasklock._scheduler.triggers import has_shared_times
+from apscheduler_tasklock._scheduler.triggers import has_shared_times, period_after
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 
@@ -148,12 +148,16 @@ class ExecutorJobs:
         return datetime.fromtimestamp(self._clock(), timezone.utc)
 
     def list_tasks(self) -> Iterator[tuple[str, JobKey, float | None]]:
-        """Give all jobs: their tasks, keys and leases. Asks the job stores.
+        """Give the jobs of this replica's own stores: their tasks, keys and leases.
+
+        Asks the job stores.
 
         :raises Exception: whatever a job store raises, after the jobs of the others
         """
         failed: Exception | None = None
         for alias in list(self._scheduler.jobstores):
+            if self._scheduler.hands_out(alias):
+                continue  # the registrar lists its tasks, and no trigger of a row is asked for that
             try:
                 jobs = self._scheduler.jobs_of(alias)
             except Exception as error:  # noqa: BLE001  # raised at the end
@@ -252,6 +256,8 @@ class ExecutorJobs:
 
         ``None`` of one-off jobs, and of those whose function is missing here: it may say what the
         task is.
+
+        :raises Exception: of a stored job, whatever its trigger raises
         """
         job = self._scheduler.job(*key)
         if not getattr(job, "has_function", True):
@@ -260,7 +266,12 @@ class ExecutorJobs:
         if job is None or task is None or isinstance(job.trigger, DateTrigger):
             return None
         submission = self._next(job, key[1], task)
-        period = submission.period(submission.run_times[0])
+        [run_time] = submission.run_times
+        if self._scheduler.hands_out(key[1]):
+            # What a row's trigger raises leaves the job alone, as that of one that is due.
+            period = period_after(submission.trigger, run_time)
+        else:
+            period = submission.period(run_time)
         min_lock, _ = submission.lock_times(period)
         next_in = None
         if job.next_run_time is not None:

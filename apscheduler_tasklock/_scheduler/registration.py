@@ -38,9 +38,9 @@ DEPLOYMENT = 3600.0
 # Seconds for which a replica tells which tasks were removed from it, so that the last one that had
 # them knows.
 DROPPED_FOR = 600.0
-# The most jobs of a shared job store that one look asks for, one by one. Who can write that store's
-# table can write any number of rows, and other work waits for the look.
-MOST_ASKED_FOR = 500
+# Seconds of a look in which the jobs of a shared job store are asked for, one by one. Who can write
+# that store's table can write any number of rows, and other work waits for the look.
+ASK_FOR = 1.0
 # Seconds after which a replica that nobody has seen is removed.
 REPLICA_RETENTION = 3600.0
 
@@ -188,27 +188,17 @@ class Registrar:
 
     def _take_changed(self, states: Sequence[RunState]) -> dict[JobKey, _Change]:
         """Return the jobs that are to be registered, with what is to be told of each."""
-        changed = self._take_noted()
+        with self._lock:
+            changed, self._changed = self._changed, {}
         if self._is_first:
             for key in self._poll.job_keys():
-                if not self._is_registered_when_added(key[1]):
+                if not self._is_stored(key):
                     changed.setdefault(key, _Change())
         for state in states:
             if state.due_in_pause and not state.paused:
                 for key in self._poll.keys_of(state.task_name):
                     changed.setdefault(key, _Change())
         return changed
-
-    def _take_noted(self) -> dict[JobKey, _Change]:
-        """Return the jobs that were noted; of a shared job store the first ones, if it is many."""
-        with self._lock:
-            noted, self._changed = self._changed, {}
-            stored = [key for key in noted if self._is_registered_when_added(key[1])]
-            for key in stored[MOST_ASKED_FOR:]:
-                self._changed[key] = noted.pop(key)
-        if len(stored) > MOST_ASKED_FOR:
-            self._poll.wake()
-        return noted
 
     def _look_for_missing(self, states: Sequence[RunState]) -> None:
         """Register all tasks again if one of them has lost its row."""
@@ -253,7 +243,8 @@ class Registrar:
         """
         if self._locks.rejections.has(REGISTRATIONS):
             return False
-        keys = self._poll.keys_of(state.task_name)
+        # Of a shared job store no replica has an older version, and rows may be any number.
+        keys = [key for key in self._poll.keys_of(state.task_name) if not self._is_stored(key)]
         ours = [found for key in keys if (found := self._registration(key)) is not None]
         differs = bool(ours) and all(each.schedule != state.schedule for each in ours)
         if differs:
@@ -282,9 +273,16 @@ class Registrar:
         self._with_row.extend(sorted(found.difference(self._with_row)))
 
     def _registrations(self, changed: Mapping[JobKey, _Change]) -> list[Registration]:
-        """Return what is to be told of these jobs' tasks."""
+        """Return what is to be told of these jobs' tasks; of stored jobs, for some time."""
         tasks = {}  # of two jobs that are one task, one tells of it
-        for key, change in changed.items():
+        began, stored_last = time.monotonic(), sorted(changed, key=self._is_stored)
+        for key in stored_last:
+            change = changed[key]
+            if self._is_stored(key) and time.monotonic() - began > ASK_FOR:
+                with self._lock:
+                    self._add(key, change)
+                self._poll.wake()
+                continue
             try:
                 found = self._registration(key)
             except TaskLockDatabaseError:
@@ -308,6 +306,9 @@ class Registrar:
                 repeated = change.repeats and found.next_in is not None
                 tasks[found.task_name] = replace(found, moved=change.moved, repeated=repeated)
         return list(tasks.values())
+
+    def _is_stored(self, key: JobKey) -> bool:
+        return self._is_registered_when_added(key[1])
 
     def _keep_fresh(
         self, tasks: Collection[Registration], registered: Collection[Registered]

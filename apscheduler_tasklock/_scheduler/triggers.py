@@ -131,21 +131,23 @@ def has_shared_times(trigger: Any) -> bool:
     return False
 
 
-def period_after(trigger: Any, run_time: datetime) -> float | None:
+def period_after(trigger: Any, run_time: datetime, steps: Steps | None = None) -> float | None:
     """Return the seconds from ``run_time`` to the trigger's next run time.
 
     The difference is one of timestamps: a daily job has 23 or 25 hours across a clock change.
 
     :param trigger: an APScheduler trigger
     :param run_time: a nominal run time, with a time zone
+    :param steps: another budget than the usual one
     :return: seconds above 0, or ``None`` if the trigger has no next run time
+    :raises OutOfStepsError: its parts were asked too often
     :raises Exception: whatever a custom trigger raises when it is copied or asked
     """
     if isinstance(trigger, IntervalTrigger):
         return float(trigger.interval_length)
     if isinstance(trigger, DateTrigger):
         return None
-    following = _next_after(_without_jitter_and_end(trigger), run_time, Steps())
+    following = _next_after(_without_jitter_and_end(trigger), run_time, steps or Steps())
     return None if following is None else following.timestamp() - run_time.timestamp()
 
 

@@ -2,8 +2,9 @@
 
 A few such rows are left out of the look for due jobs by their names. But whoever can write the
 table can write any number of them, all due before the good ones. A replica that finds many due rows
-bad therefore reads in pages what is due, without a hand-out. From then on it is handed out only the
-jobs that it has found good there, and those that have come due since.
+bad, or the bad ones of one look slow, therefore reads in pages what is due, without a hand-out:
+from the first row to the last, and after a rest again. Meanwhile it is handed out only the jobs
+that it has found good there, and those that have come due since.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ MOST_REMEMBERED = 1000
 MOST_LEFT_OUT = 100
 # How many names that are left out make a flood.
 FLOOD = 50
-# Seconds of a look in which pages of a flood are read, and how many good jobs are kept of them.
+# Seconds of a look in which pages of a flood are read, and after which bad rows count as slow; and
+# how many good jobs are kept of a flood.
 SIFT_FOR = 1.0
 MOST_GOOD = 500
 # After this many times as long as it took, and seconds at least and at most, a flood is read again.
+# A bad row is tried again after so many times as long as that took, at least.
 AGAIN_AFTER, SHORTEST_REST, LONGEST_REST = 10, 1.0, 60.0
 
 
@@ -35,15 +38,17 @@ class Backoff:
     def __init__(self) -> None:
         self._until: dict[str, tuple[float, float]] = {}
 
-    def add(self, name: str) -> bool:
-        """Note a failure; tell whether it is the first."""
+    def add(self, name: str, took: float = 0.0) -> None:
+        """Note a failure.
+
+        :param took: seconds that it took
+        """
         until, pause = self._until.get(name, (0.0, 0.0))
         if until <= time.monotonic():  # of several at once, one counts
-            longer = min(LONGEST_BACKOFF, max(FIRST_BACKOFF, pause * 2))
+            longer = min(LONGEST_BACKOFF, max(FIRST_BACKOFF, pause * 2, took * AGAIN_AFTER))
             self._until[name] = (time.monotonic() + longer, longer)
         if len(self._until) > MOST_REMEMBERED:  # names come and go; the first ones begin anew
             self._until.pop(next(iter(self._until)))
-        return not pause
 
     def clear(self, name: str) -> None:
         """Note that it can be used."""
@@ -93,9 +98,10 @@ class Flood:
     def _is_full(self) -> bool:
         return len(self.good) >= MOST_GOOD
 
-    def note_bad(self) -> None:
-        """Note that something was handed out that is bad."""
-        self._bad_since += 1
+    def note(self, job_id: str, *, is_bad: bool) -> None:
+        """Note that a job was handed out."""
+        self.good.pop(job_id, None)
+        self._bad_since += is_bad
 
     def sift(
         self,

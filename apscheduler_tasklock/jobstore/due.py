@@ -131,6 +131,7 @@ class DueJobs:
         self._missing = Backoff()  # references of functions, and modules
         self._bad = Backoff()  # ids of jobs
         self._flood: Flood | None = None  # of due rows that cannot be run here
+        self._began = 0.0  # when the row was begun that is read, on the monotonic clock
         self._notices = notices
         self._thread = threading.Thread(target=self._work, name="tasklock-jobs", daemon=True)
 
@@ -321,29 +322,31 @@ class DueJobs:
 
         Each is ready on its own account: some run without a lock, and have been moved on already.
         """
-        renewed_at, unused = received, []
+        renewed_at = received
+        unused: list[UUID] = []
         for number, found in enumerate(fetched.jobs):
             if time.monotonic() - renewed_at > RENEW_AFTER:  # imports can take long
                 self._scheduler.wake()
                 waiting = [each.handed_id for each in fetched.jobs[number:]]
                 renewed_at = time.monotonic()
                 self._renew([*self._waiting_hand_outs(), *waiting])
-            if self._flood is not None:
-                self._flood.good.pop(found.row.id, None)
+            if unused and time.monotonic() - received > SIFT_FOR:  # good ones are kept waiting
+                unused += [each.handed_id for each in fetched.jobs[number:]]
+                self._look_in(0)
+                break
             attributes = self._read(found.row)
             job = None
             if attributes is None:
                 unused.append(found.handed_id)
             else:
                 job = self._prepared(found, attributes, fetched.database_time, received, unused)
+            if self._flood is not None:
+                self._flood.note(found.row.id, is_bad=found.handed_id in unused)
             if job is None:  # there may be others that can run in its place
                 self._look_in(0)
             else:
                 with self._changed:
                     self._ready.append(job)
-        if self._flood is not None:
-            for _ in unused:
-                self._flood.note_bad()
         self._give_back(unused)
         return bool(unused)
 
@@ -496,6 +499,7 @@ class DueJobs:
 
     def _read(self, row: JobRow) -> dict[str, Any] | None:
         """Return a job's attributes; ``None`` if it cannot be run here."""
+        self._began = time.monotonic()
         try:
             definition = self._codec.verified(row)
             attributes = self._codec.decode(definition)
@@ -545,7 +549,7 @@ class DueJobs:
         return function
 
     def _leave_alone(self, row: JobRow, error: BaseException) -> None:
-        self._bad.add(row.id)
+        self._bad.add(row.id, time.monotonic() - self._began)
         self._notices.tell(
             row.id,
             logger,

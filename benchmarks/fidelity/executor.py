@@ -179,7 +179,7 @@ class ReplicaExecutor:
         self._registrar = Registrar(
             client, self._poll, self.jobs.registration, self.jobs.has_next_run
         )
-        OverdueTasks(self._poll, self._registrar, lambda _: tell_overdue())
+        OverdueTasks(client, self._poll, self._registrar, lambda _: tell_overdue())
         Standby(client, self._poll, self.jobs)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,9 +12,15 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from apscheduler.jobstores.memory import MemoryJobStore
+from apscheduler.triggers.combining import AndTrigger
+from apscheduler.triggers.cron import CronTrigger
 
 from apscheduler_tasklock import TaskLockOptionError
+from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.jobstore.bad_rows import MOST_GOOD
+from apscheduler_tasklock.jobstore.triggers import encode_trigger
+from tests.support import claims
 from tests.support.polling import eventually
 from tests.support.stored_jobs import StoreReplica, note, ran
 
@@ -223,3 +230,30 @@ def test_many_good_jobs_among_bad_rows_run(
     eventually(lambda: "And " in caplog.text)
     assert len(ran[key]) == MOST_GOOD + 300
     assert len(lines(caplog)) <= MOST_LINES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_costly_triggers_starve_no_good_job_and_hold_up_no_takeover(
+    make: Make, make_locks: Callable[..., LockClient], key: str, connection: Connection
+) -> None:
+    """Each takes all steps that a trigger may, so that a minute is less than all of them take."""
+    parts = [CronTrigger(minute=number % 60, timezone="Europe/Berlin") for number in range(900)]
+    costly = json.dumps(encode_trigger(AndTrigger(parts)))
+    dying = make_locks(replica_id="dead")
+    what = f"{note.__module__}:{note.__qualname__}"
+    hourly: dict[str, Any] = {"min_lock": 3240, "max_lock": 18_000}
+    claims.die(dying, claims.held(dying, "memory:own", lease=1, failover=True, runs=what, **hourly))
+    replica = make(failover=True)
+    replica.run_at(note, key, after=3600)
+    write_rows(connection, key, 150, f"trigger = '{costly}'")
+    connection.execute("""
+        UPDATE task_lock_job SET next_run_time = now() + interval '1 d'
+        WHERE next_run_time > now() - interval '1 d' + interval '40 s'
+    """)  # the others are due
+    replica.scheduler.add_jobstore(MemoryJobStore(), "memory")
+    replica.scheduler.add_job(note, "interval", hours=1, args=["own"], id="own", jobstore="memory")
+    replica.run_at(note, f"{key}-new", misfire_grace_time=None)
+    replica.scheduler.resume()
+    eventually(lambda: ran["own"])
+    eventually(lambda: ran[f"{key}-new"], 200)  # it is behind all that are due

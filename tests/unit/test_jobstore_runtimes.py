@@ -6,6 +6,7 @@ And how long it is remembered what cannot be run here.
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apscheduler_tasklock._scheduler.triggers import EndlessTriggerError
+from apscheduler_tasklock.jobstore import bad_rows
 from apscheduler_tasklock.jobstore.bad_rows import MOST_REMEMBERED, Backoff
 from apscheduler_tasklock.jobstore.runtimes import MOST_STEPS, due_run_time
 
@@ -177,7 +179,19 @@ def test_a_trigger_that_stands_still_is_told() -> None:
 def test_of_very_many_failures_the_first_ones_are_forgotten() -> None:
     backoff = Backoff()
     names = [f"job-{number}" for number in range(MOST_REMEMBERED + 1)]
-    assert all(backoff.add(name) for name in names)
+    for name in names:
+        backoff.add(name)
     assert backoff.names() == names[1:]
-    assert not backoff.add(names[-1])
-    assert backoff.add(names[0])
+    assert not backoff.has(names[0])
+
+
+def test_what_took_long_to_fail_is_left_alone_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(bad_rows, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    backoff = Backoff()
+    backoff.add("soon")
+    backoff.add("slow", took=2.0)
+    clock.now += 19
+    assert backoff.names() == ["slow"]
+    clock.now += 2
+    assert backoff.names() == []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
-from apscheduler_tasklock._scheduler.registration import MOST_ASKED_FOR, Registrar
+from apscheduler_tasklock._scheduler import registration
+from apscheduler_tasklock._scheduler.registration import Registrar
+from apscheduler_tasklock._scheduler.submission import JobKey
 from tests.contract.conftest import Memory, Replica
 
 HOUR = 3600.0
@@ -161,18 +164,30 @@ class Store(Tasks):
         self.woken += 1
 
 
-def test_any_number_of_stored_jobs_holds_up_no_look(rows: Memory) -> None:
-    """Those whose rows somebody else has written are asked for one by one, and are no tasks."""
+def test_any_number_of_stored_jobs_holds_up_no_look(
+    rows: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else has written their rows, which take long and are no tasks."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(registration, "time", SimpleNamespace(monotonic=lambda: clock.now))
     locks: Any = Version("one", rows, "at 16", HOUR)
-    asked: list[Any] = []
+    asked: list[JobKey] = []
+
+    def ask(key: JobKey) -> None:
+        asked.append(key)
+        clock.now += 0.4
+
     tasks: Any = Store()
-    registrar = Registrar(locks, tasks, asked.append, lambda _key: True, lambda _jobstore: True)
-    keys = [(f"job {number}", "shared") for number in range(2 * MOST_ASKED_FOR + 1)]
-    for key in keys:
+    registrar = Registrar(
+        locks, tasks, ask, lambda _key: True, lambda jobstore: jobstore == "shared"
+    )
+    stored = [(f"job {number}", "shared") for number in range(7)]
+    for key in [*stored, KEY]:
         registrar.note(key)
     registrar.look([], [])
-    assert (asked, tasks.woken) == (keys[:MOST_ASKED_FOR], 1)
-    registrar.note(("another", "shared"))
-    for _ in range(2):
-        registrar.look([], [])
-    assert (asked, tasks.woken) == ([*keys, ("another", "shared")], 2)
+    assert asked == [KEY, *stored[:2]]
+    assert tasks.woken
+    registrar.look([], [])
+    registrar.look([], [])
+    assert {key for key in asked if key != KEY} == set(stored)
+    assert len([key for key in asked if key != KEY]) == len(stored)
