@@ -34,5 +34,12 @@ SETTLING = ATTEMPT + 2.5 + 0.5
 SHORTEST_GRACE = SETTLING - 1.5
 NOTICED_OUTAGE = POLL_INTERVAL + 1.0
 
-# Seconds that `scheduler.shutdown()` may take beyond the jobs that it waits for.
+# Seconds that `scheduler.shutdown()` may take for each executor, beyond the jobs that it waits for.
 SHUTDOWN = 5.0
+
+# Seconds after a worker process was killed until its pool is known to be broken, and replaced.
+POOL_BACK = 2.0
+
+# Seconds within which a replica that is well ends the lease of a worker process that was killed: it
+# looks twice a second.
+FREED = 1.5

@@ -95,7 +95,7 @@ def _alive(records: Records, before: Claim, at: float, runs: list[Run]) -> str |
     unable = UNABLE if lease < 3 * (LATE_BY + ATTEMPT) else PROCESS + PATH
     troubled = sum(
         stretch.shared_with(before.renewed, before.until)
-        for stretch in records.troubles(before.replica, unable)
+        for stretch in records.troubles(before.holder, unable)
     )
     if troubled < TROUBLE_SHARE * lease:
         return f"{before}, was not renewed after {before.renewed:.3f} by a replica without trouble"
