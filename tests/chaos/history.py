@@ -26,13 +26,14 @@ class Event:
     """Something that happened.
 
     What is planned: ``planned``, a one-off job, as JSON in ``detail``.
-    What a replica tells: ``loaded``, it is about to start; ``ready``, with ``far`` for a clock that
-    is far off; ``fire``, APScheduler handed a run time to the executor; ``skipped``, which then
+    What a replica tells: ``loaded``, it is about to start; ``started``, its scheduler runs;
+    ``ready``, it has its jobs and its worker processes, with ``far`` for a clock that is far off;
+    ``fire``, APScheduler handed a run time to the executor; ``skipped``, which then
     could not claim it; ``misfired``; ``begin``, ``holds`` and ``end`` of a run, with what
     ``current_lock().lost`` was, and ``cut`` in place of the end of a coroutine that is cancelled;
     ``early``, a job ran that was not due; ``stalled``; ``erred``, something was logged as an error.
-    A replica that runs some tasks in worker processes is ready twice, as itself and as its pool,
-    with `` pool`` after its name. What concerns these tasks is told of the pool.
+    A replica that runs some tasks in worker processes tells the first two twice, as itself and as
+    its pool, with `` pool`` after its name. What concerns these tasks is told of the pool.
     What the task lock table shows: ``claimed``, ``renewed``, ``released``, ``handed over``,
     ``given up``.
     What the application's table shows: ``written``, an accepted write.

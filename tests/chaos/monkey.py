@@ -26,6 +26,9 @@ _TERMINATE = """
 # Seconds before an action at which the processes are started of those that join after it.
 AHEAD = 7.0
 
+# Seconds for which a fault of a worker process waits for one that runs something, and in between.
+_WORKER_WAIT, _WORKER_PAUSE = 4.0, 0.05
+
 # So many events back it looks for runs that are going on.
 _RECENT = 5000
 
@@ -88,7 +91,7 @@ class Monkey:
             self._replace_others(action)
             return
         if action.kind.endswith("worker"):
-            self._act_on_worker(action)
+            self._act_on_worker(action, time.monotonic() + _WORKER_WAIT)
             return
         if member is None or not member.alive or (member.stopped and action.kind != "kill"):
             return  # it is gone already, or as good as
@@ -115,17 +118,27 @@ class Monkey:
     def _running_workers(self) -> Iterator[tuple[Slot, Event]]:
         """Yield the runs that go on in worker processes of living replicas, the latest first."""
         ended: set[tuple[str, str, int]] = set()
+        killed: set[int] = set()
         for event in reversed(self._history[-_RECENT:]):
             run = (event.replica, event.task, event.token)
             if event.kind in ("end", "cut"):
                 ended.add(run)
-            elif event.kind == "begin" and event.worker and run not in ended:
+            elif event.kind == "worker killed":
+                killed.add(event.worker)
+            elif (
+                event.kind == "begin"
+                and event.worker
+                and not (run in ended or event.worker in killed)
+            ):
                 slot = self._slot_of(event.replica)
                 if slot and slot.member and slot.member.alive and not slot.member.stopped:
                     yield slot, event
 
-    def _act_on_worker(self, action: Action) -> None:
-        """Kill or stop the worker process that runs a task, or else another one."""
+    def _act_on_worker(self, action: Action, until: float) -> None:
+        """Kill or stop the worker process that runs a task, or else another one.
+
+        :param until: when not to wait for a run any more
+        """
         running = list(self._running_workers())
         aimed = [one for one in running if one[1].task == action.aim]
         for slot, run in aimed or running:
@@ -141,6 +154,9 @@ class Monkey:
                 self._after(action, partial(self._continue_worker, member, run))
             self.done[action.kind] += 1
             return
+        if time.monotonic() < until:
+            again = partial(self._act_on_worker, action, until)
+            self._later(time.monotonic() + _WORKER_PAUSE, again)
 
     def _continue_worker(self, member: Member, run: Event) -> None:
         if member.signal_worker(run.worker, signal.SIGCONT):

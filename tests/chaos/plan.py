@@ -280,6 +280,8 @@ class _Draft:
         loop = how if _is_loop(slot) else ""
         # Coroutines only on an event loop: a plain function there outlives the end of its loop.
         pool = dice.choice(["fork", "forkserver"] if loop else ["fork", "fork", "forkserver", ""])
+        if pool == "fork" and skew:  # a thread may be in faketime's lock at that moment
+            pool = "forkserver"
         return Newcomer(round(offset, 3), round(skew, 3), loop, pool)
 
 

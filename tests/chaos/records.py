@@ -141,7 +141,8 @@ class Records:
     :ivar claim_of: the last claim with a token, by task and token
     :ivar writes: accepted ones, by task, in the order of acceptance
     :ivar fires: of the replicas' schedulers, by task
-    :ivar lives: by replica, from the start of its scheduler until it ends or is told to
+    :ivar started: by replica, when its scheduler did
+    :ivar lives: by replica, from when it had its jobs until it ends or is told to
     :ivar skips: fires whose claims were given up, because the database was unavailable, by task
     :ivar misfires: by task
     :ivar early: runs of jobs that are not due for long
@@ -161,6 +162,7 @@ class Records:
         self.claim_of: dict[str, dict[int, Claim]] = defaultdict(dict)
         self.writes: dict[str, list[Event]] = defaultdict(list)
         self.fires: dict[str, list[Event]] = defaultdict(list)
+        self.started = {event.replica: event.at for event in events if event.kind == "started"}
         self.lives: dict[str, Stretch] = {}
         self.skips: dict[str, list[Event]] = defaultdict(list)
         self.misfires: dict[str, list[Event]] = defaultdict(list)
@@ -175,11 +177,10 @@ class Records:
         self._wrote: dict[str, list[float]] = defaultdict(list)
         # Names of tasks of which the id looks made up are not the ids; see `_take_in_run`.
         self._ids: dict[str, str] = {}
-        self.killed_workers = {
-            event.worker: (event.replica, event.at)
-            for event in events
-            if event.kind == "worker killed"
-        }
+        self.killed_workers: dict[int, tuple[str, float]] = {}
+        for event in events:
+            if event.kind == "worker killed":
+                self.killed_workers.setdefault(event.worker, (event.replica, event.at))
         self._pools = {event.replica for event in events if event.kind == "ready"}
         self._pools = {replica for replica in self._pools if replica.endswith(POOL)}
         # Of which tasks pools tell: those that replicas with a pool run there.

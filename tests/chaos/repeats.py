@@ -110,15 +110,16 @@ def _alive(records: Records, before: Claim, at: float, runs: list[Run]) -> str |
 def _believed_too_soon(records: Records, before: Claim, claim: Claim) -> Iterator[Finding]:
     """Find dead runs that were followed right after the start of a replica, or after an outage.
 
-    A holder that lives may not have had the time to renew, or to release.
+    A holder that lives may not have had the time to renew, or to release. At the end of its maximum
+    lock it has lost the task all the same.
     """
-    ends = (before.released, before.handed_over, before.given_up)
+    ends = (before.released, before.handed_over, before.given_up, before.run_until)
     if any(end is not None and end <= claim.at for end in ends):
         return
     since = claim.at - SHORTEST_GRACE
-    life = records.lives.get(claim.replica)
-    if life is not None and life.begun > since:
-        text = f"{claim}, believed {before} dead {claim.at - life.begun:.3f} s after its start"
+    started = records.started.get(claim.replica)
+    if started is not None and started > since:
+        text = f"{claim}, believed {before} dead {claim.at - started:.3f} s after its start"
         yield Finding(BELIEVED_TOO_SOON, claim.task, claim.at, text)
     for outage in records.outages:
         if since < outage.ended <= claim.at and outage.ended - outage.begun > NOTICED_OUTAGE:

@@ -9,6 +9,7 @@ standard output, a line of JSON per event: it is not lost when the replica is ki
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import multiprocessing
@@ -23,7 +24,7 @@ from datetime import datetime, timedelta, timezone
 from multiprocessing import forkserver
 from typing import Any
 
-from apscheduler.events import EVENT_JOB_MISSED, EVENT_JOB_SUBMITTED
+from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MISSED, EVENT_JOB_SUBMITTED
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.cron import CronTrigger
@@ -38,6 +39,9 @@ from tests.chaos.tasks import CLAIM_TIMEOUT, POLL_INTERVAL, POOLED, TASKS, Chaos
 
 # Seconds from one sign of life of the main thread to the next, and by how much one may be late.
 _BEAT, _STALL = 0.1, 0.3
+
+# Seconds that a pool's worker processes may take to start.
+_POOL_START = 10.0
 
 # A line longer than what a pipe takes at once could be mixed with another thread's.
 _LONGEST_DETAIL = 500
@@ -77,6 +81,7 @@ class Replica:
         self._settings = settings
         self._scheduler: Any = None
         self._told_to_end = threading.Event()
+        self._pool_ready = threading.Event()
         self._work = work.settle(name, settings)
 
     def live(self) -> None:
@@ -88,7 +93,9 @@ class Replica:
                 signal.signal(signal.SIGTERM, lambda *_: self._told_to_end.set())
                 scheduler = self._make(BackgroundScheduler)
                 scheduler.start()
-                self._tell_ready()
+                self._tell_self("started")
+                self._pool_ready.wait(_POOL_START)
+                self._begin(scheduler)
                 self._wait_for_the_end()
                 scheduler.shutdown(wait=True)
             case "left":
@@ -102,7 +109,9 @@ class Replica:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
         scheduler = self._make(AsyncIOScheduler)
         scheduler.start()
-        self._tell_ready()
+        self._tell_self("started")
+        await asyncio.to_thread(self._pool_ready.wait, _POOL_START)
+        self._begin(scheduler)
         before = time.monotonic()
         while not told.is_set():
             await asyncio.sleep(_BEAT)
@@ -128,6 +137,26 @@ class Replica:
                 "processpool", max_workers=len(POOLED), pool_kwargs=pool
             )
         scheduler = self._scheduler = kind(executors=executors, timezone="UTC")
+        workers_to_start = len(POOLED) if self._settings.pool else 0
+        for _ in range(workers_to_start):
+            kwargs = {"task_lock": False}
+            scheduler.add_job(
+                work.get_ready, executor="pool", kwargs=kwargs, misfire_grace_time=None
+            )
+        started = itertools.count(1)
+
+        def note_start(event: Any) -> None:
+            if next(started) == workers_to_start:
+                self._pool_ready.set()
+
+        if workers_to_start:
+            scheduler.add_listener(note_start, EVENT_JOB_EXECUTED)
+        else:
+            self._pool_ready.set()
+        return scheduler
+
+    def _begin(self, scheduler: Any) -> None:
+        """Add the jobs, and tell that the replica is ready."""
         scheduler.add_listener(self._tell_fire, EVENT_JOB_SUBMITTED)
         scheduler.add_listener(self._tell_misfire, EVENT_JOB_MISSED)
         scheduler.add_listener(self._tell_skip, EVENT_TASK_LOCK_ERROR)
@@ -135,7 +164,7 @@ class Replica:
             self._add(scheduler, task)
         for one_off in self._work.one_offs.values():
             self._add_one_off(scheduler, one_off)
-        return scheduler
+        self._tell_self("ready")
 
     def _executor(self, *inner: str, **options: Any) -> TaskLockExecutor:
         return TaskLockExecutor(
@@ -183,11 +212,11 @@ class Replica:
         function = work.pooled_work if task.pooled else work.work
         scheduler.add_job(function, trigger, id=task.name, kwargs=kwargs, **options)
 
-    def _tell_ready(self) -> None:
+    def _tell_self(self, kind: str) -> None:
         detail = FAR if self._settings.far else ""
-        work.tell(self._name, "ready", detail=detail)
+        work.tell(self._name, kind, detail=detail)
         if self._settings.pool:
-            work.tell(self._name + POOL, "ready", detail=detail)
+            work.tell(self._name + POOL, kind, detail=detail)
 
     def _tell_fire(self, event: Any) -> None:
         task = self._work.tasks[event.job_id]
@@ -239,9 +268,11 @@ if __name__ == "__main__":
     # A forked worker's signals are not to wake up the event loop of its parent.
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
     if "--forkserver" in sys.argv:
-        multiprocessing.set_forkserver_preload([work.__name__])
+        # This module's imports: it is the main one of each worker process, too.
+        multiprocessing.set_forkserver_preload(["tests.chaos.replica"])
         forkserver.ensure_running()
     work.tell(sys.argv[1], "loaded")
     # Not by sys.stdin, which would read on.
     if told := os.read(0, select.PIPE_BUF):
-        Replica(sys.argv[1], Settings(**json.loads(told))).live()
+        replica = Replica(sys.argv[1], Settings(**json.loads(told)))
+        replica.live()

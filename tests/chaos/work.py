@@ -160,6 +160,12 @@ def _do(run: Work | None) -> None:
 
 
 @task_lock
+def get_ready() -> None:
+    """Occupy a worker process for long enough that the next job starts another one."""
+    pause(0.3)
+
+
+@task_lock
 def pooled_work(key: str, early: bool = False) -> None:
     """Do a job's work in a worker process; in a thread where a replica has no pool of them."""
     _do(_work(key, early))
