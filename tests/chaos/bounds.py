@@ -25,12 +25,16 @@ ATTEMPT = CLAIM_TIMEOUT / 3
 # next one, and the pause between them.
 RECOVERY = 2 * ATTEMPT + 1.0
 
-# Seconds after its start, or after a trouble, however short, until a replica believes that a holder
-# is dead: an attempt, and the recovery grace.
-SETTLING = ATTEMPT + 2.5 + 0.5
+# Seconds after the first answer of a replica's start for which it believes nobody dead: an attempt,
+# and the recovery grace.
+GRACE = ATTEMPT + 2.5
 
-# Seconds after its start, or after an outage, for which a replica at least believes nobody dead;
-# and how long the outage was of which it surely noticed, since it polls.
+# Seconds after its start, or after a trouble, however short, until a replica believes that a holder
+# is dead.
+SETTLING = GRACE + 0.5
+
+# Seconds after an outage for which a replica at least believes nobody dead; and how long the outage
+# was of which it surely noticed, since it polls.
 SHORTEST_GRACE = SETTLING - 1.5
 NOTICED_OUTAGE = POLL_INTERVAL + 1.0
 

@@ -11,12 +11,14 @@ A pure function of the history and of what the tasks are; the rules are in the m
 - ``stops.py``: a replica that ended as it was told to left a lock behind, or took too long
 
 Nor may a replica end on its own, log an error, or run a job that is not due for long. Of the runs
-in a pool of which a worker process was killed, APScheduler logs errors.
+in a pool of which a worker process was killed, APScheduler logs errors; and where SIGTERM ended the
+worker processes, or what starts them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from tests.chaos import exclusion, misses, repeats, stops
 from tests.chaos.finding import Finding
@@ -24,8 +26,8 @@ from tests.chaos.history import POOL, Event
 from tests.chaos.records import Records
 from tests.chaos.tasks import ChaosTask
 
-# How APScheduler tells of runs in such a pool.
-BROKEN = "BrokenProcessPool"
+# How APScheduler tells of runs in such a pool, and of one whose workers cannot be started any more.
+BROKEN, UNSTARTED = "BrokenProcessPool", "EOFError"
 
 
 def check(events: Sequence[Event], tasks: Sequence[ChaosTask]) -> list[Finding]:
@@ -38,7 +40,7 @@ def _all(records: Records, tasks: Sequence[ChaosTask]) -> Iterator[Finding]:
     for event in records.died:
         yield Finding("replica died", "", event.at, f"{event.replica} ended: {event.detail}")
     for event in records.errors:
-        if BROKEN in event.detail and _was_broken(records, event):
+        if _was_broken(records, event):
             continue
         yield Finding("error logged", "", event.at, f"{event.replica}: {event.detail}")
     for event in records.early:
@@ -53,8 +55,14 @@ def _all(records: Records, tasks: Sequence[ChaosTask]) -> Iterator[Finding]:
 
 
 def _was_broken(records: Records, event: Event) -> bool:
-    """Tell whether a replica's pool may be broken: a worker was killed, or its group was ended."""
-    killed = records.killed_workers.values()
-    return event.replica in records.leaving or any(
-        replica == event.replica + POOL and at < event.at for replica, at in killed
+    """Tell whether an error is one of a pool of which a worker was killed, or the group ended."""
+    ended = records.ended_groups.get(event.replica, inf) < event.at
+    if UNSTARTED in event.detail:
+        return ended
+    return BROKEN in event.detail and (
+        ended
+        or any(
+            replica == event.replica + POOL and at < event.at
+            for replica, at in records.killed_workers.values()
+        )
     )

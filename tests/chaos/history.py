@@ -20,13 +20,16 @@ POOL = " pool"
 # Detail of a kill of the replica's own process alone. Its workers live on.
 ALONE = "alone"
 
+# Detail of a replica that is told to end by a signal to its worker processes as well.
+END_GROUP = "end group"
+
 
 @dataclass(frozen=True)
 class Event:
     """Something that happened.
 
     What is planned: ``planned``, a one-off job, as JSON in ``detail``.
-    What a replica tells: ``loaded``, it is about to start; ``started``, its scheduler runs;
+    What a replica tells: ``loaded``, it is about to start; ``starting``, its scheduler does;
     ``ready``, it has its jobs and its worker processes, with ``far`` for a clock that is far off;
     ``fire``, APScheduler handed a run time to the executor; ``skipped``, which then
     could not claim it; ``misfired``; ``begin``, ``holds`` and ``end`` of a run, with what

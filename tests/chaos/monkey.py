@@ -13,6 +13,7 @@ from itertools import count
 import psycopg
 
 from apscheduler_tasklock.demo.server import EmbeddedServer
+from tests.chaos import history
 from tests.chaos.application import WORKER, connect
 from tests.chaos.fleet import Fleet, Member, Slot
 from tests.chaos.history import ALONE, POOL, Event
@@ -183,7 +184,7 @@ class Monkey:
         match action.kind:
             case "kill" | "kill parent":
                 self._kill(action, slot, member)
-            case "leave" | "end group":
+            case "leave" | history.END_GROUP:
                 self._leave(action, slot, member)
             case "stop":
                 self._note("stopped", member)
@@ -211,7 +212,7 @@ class Monkey:
 
     def _leave(self, action: Action, slot: Slot, member: Member) -> None:
         self._note("leaving", member, action.kind)
-        member.leave(group=action.kind == "end group")
+        member.leave(group=action.kind == history.END_GROUP)
         self._after(action, lambda: self._join(slot, action))
 
     def _replace_others(self, action: Action) -> None:

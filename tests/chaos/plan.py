@@ -278,10 +278,9 @@ class _Draft:
         skew = dice.uniform(-largest, largest) if self._skewed and kind > 0.4 else 0.0
         how = dice.choice(["cancels", "left", "signal"])
         loop = how if _is_loop(slot) else ""
-        # Coroutines only on an event loop: a plain function there outlives the end of its loop.
-        pool = dice.choice(["fork", "forkserver"] if loop else ["fork", "fork", "forkserver", ""])
-        if pool == "fork" and skew:  # a thread may be in faketime's lock at that moment
-            pool = "forkserver"
+        # No fork with a clock of its own: a thread may be in faketime's lock at that moment.
+        pools = ["forkserver", "", ""] if skew else ["fork", "fork", "fork", "forkserver", ""]
+        pool = dice.choice(pools)
         return Newcomer(round(offset, 3), round(skew, 3), loop, pool)
 
 

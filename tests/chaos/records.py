@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from tests.chaos.bounds import BURST, BURST_NEAR, BURST_REACTION, POOL_BACK, REACTION
-from tests.chaos.history import ALONE, FAR, POOL, Event
+from tests.chaos.history import ALONE, END_GROUP, FAR, POOL, Event
 from tests.chaos.tasks import OneOff
 
 
@@ -141,7 +141,7 @@ class Records:
     :ivar claim_of: the last claim with a token, by task and token
     :ivar writes: accepted ones, by task, in the order of acceptance
     :ivar fires: of the replicas' schedulers, by task
-    :ivar started: by replica, when its scheduler did
+    :ivar starting: by replica, when its scheduler began to
     :ivar lives: by replica, from when it had its jobs until it ends or is told to
     :ivar skips: fires whose claims were given up, because the database was unavailable, by task
     :ivar misfires: by task
@@ -153,6 +153,7 @@ class Records:
     :ivar outages: when the server was down
     :ivar died: replicas that ended on their own
     :ivar errors: what they logged as errors
+    :ivar ended_groups: by replica, when it and its worker processes got SIGTERM
     :ivar killed_workers: by the id of a worker process, whose it was, and when it was killed
     """
 
@@ -162,7 +163,7 @@ class Records:
         self.claim_of: dict[str, dict[int, Claim]] = defaultdict(dict)
         self.writes: dict[str, list[Event]] = defaultdict(list)
         self.fires: dict[str, list[Event]] = defaultdict(list)
-        self.started = {event.replica: event.at for event in events if event.kind == "started"}
+        self.starting = {event.replica: event.at for event in events if event.kind == "starting"}
         self.lives: dict[str, Stretch] = {}
         self.skips: dict[str, list[Event]] = defaultdict(list)
         self.misfires: dict[str, list[Event]] = defaultdict(list)
@@ -181,6 +182,11 @@ class Records:
         for event in events:
             if event.kind == "worker killed":
                 self.killed_workers.setdefault(event.worker, (event.replica, event.at))
+        self.ended_groups = {
+            event.replica: event.at
+            for event in events
+            if event.kind == "leaving" and event.detail == END_GROUP
+        }
         self._pools = {event.replica for event in events if event.kind == "ready"}
         self._pools = {replica for replica in self._pools if replica.endswith(POOL)}
         # Of which tasks pools tell: those that replicas with a pool run there.

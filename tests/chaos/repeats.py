@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tests.chaos.bounds import ATTEMPT, NOTICED_OUTAGE, RECOVERY, SHORTEST_GRACE, UNDER_WAY
+from tests.chaos.bounds import ATTEMPT, GRACE, NOTICED_OUTAGE, RECOVERY, SHORTEST_GRACE, UNDER_WAY
 from tests.chaos.finding import Finding
 from tests.chaos.plan import LATE_BY
 from tests.chaos.records import ANY, PATH, PROCESS, UNABLE, Claim, Records, Run
@@ -117,9 +117,9 @@ def _believed_too_soon(records: Records, before: Claim, claim: Claim) -> Iterato
     if any(end is not None and end <= claim.at for end in ends):
         return
     since = claim.at - SHORTEST_GRACE
-    started = records.started.get(claim.replica)
-    if started is not None and started > since:
-        text = f"{claim}, believed {before} dead {claim.at - started:.3f} s after its start"
+    starting = records.starting.get(claim.replica)
+    if starting is not None and claim.at - starting < GRACE:
+        text = f"{claim}, believed {before} dead {claim.at - starting:.3f} s after its start"
         yield Finding(BELIEVED_TOO_SOON, claim.task, claim.at, text)
     for outage in records.outages:
         if since < outage.ended <= claim.at and outage.ended - outage.begun > NOTICED_OUTAGE:

@@ -76,11 +76,11 @@ def unexpected(record: logging.LogRecord) -> bool:
 class Replica:
     """The scheduler and its jobs."""
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: Settings, told_to_end: threading.Event) -> None:
         self._name = name
         self._settings = settings
         self._scheduler: Any = None
-        self._told_to_end = threading.Event()
+        self._told_to_end = told_to_end
         self._pool_ready = threading.Event()
         self._work = work.settle(name, settings)
 
@@ -90,10 +90,9 @@ class Replica:
         work.pause(self._settings.start_after)
         match self._settings.loop:
             case "":
-                signal.signal(signal.SIGTERM, lambda *_: self._told_to_end.set())
                 scheduler = self._make(BackgroundScheduler)
+                self._tell_self("starting")
                 scheduler.start()
-                self._tell_self("started")
                 self._pool_ready.wait(_POOL_START)
                 self._begin(scheduler)
                 self._wait_for_the_end()
@@ -108,8 +107,8 @@ class Replica:
         told = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
         scheduler = self._make(AsyncIOScheduler)
+        self._tell_self("starting")
         scheduler.start()
-        self._tell_self("started")
         await asyncio.to_thread(self._pool_ready.wait, _POOL_START)
         self._begin(scheduler)
         before = time.monotonic()
@@ -136,6 +135,8 @@ class Replica:
             executors["pool"] = self._executor(
                 "processpool", max_workers=len(POOLED), pool_kwargs=pool
             )
+        elif self._settings.loop:  # where a plain function would outlive the end of the loop
+            executors["pool"] = self._executor("threadpool")
         scheduler = self._scheduler = kind(executors=executors, timezone="UTC")
         workers_to_start = len(POOLED) if self._settings.pool else 0
         for _ in range(workers_to_start):
@@ -207,7 +208,7 @@ class Replica:
         if task.cancels and self._settings.loop:
             lock["cancel_on_lost"] = True
         kwargs = {"key": task.name, "task_lock": lock}
-        if self._work.is_pooled(task):
+        if task.pooled and (self._settings.pool or self._settings.loop):
             options["executor"] = "pool"
         function = work.pooled_work if task.pooled else work.work
         scheduler.add_job(function, trigger, id=task.name, kwargs=kwargs, **options)
@@ -219,7 +220,9 @@ class Replica:
             work.tell(self._name + POOL, kind, detail=detail)
 
     def _tell_fire(self, event: Any) -> None:
-        task = self._work.tasks[event.job_id]
+        task = self._work.tasks.get(event.job_id)
+        if task is None:
+            return  # its pool took long to start
         if len(event.scheduled_run_times) == 1:  # of a backlog, most are rightly refused
             due = self._work.on_monotonic_clock(event.scheduled_run_times[0], exact=task.exact)
             self._work.tell("fire", task=task, due=due)
@@ -268,11 +271,17 @@ if __name__ == "__main__":
     # A forked worker's signals are not to wake up the event loop of its parent.
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
     if "--forkserver" in sys.argv:
-        # This module's imports: it is the main one of each worker process, too.
-        multiprocessing.set_forkserver_preload(["tests.chaos.replica"])
+        # What this module imports: it is the main one of each worker process, too.
+        ours = ("apscheduler", "apscheduler_tasklock", "tests")
+        multiprocessing.set_forkserver_preload(
+            sorted(name for name in sys.modules if name.partition(".")[0] in ours)
+        )
         forkserver.ensure_running()
+    told_to_end = threading.Event()
+    if "--loop" not in sys.argv:
+        signal.signal(signal.SIGTERM, lambda *_: told_to_end.set())
     work.tell(sys.argv[1], "loaded")
     # Not by sys.stdin, which would read on.
     if told := os.read(0, select.PIPE_BUF):
-        replica = Replica(sys.argv[1], Settings(**json.loads(told)))
+        replica = Replica(sys.argv[1], Settings(**json.loads(told)), told_to_end)
         replica.live()

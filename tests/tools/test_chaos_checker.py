@@ -51,7 +51,7 @@ class Story:
         self.events.append(Event(BASE + at, kind, replica, **details))
 
     def starts(self, at: float, replica: str) -> None:
-        self.tell(at, "started", replica)
+        self.tell(at, "starting", replica)
         self.tell(at, "ready", replica)
 
     def fires(self, replica: str, begun: float = 0.0, ended: float = LAST) -> None:
@@ -333,7 +333,7 @@ def handed_over_before_it_began() -> Story:
 def joined() -> Story:
     """A replica joins after the holder of token 3 was refused nobody, and runs its window again."""
     story = Story()
-    story.without(kind="started", replica="b")
+    story.without(kind="starting", replica="b")
     story.without(kind="ready", replica="b")
     story.fires("a", ended=4.1)
     story.goes_on(1, "a", 0.0, 4.0)
@@ -576,7 +576,7 @@ def test_a_run_time_that_nobody_claimed_while_its_replica_was_in_trouble() -> No
     story.goes_on(3, "a", 12.0)
     story.tell(3.9, "stopped", "a")
     story.tell(8.5, "continued", "a")
-    story.without(kind="started", replica="b")
+    story.without(kind="starting", replica="b")
     story.without(kind="ready", replica="b")
     assert faults(story) == []
 
@@ -806,7 +806,7 @@ def test_an_outage_costs_a_run_time_only_if_it_lasts(
 ) -> None:
     """Within the claim timeout, a claim is asked again. Of a task whose run times are far apart."""
     story = Story()
-    story.without(kind="started", replica="b")
+    story.without(kind="starting", replica="b")
     story.without(kind="ready", replica="b")
     for token, at in enumerate([0.0, 20.0], 1):
         story.tell(at, "fire", "a", task="job", due=at)
@@ -898,7 +898,7 @@ def test_a_replica_that_takes_long_to_end() -> None:
 
 def test_a_window_taken_over_right_after_the_start_of_a_replica() -> None:
     story = joined()
-    story.without(kind="started", replica="b")
+    story.without(kind="starting", replica="b")
     story.without(kind="ready", replica="b")
     story.starts(10.9, "b")
     assert faults(story) == [BELIEVED_TOO_SOON]
