@@ -347,9 +347,11 @@ def _left_to_the_lease(
             claim.until, _over(claim, after)
         ):
             continue
-        by = killed + FREED + records.reaction(killed)
         process = replica.removesuffix(POOL)
-        if claim.until > by and records.well(process, killed - RECOVERY, by, ANY):
+        ends = [trouble.ended for trouble in records.troubles(process, ANY)]
+        able = max([killed, *(end + RECOVERY for end in ends if end < killed)])
+        by = able + FREED + records.reaction(killed)
+        if claim.until > by and records.well(process, killed, by, ANY):
             text = f"{claim}, of a worker that was killed {killed:.3f}, stood until its lease ended"
             yield Finding(SILENT, task.name, by, text)
 
