@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import sqlalchemy.exc
 
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
 # A prepared statement is unknown, or known already: pgbouncer has given another connection than
 # the one that it was prepared on.
@@ -54,6 +54,10 @@ class ConflictError(TaskLockDatabaseError):
 
 class RowLockedError(ConflictError):
     """The server is there, and some session has the task's row locked."""
+
+
+class UnstorableNameError(TaskLockError):
+    """The database's encoding lacks a character of a task's name. Nothing was sent."""
 
 
 class TableLockedError(TaskLockDatabaseError):
@@ -115,7 +119,7 @@ def _is_full(error: psycopg.Error) -> bool:
 
 def is_rolled_back(error: BaseException) -> bool:
     """Tell whether the statement that failed with this error has certainly changed nothing."""
-    if isinstance(error, UnicodeError):
+    if isinstance(error, (UnicodeError, UnstorableNameError)):
         return True  # it could not even be sent
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     if state is None:

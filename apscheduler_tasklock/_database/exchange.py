@@ -68,7 +68,7 @@ class Request(Generic[Answer]):
     @classmethod
     def send_together(
         cls, cursor: Any, requests: Sequence[Any]
-    ) -> Sequence[Answer | TaskLockDatabaseError]:
+    ) -> Sequence[Answer | TaskLockError]:
         """Ask for several of this kind; return their answers, or why one is to be asked again."""
         raise NotImplementedError
 
@@ -566,7 +566,7 @@ def _one_by_one(rejected: Sequence[_Entry[Any]]) -> list[list[_Entry[Any]]]:
 
 
 def _outcome(answer: Any) -> Outcome[Any]:
-    if isinstance(answer, TaskLockDatabaseError):
+    if isinstance(answer, TaskLockError):
         return Outcome(error=answer)
     return Outcome(answer)
 

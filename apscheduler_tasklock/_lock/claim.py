@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
+from apscheduler_tasklock._database.encoding import unstorable
 from apscheduler_tasklock._database.errors import ConflictError, RowLockedError, is_rolled_back
 from apscheduler_tasklock._database.exchange import Request
 from apscheduler_tasklock._database.outage import Outage
@@ -25,7 +26,7 @@ from apscheduler_tasklock._lock.messages import (
 )
 from apscheduler_tasklock._lock.releases import PendingReleases
 from apscheduler_tasklock._lock.stand_in import LockProtocol
-from apscheduler_tasklock.errors import TaskLockDatabaseError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
 Asked = TypeVar("Asked", bound=ClaimRequest | TakeoverRequest | ManualRequest)
 # What is claimed.
@@ -140,11 +141,20 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
     @classmethod
     def send_together(
         cls, cursor: Any, requests: Sequence[ClaimAttempt]
-    ) -> list[Decision | TaskLockDatabaseError]:
+    ) -> list[Decision | TaskLockError]:
         """Ask for several claims in one statement; those of tasks without a row in a second one.
 
-        Each is committed by itself.
+        Each is committed by itself. One whose name cannot be stored is not asked for.
         """
+        problems = [unstorable(cursor.connection, each.task_name) for each in requests]
+        stored = [each for each, problem in zip(requests, problems, strict=True) if not problem]
+        decided = iter(cls._send_stored(cursor, stored) if stored else ())
+        return [problem or next(decided) for problem in problems]
+
+    @classmethod
+    def _send_stored(
+        cls, cursor: Any, requests: Sequence[ClaimAttempt]
+    ) -> list[Decision | TaskLockDatabaseError]:
         context = requests[0]._context
         sent, lags = time.monotonic(), [attempt._lag() for attempt in requests]
         bound = context.clock.latest(sent)

@@ -15,6 +15,7 @@ from psycopg.rows import class_row, dict_row, tuple_row
 from sqlalchemy import Table
 
 from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.encoding import lacking, unstorable
 from apscheduler_tasklock._database.errors import as_unavailable, one_line
 from apscheduler_tasklock._database.rejections import OLD_HISTORY, RUN_HISTORY, Rejections
 from apscheduler_tasklock._lock import statements
@@ -55,11 +56,9 @@ MOST_LOOKS = 10
 # replica's connection for so long; the wait of a commit for a disk is shorter as a rule.
 LOCK_TIMEOUT = 0.03
 
-# One task is wrong, and the others of a batch are not to suffer: its name has characters that the
-# database's encoding lacks, as psycopg says or the server; or its row has a value that nothing can
-# be reckoned with, such as the last time that PostgreSQL knows.
-_ERRORS_OF_ONE = (UnicodeError, psycopg.DataError)
-
+# The row of one task has a value that nothing can be reckoned with, such as the last time that
+# PostgreSQL knows. The others of a batch are not to suffer.
+_ERROR_OF_ONE = psycopg.DataError
 
 # How many runs of each task the run history keeps, unless an option says otherwise.
 HISTORY = 100
@@ -150,8 +149,11 @@ class TaskLockProtocol:
     ) -> ClaimAnswer:
         """Try to take the task for one run time. A refused claim writes nothing.
 
+        :raises UnstorableNameError: the database's encoding lacks a character of the name
         :raises TaskLockError: the task's row can be neither read nor inserted
         """
+        if problem := unstorable(cursor.connection, request.task_name):
+            raise problem
         parameters = request.parameters(times.lag)
         parameters |= {"latest": times.latest, "stable": times.stable}
         cursor.row_factory = tuple_row
@@ -250,10 +252,14 @@ class TaskLockProtocol:
         :return: their answers. One that is missing may be granted, or cannot be asked for, by its
             name or by what is in its row.
         """
+        asked = [
+            request.window_parameters(lag)
+            for request, lag in zip(requests, lags, strict=True)
+            if not lacking(cursor.connection, request.task_name)
+        ]
         try:
-            asked = (r.window_parameters(lag) for r, lag in zip(requests, lags, strict=True))
             return self._claims(cursor, self._find_taken, asked, times)
-        except _ERRORS_OF_ONE:
+        except _ERROR_OF_ONE:
             half = len(requests) // 2
             if not half:
                 return {}
@@ -376,7 +382,8 @@ class TaskLockProtocol:
         :raises TaskLockDatabaseError: the server is read-only. While nobody can renew or release,
             a run that looks dead need not be; and what a standby shows may be old.
         """
-        rows = self._read_rows(cursor, list(task_names), list(always))
+        stored = [name for name in task_names if not lacking(cursor.connection, name)]
+        rows = self._read_rows(cursor, stored, list(always))
         are_read_only = [row.pop("read_only") for row in rows]
         if any(are_read_only):
             raise TaskLockDatabaseError("the server is read-only")
@@ -391,7 +398,7 @@ class TaskLockProtocol:
         parameters = {"task_names": task_names, "always": always}
         try:
             return self._rows(cursor, self._read, parameters)
-        except _ERRORS_OF_ONE:
+        except _ERROR_OF_ONE:
             # The claims of its job say so.
             if len(task_names) == 1:
                 return self._read_rows(cursor, [], [])
@@ -409,17 +416,28 @@ class TaskLockProtocol:
         return answer
 
     def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
-        """Tell of the tasks that a replica has; each once. Return what became of each."""
+        """Tell of the tasks that a replica has; each once. Return what became of each.
+
+        One whose name cannot be stored is missing, and an error is logged.
+        """
+        problems = [unstorable(cursor.connection, task.task_name) for task in tasks]
+        for problem in filter(None, problems):
+            logger.error("%s. It will not run", problem)
+        tasks = [task for task, problem in zip(tasks, problems, strict=True) if not problem]
+        return self._register_stored(cursor, tasks) if tasks else []
+
+    def _register_stored(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
         asked = statements.many({**vars(task), "is_last": False} for task in tasks)
         try:
             rows = self._rows(cursor, self._register, asked)
-        except _ERRORS_OF_ONE as error:
+        except _ERROR_OF_ONE as error:
             # The claims of its job say so, too.
             if len(tasks) == 1:
                 logger.info("Task %r is not registered: %s", tasks[0].task_name, one_line(error))
                 return []
             half = len(tasks) // 2
-            return self.register(cursor, tasks[:half]) + self.register(cursor, tasks[half:])
+            first = self._register_stored(cursor, tasks[:half])
+            return first + self._register_stored(cursor, tasks[half:])
         found = {row["task_name"]: Registered(**row) for row in rows}
         # Another replica may have registered one in the same moment: its row is not seen yet.
         return [
@@ -443,11 +461,12 @@ class TaskLockProtocol:
         :param rejected: what the database rejects of its work
         :param running: what runs there
         """
+        connection = cursor.connection
         parameters = {
             "host": host,
             "version": version,
-            "tasks": list(tasks),
-            "rejected": list(rejected),
+            "tasks": [name for name in tasks if not lacking(connection, name)],
+            "rejected": [ascii(text) if lacking(connection, text) else text for text in rejected],
             "started_at": started_at,
             "running": _reported(running),
         }

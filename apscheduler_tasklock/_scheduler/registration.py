@@ -27,7 +27,7 @@ from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock.status import RunningRun
 
 logger = logger_of(__name__)
@@ -371,7 +371,9 @@ class Registrar:
                 self._retire(names)
             return
         self._note_dropped(names)
-        if not self._try(SIGN_OF_LIFE, lambda: self._report_tasks(names, rejected, running)):
+        if not self._try(
+            SIGN_OF_LIFE, partial(self._locks.report_replica, _version(), names, rejected, running)
+        ):
             return
         # Not before it has succeeded: after an outage nobody waits for the next one.
         self._report_at = time.monotonic() + self._report_interval
@@ -405,23 +407,6 @@ class Registrar:
         for name in names:
             dropped.pop(name, None)
         self._dropped = {name: until for name, until in dropped.items() if now < until}
-
-    def _report_tasks(
-        self, names: Sequence[str], rejected: Sequence[str], running: Sequence[RunningRun]
-    ) -> None:
-        try:
-            self._locks.report_replica(_version(), names, rejected, running)
-        except (TaskLockDatabaseError, TaskLockSchemaError):
-            raise
-        except TaskLockError:
-            # The database's encoding may lack characters of one of them.
-            storable = [name for name in names if name.isascii()]
-            self._locks.report_replica(
-                _version(),
-                storable,
-                [ascii(each) for each in rejected],
-                [run for run in running if run.task.isascii()],
-            )
 
     def _retire(self, names: Sequence[str]) -> None:
         """Let nobody wait for tasks that were removed. Rejected, it is done at the next look."""

@@ -136,13 +136,14 @@ class Monkey:
                     yield slot, event
 
     def _act_on_worker(self, action: Action, until: float) -> None:
-        """Kill or stop the worker process that runs a task, or else another one.
+        """Kill or stop the worker process that runs a task, or another one if none does for long.
 
         :param until: when not to wait for a run any more
         """
         running = list(self._running_workers())
         aimed = [one for one in running if one[1].task == action.aim]
-        for slot, run in aimed or running:
+        late = time.monotonic() > until - _WORKER_WAIT / 2
+        for slot, run in aimed or (running if late else []):
             member = slot.member
             assert member is not None
             if action.kind == "kill worker":

@@ -47,6 +47,9 @@ POOL_FAULTS: dict[str, tuple[float, tuple[float, float]]] = {
 }
 POOL_PAUSE = (2.5, 4.5)
 
+# Whose lease would tell if a dead worker's task were not free, or an orphaned one's not renewed.
+POOL_AIMS = {"kill worker": "pool-4s", "kill parent": "pool-3s"}
+
 # After these another replica joins.
 _GOING = ("kill", "leave", "kill parent", "end group")
 
@@ -184,7 +187,7 @@ class _Draft:
             kind = kinds.pop() if kinds else self._dice.choices(*often)[0]
             lasts = self._dice.uniform(*POOL_FAULTS[kind][1])
             slot = self._dice.randrange(1, self._replicas)
-            self._do(at, kind, lasts, slot, self._dice.choice(POOLED))
+            self._do(at, kind, lasts, slot, POOL_AIMS.get(kind) or self._dice.choice(POOLED))
 
     def _deployment(self, at: float) -> float:
         """Replace each replica in turn; some do not end in time, and are killed."""
@@ -279,7 +282,7 @@ class _Draft:
         how = dice.choice(["cancels", "left", "signal"])
         loop = how if _is_loop(slot) else ""
         # No fork with a clock of its own: a thread may be in faketime's lock at that moment.
-        pools = ["forkserver", "", ""] if skew else ["fork", "fork", "fork", "forkserver", ""]
+        pools = ["forkserver", "forkserver", ""] if skew else [*3 * ["fork"], "forkserver", ""]
         pool = dice.choice(pools)
         return Newcomer(round(offset, 3), round(skew, 3), loop, pool)
 
