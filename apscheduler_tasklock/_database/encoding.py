@@ -13,9 +13,9 @@ def lacking(connection: Any, text: str) -> str | None:
 
     One that Python does not know, and ``SQL_ASCII``, which takes all bytes, are left to the server.
 
-    :param connection: of psycopg
+    :param connection: of psycopg; ``None`` where there is no database
     """
-    if text.isascii():
+    if connection is None or text.isascii():
         return None
     for whose in ("client_encoding", "server_encoding"):
         name = connection.info.parameter_status(whose) or ""

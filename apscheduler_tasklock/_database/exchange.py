@@ -56,8 +56,8 @@ class Request(Generic[Answer]):
     task_name: str = ""
     in_doubt: bool = False
 
-    def send(self, cursor: Any) -> Answer:
-        """Ask alone, on a cursor in autocommit mode, and return the answer."""
+    def send(self, cursor: Any) -> Answer | TaskLockError:
+        """Ask alone, on a cursor in autocommit mode; return the answer, or why it was not asked."""
         raise NotImplementedError
 
     @property

@@ -323,9 +323,11 @@ class NoCursor:
     """A cursor on which nothing can be executed.
 
     :ivar row_factory: as psycopg's cursors have it
+    :ivar connection: none
     """
 
     row_factory: Any = None
+    connection: Any = None
 
     def execute(self, *_: object) -> Any:
         """Raise an error.

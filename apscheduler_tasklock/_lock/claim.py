@@ -112,13 +112,15 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
         """Whether something has to be sent for the task first, on the same cursor."""
         return self._to_take_back is not None or self._context.pending.has(self.task_name)
 
-    def send(self, cursor: Any) -> Decision:
-        """Ask, again if the answer cannot be used.
+    def send(self, cursor: Any) -> Decision | TaskLockError:
+        """Ask, again if the answer cannot be used. A name that cannot be stored is not asked for.
 
         :raises TaskLockDatabaseError: the clocks jump from one answer to the next, or answers take
             longer than the lease that they grant
         """
         context = self._context
+        if problem := unstorable(cursor.connection, self.task_name):
+            return problem
         for _ in range(MOST_ANSWERS):
             self._take_back(cursor)
             # Otherwise the claim could be refused on account of this replica's own last run.

@@ -149,11 +149,8 @@ class TaskLockProtocol:
     ) -> ClaimAnswer:
         """Try to take the task for one run time. A refused claim writes nothing.
 
-        :raises UnstorableNameError: the database's encoding lacks a character of the name
         :raises TaskLockError: the task's row can be neither read nor inserted
         """
-        if problem := unstorable(cursor.connection, request.task_name):
-            raise problem
         parameters = request.parameters(times.lag)
         parameters |= {"latest": times.latest, "stable": times.stable}
         cursor.row_factory = tuple_row

@@ -14,7 +14,7 @@ from pathlib import Path
 # Detail of a replica that is ready.
 FAR = "far"
 
-# What follows a replica's name where its pool of worker processes is meant.
+# What follows a replica's name where its pool of processes, or of threads beside a loop, is meant.
 POOL = " pool"
 
 # Detail of a kill of the replica's own process alone. Its workers live on.
@@ -35,8 +35,8 @@ class Event:
     could not claim it; ``misfired``; ``begin``, ``holds`` and ``end`` of a run, with what
     ``current_lock().lost`` was, and ``cut`` in place of the end of a coroutine that is cancelled;
     ``early``, a job ran that was not due; ``stalled``; ``erred``, something was logged as an error.
-    A replica that runs some tasks in worker processes tells the first two twice, as itself and as
-    its pool, with `` pool`` after its name. What concerns these tasks is told of the pool.
+    A replica that runs some tasks in a pool beside the others is ``starting`` and ``ready`` twice,
+    as itself and as its pool, with `` pool`` after its name. What concerns these tasks is told of the pool.
     What the task lock table shows: ``claimed``, ``renewed``, ``released``, ``handed over``,
     ``given up``.
     What the application's table shows: ``written``, an accepted write.

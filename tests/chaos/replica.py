@@ -135,7 +135,7 @@ class Replica:
             executors["pool"] = self._executor(
                 "processpool", max_workers=len(POOLED), pool_kwargs=pool
             )
-        elif self._settings.loop:  # where a plain function would outlive the end of the loop
+        elif self._settings.apart:
             executors["pool"] = self._executor("threadpool")
         scheduler = self._scheduler = kind(executors=executors, timezone="UTC")
         workers_to_start = len(POOLED) if self._settings.pool else 0
@@ -208,7 +208,7 @@ class Replica:
         if task.cancels and self._settings.loop:
             lock["cancel_on_lost"] = True
         kwargs = {"key": task.name, "task_lock": lock}
-        if task.pooled and (self._settings.pool or self._settings.loop):
+        if self._work.is_pooled(task):
             options["executor"] = "pool"
         function = work.pooled_work if task.pooled else work.work
         scheduler.add_job(function, trigger, id=task.name, kwargs=kwargs, **options)
@@ -216,7 +216,7 @@ class Replica:
     def _tell_self(self, kind: str) -> None:
         detail = FAR if self._settings.far else ""
         work.tell(self._name, kind, detail=detail)
-        if self._settings.pool:
+        if self._settings.apart:
             work.tell(self._name + POOL, kind, detail=detail)
 
     def _tell_fire(self, event: Any) -> None:

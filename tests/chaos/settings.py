@@ -30,3 +30,11 @@ class Settings:
     application: str
     one_offs: str
     clock_offset: float
+
+    @property
+    def apart(self) -> bool:
+        """Whether some tasks have an executor of their own: a pool of processes, or of threads.
+
+        A plain function on an event loop would outlive the loop's end.
+        """
+        return bool(self.pool or self.loop)

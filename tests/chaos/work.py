@@ -55,8 +55,8 @@ class Workplace:
         tell(name, kind, at, **details)
 
     def is_pooled(self, task: ChaosTask) -> bool:
-        """Tell whether this replica runs a task in its pool of processes."""
-        return task.pooled and bool(self._settings.pool)
+        """Tell whether this replica runs a task in a pool beside its other tasks."""
+        return task.pooled and self._settings.apart
 
     def on_monotonic_clock(self, run_time: datetime, *, exact: bool) -> float:
         """Return a run time on the machine's monotonic clock.

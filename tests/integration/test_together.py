@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from psycopg.types.json import Jsonb
 from sqlalchemy.engine import make_url
 
-from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, upgrade
+from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, TaskLocks, upgrade
 from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
@@ -30,7 +30,8 @@ from apscheduler_tasklock._lock.messages import (
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import claim, die, held, pids, row
 from tests.support.polling import eventually
-from tests.support.proxy import Proxy, counted
+from tests.support.proxy import Proxy, counted, proxy_to
+from tests.support.schedulers import Replica
 
 MakeLocks = Callable[..., LockClient]
 Connection = psycopg.Connection[Any]
@@ -383,27 +384,70 @@ class TestLockedRows:
 LATIN_TASKS = ["one", "\N{RIGHTWARDS ARROW}", "two"]
 
 
-@pytest.fixture(params=[None, "utf8"], ids=["the client says so", "the server says so"])
-def latin(
-    request: pytest.FixtureRequest,
-    database_url: str,
-    connection: Connection,
-    make_locks: MakeLocks,
-) -> Iterator[LockClient]:
-    """Give the locks of a database in LATIN1."""
+@pytest.fixture(params=["latin1", "utf8"])
+def latin_proxy(
+    request: pytest.FixtureRequest, database_url: str, connection: Connection
+) -> Iterator[Proxy]:
+    """Give a database in LATIN1, to clients in that encoding or another one."""
     name = f"latin_{uuid4().hex[:8]}"
     connection.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     url = make_url(database_url).set(database=name)
-    if request.param:
-        url = url.update_query_dict({"client_encoding": request.param})
+    url = url.update_query_dict({"client_encoding": request.param})
     rendered = url.render_as_string(hide_password=False)
-    locks = make_locks(rendered)
     try:
         upgrade(rendered)
-        yield locks
+        with proxy_to(rendered) as proxy:
+            yield proxy
     finally:
-        locks.close()
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def latin(latin_proxy: Proxy, make_locks: MakeLocks) -> Iterator[LockClient]:
+    """Give the locks of a database in LATIN1."""
+    locks = make_locks(latin_proxy.url)
+    yield locks
+    locks.close()
+
+
+def test_a_name_that_the_encoding_lacks_is_in_no_statement(
+    latin: LockClient, latin_proxy: Proxy, pool: ThreadPoolExecutor
+) -> None:
+    asked = together(latin, pool, claims(latin, LATIN_TASKS))  # which connects
+    for each in (asked[0], asked[2]):
+        latin.release(each.result(60))
+    sent = counted(latin_proxy)
+    asked = together(latin, pool, claims(latin, LATIN_TASKS))
+    assert all(isinstance(asked[number].result(60), Refusal) for number in (0, 2))
+    with pytest.raises(TaskLockError, match=r"characters that the encoding LATIN1 .* 'name'"):
+        asked[1].result(60)
+    with pytest.raises(TaskLockError, match=r"characters that the encoding LATIN1 .* 'name'"):
+        held(latin, LATIN_TASKS[1])
+    assert len(sent) == 1
+    latin.read_runs(LATIN_TASKS, LATIN_TASKS)
+    assert len(sent) == 2, sent[1:]
+    latin.find_taken([ClaimRequest(name, 9.0, 50.0) for name in LATIN_TASKS])
+    assert len(sent) == 3
+    latin.report_replica("1", LATIN_TASKS, [f"no {LATIN_TASKS[1]}"])
+    assert len(sent) == 4
+
+
+def test_a_job_whose_name_the_encoding_lacks_is_told_once_and_the_others_run(
+    latin_proxy: Proxy, make_replica: Callable[..., Replica], caplog: pytest.LogCaptureFixture
+) -> None:
+    replica = make_replica(latin_proxy.url, start=False)
+    for task in LATIN_TASKS:
+        replica.scheduler.add_job(print, "interval", seconds=1, id=task, args=[task])
+    replica.start()
+    for task in ("one", "two"):
+        eventually(lambda task=task: len(replica.of(task)) >= 4)
+    replica.shutdown()
+    told = [record for record in caplog.records if "It will not run" in record.getMessage()]
+    assert [record.levelname for record in told] == ["ERROR"]
+    with closing(TaskLocks(latin_proxy.url)) as operator:
+        assert sorted(task.name for task in operator.tasks()) == ["one", "two"]
+        [found] = operator.replicas()
+    assert (sorted(found.tasks), found.rejected) == (["one", "two"], ())
 
 
 def test_one_tasks_mistake_is_its_own(latin: LockClient, pool: ThreadPoolExecutor) -> None:
