@@ -35,7 +35,7 @@ def unstorable(connection: Any, task_name: str) -> UnstorableNameError | None:
         return None
     return UnstorableNameError(
         f"task {task_name!r}: its name has characters that the encoding {encoding} of the database "
-        "lacks; give the job another id, or the option 'name'"
+        "lacks; choose another one: of a job, its id or its option 'name'"
     )
 
 

@@ -419,7 +419,7 @@ class TaskLockProtocol:
         """
         problems = [unstorable(cursor.connection, task.task_name) for task in tasks]
         for problem in filter(None, problems):
-            logger.error("%s. It will not run", problem)
+            logger.error("A job will not run: %s", problem)
         tasks = [task for task, problem in zip(tasks, problems, strict=True) if not problem]
         return self._register_stored(cursor, tasks) if tasks else []
 

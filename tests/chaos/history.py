@@ -36,7 +36,8 @@ class Event:
     ``current_lock().lost`` was, and ``cut`` in place of the end of a coroutine that is cancelled;
     ``early``, a job ran that was not due; ``stalled``; ``erred``, something was logged as an error.
     A replica that runs some tasks in a pool beside the others is ``starting`` and ``ready`` twice,
-    as itself and as its pool, with `` pool`` after its name. What concerns these tasks is told of the pool.
+    as itself and as its pool, with `` pool`` after its name. What concerns these tasks is told of
+    the pool.
     What the task lock table shows: ``claimed``, ``renewed``, ``released``, ``handed over``,
     ``given up``.
     What the application's table shows: ``written``, an accepted write.
