@@ -170,7 +170,7 @@ def _silent(records: Records, task: ChaosTask) -> Iterator[Finding]:
     """Find replicas whose scheduler stopped firing, except while an instance of the job ran."""
     longest = 2 * task.period + RECOVERY
     for replica, life in records.lives.items():
-        if task.exact and replica in records.far:
+        if not records.runs_there(task.name, replica) or (task.exact and replica in records.far):
             continue
         fires = [e.at for e in records.fires[task.name] if e.replica == replica]
         marks = [life.begun, *sorted(fires), life.ended]
@@ -271,7 +271,7 @@ def _noticed_by(records: Records, claim: Claim, since: float) -> float:
 
 def _knows(records: Records, task: ChaosTask, replica: str, at: float) -> bool:
     """Tell whether a replica has the job of a task; a one-off job only if it was due there."""
-    if task.exact and replica in records.far:
+    if not records.runs_there(task.name, replica) or (task.exact and replica in records.far):
         return False
     one_off = records.one_offs.get(task.name)
     if one_off is None or one_off.cron:

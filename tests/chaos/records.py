@@ -235,6 +235,12 @@ class Records:
             for trouble in self.troubles(replica, kinds)
         )
 
+    def runs_there(self, task: str, replica: str) -> bool:
+        """Tell whether it is this part of a replica that runs a task: it, or its pool."""
+        if replica in self._pools:
+            return task in self._pooled
+        return task not in self._pooled or replica + POOL not in self._pools
+
     def wrote_before(self, replica: str, at: float) -> float:
         """Return when a replica last changed a row before that; so it reached the server then."""
         return max((moment for moment in self._wrote[replica] if moment < at), default=-inf)

@@ -419,13 +419,9 @@ def test_a_name_that_the_encoding_lacks_is_in_no_statement(
     sent = counted(latin_proxy)
     asked = together(latin, pool, claims(latin, LATIN_TASKS))
     assert all(isinstance(asked[number].result(60), Refusal) for number in (0, 2))
-    with pytest.raises(
-        TaskLockError, match="the encoding LATIN1 of the database lacks"
-    ):
+    with pytest.raises(TaskLockError, match="the encoding LATIN1 of the database lacks"):
         asked[1].result(60)
-    with pytest.raises(
-        TaskLockError, match="the encoding LATIN1 of the database lacks"
-    ):
+    with pytest.raises(TaskLockError, match="the encoding LATIN1 of the database lacks"):
         held(latin, LATIN_TASKS[1])
     assert len(sent) == 1
     latin.read_runs(LATIN_TASKS, LATIN_TASKS)

@@ -13,9 +13,9 @@ import pytest
 
 from tests.chaos import history
 from tests.chaos.bounds import RECOVERY, UNDER_WAY
-from tests.chaos.checker import check
+from tests.chaos.checker import BROKEN, check
 from tests.chaos.exclusion import OLD_TOKEN_WRITTEN, OVERLAP, TOKEN_WENT_BACK
-from tests.chaos.history import Event
+from tests.chaos.history import ALONE, Event
 from tests.chaos.misses import MISSED, SILENT
 from tests.chaos.repeats import BELIEVED_TOO_SOON, RUN_TWICE
 from tests.chaos.stops import SLOW_STOP, STRANDED
@@ -981,3 +981,82 @@ def test_a_dead_one_off_job_is_left_by_those_that_do_not_know_it() -> None:
     assert MISSED in faults(story)
     story.without(kind="fire", replica="b", task="once")
     assert [f for f in check(story.events, []) if f.task == "once"] == []
+
+
+WORKER = 7
+ROWS = ("claimed", "renewed", "released", "handed over", "given up")
+
+
+def in_pool(story: Story) -> Story:
+    """Let the runs of ``a`` be in a worker process of its pool."""
+    for number, event in enumerate(story.events):
+        if event.replica == "a" and event.task:
+            replica = "a" if event.kind in ROWS else "a pool"
+            worker = 0 if event.kind == "fire" else WORKER
+            story.events[number] = replace(event, replica=replica, worker=worker)
+    story.starts(-5.0, "a pool")
+    return story
+
+
+def worker_killed(*, freed: bool) -> Story:
+    """The worker process of token 3 is killed, and its replica ends its lease, or does not."""
+    story = Story()
+    story.fires("a")
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.claims(3, "a", 4.0)
+    story.begins(3, "a", 4.0)
+    story.tell(4.1, "worker killed", "a pool", worker=WORKER)
+    if freed:
+        story.tell(4.7, "renewed", "a", task="job", token=3, until=4.7)
+    story.takes_over(4, "b", 5.5 if freed else 7.4, 4.0)
+    story.goes_on(5, "b", 6.7 if freed else 8.7)
+    return in_pool(story)
+
+
+def test_runs_in_a_pool_are_right() -> None:
+    assert faults(in_pool(peaceful())) == []
+    assert faults(in_pool(killed())) == []
+    assert faults(worker_killed(freed=True)) == []
+
+
+def test_a_killed_workers_task_that_is_left_to_its_lease() -> None:
+    assert faults(worker_killed(freed=False)) == [SILENT]
+    disturbed = worker_killed(freed=False)
+    disturbed.tell(4.2, "hung", "a")
+    disturbed.tell(5.2, "freed", "a")
+    assert faults(disturbed) == []
+
+
+def test_an_orphaned_worker_that_does_not_renew() -> None:
+    """It lives on if its replica's own process alone is killed."""
+    story = killed()
+    story.without(kind="killed")
+    story.tell(4.3, "killed", "a", detail=ALONE)
+    assert RUN_TWICE in faults(in_pool(story))
+
+
+def test_a_stopped_replica_is_no_reason_for_its_worker_not_to_renew() -> None:
+    assert RUN_TWICE in faults(in_pool(stopped()))
+
+
+def test_a_stopped_worker_is_a_reason_not_to_renew() -> None:
+    story = stopped()
+    story.without(kind="stopped")
+    story.without(kind="continued")
+    story.tell(4.3, "worker stopped", "a pool", worker=WORKER)
+    story.tell(8.2, "worker continued", "a pool", worker=WORKER)
+    assert faults(in_pool(story)) == []
+
+
+def test_errors_of_a_pool_that_was_not_broken_by_us() -> None:
+    told = {"detail": f"apscheduler.executors.pool: Error running job job: {BROKEN}()"}
+    story = worker_killed(freed=True)
+    story.tell(4.0, "erred", "a", **told)
+    assert faults(story) == ["error logged"]
+    story.without(kind="erred")
+    story.tell(4.2, "erred", "a", **told)
+    assert faults(story) == []
+    story = in_pool(handed_over())
+    story.tell(30.0, "erred", "a", **told)
+    assert faults(story) == ["error logged"]

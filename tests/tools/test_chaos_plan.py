@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.chaos.plan import PEACE_AFTER, draw
+from tests.chaos.plan import PEACE_AFTER, POOL_FAULTS, draw
 
 # Those of continuous integration, and of `make chaos`.
 REPLICAS = 5
@@ -23,6 +23,7 @@ def test_ordinary_life_comes_in_every_run(seed: int, seconds: float) -> None:
     first_on_loops = {slot for slot, newcomer in enumerate(plan.first) if newcomer.loop}
     replaced = {action.slot for action in done if action.kind in ("leave", "kill")}
     assert replaced == set(range(REPLICAS))
+    assert set(POOL_FAULTS) <= kinds
     assert first_on_loops & {action.slot for action in done if action.kind == "leave"}
 
 
