@@ -111,7 +111,7 @@ def test_a_run_time_too_close_to_the_last_run_is_not_the_one_that_is_due(
 
 
 def test_what_nobody_has_told_before_is_no_change(one: Replica, connection: Connection) -> None:
-    """As in a row of a replica of the version before."""
+    """As in a row whose claims told no schedule."""
     claim_id, _ = one.claim(min_lock=HOUR)
     one.release(claim_id)
     before = row(connection)["window_until"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-# What a task's times say that has never run. No infinite ones: a replica of the version before
-# could not read them.
+# What a task's times say that has never run. No infinite ones, which Python lacks.
 NEVER = "timestamptz 'epoch'"
 
 # For so long at least something is waited for that is found by the replicas' polls: two intervals.
