@@ -206,7 +206,8 @@ def canonical_schedule(trigger: Any) -> str:
     if len(text) <= LONGEST_JSON:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return _as_json({"class": type(trigger).__qualname__, "digest": digest})
+    kind = type(trigger)
+    return _as_json({"class": f"{kind.__module__}:{kind.__qualname__}", "digest": digest})
 
 
 def canonical_arguments(job: Any) -> Any:
