@@ -265,11 +265,19 @@ class ReadTimes:
     :ivar latest: the latest time that the database's clock can have had then
     :ivar stable: whether the rows can be believed. If not, as after an outage, a run whose lease
         has ended may be going on, and stands against the claim.
+    :ivar not_after: the database's time after which nobody waits for the claim any more; ``None``:
+        nobody knows
     """
 
     lag: float = 0.0
     latest: datetime | None = None
     stable: bool = True
+    not_after: datetime | None = None
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of a statement, but for the lag, which each request has its own."""
+        return {"latest": self.latest, "stable": self.stable, "not_after": self.not_after}
 
 
 # Of a run time that is due just now, where nothing is known against the clocks or the rows.
