@@ -15,7 +15,7 @@ from psycopg.rows import class_row, dict_row, tuple_row
 from sqlalchemy import Table
 
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._database.errors import ConflictError, as_unavailable, one_line
+from apscheduler_tasklock._database.errors import as_unavailable, one_line
 from apscheduler_tasklock._database.rejections import OLD_HISTORY, RUN_HISTORY, Rejections
 from apscheduler_tasklock._lock import statements
 from apscheduler_tasklock._lock.messages import (
@@ -120,7 +120,6 @@ class TaskLockProtocol:
         )
         self._end_lease = Statement(statements.end_lease(name), ReleaseAnswer)
         self._give_up = RecordingStatement(statements.give_up, name, runs)
-        self._is_wanted = Statement(f"SELECT {statements.IS_WANTED}")
         self._extend = Statement(statements.extend(name))
         self._renew = Statement(statements.renew(name))
         self._read = Statement(statements.read(name))
@@ -149,10 +148,10 @@ class TaskLockProtocol:
 
         :return: the task's row. One that looks free is to be asked for again: others claim it over
             and over, or it was asked for too late.
-        :raises ConflictError: the task has no row, and it was asked for too late
         :raises TaskLockError: the task's row can be neither read nor inserted
         """
-        parameters = {**request.parameters(times.lag), **times.parameters}
+        asked = request.parameters(times.lag)
+        parameters = {**asked, **times.parameters}
         cursor.row_factory = tuple_row
         answer: ClaimAnswer | None = None
         for _ in range(MOST_LOOKS):
@@ -160,16 +159,14 @@ class TaskLockProtocol:
             answer = self._claim.one(cursor)
             if answer is None:
                 # There is no row yet; or there is one since, and the claim goes on with that.
-                first = self.first_claim_many(cursor, [request], [times.lag], times)
-                answer = first.get(request.claim_id)
+                first = statements.many([asked])
+                self._execute(cursor, self._first_claim_many, first | times.parameters)
+                answer = self._first_claim_many.by_claim_id(cursor).get(request.claim_id)
             # One that looks free is the row before another claim won, for which this one waited.
             if answer is not None and not answer.looks_free:
                 return answer
         if answer is not None:
             return answer
-        self._execute(cursor, self._is_wanted, times.parameters)
-        if not cursor.fetchone()[0]:
-            raise ConflictError("the claim came when nobody waited for it any more")
         raise TaskLockError(
             f"task {request.task_name!r}: its row can be neither read nor inserted, although "
             "PostgreSQL reports no error; is there a policy or a trigger on the task lock table?"

@@ -11,7 +11,6 @@ task's row.
 """
 
 from apscheduler_tasklock._lock.statements.claims import (
-    IS_WANTED,
     claim,
     claim_handed_out,
     claim_many,
@@ -67,7 +66,6 @@ __all__ = [
     "HANDED_OUT_TO_NOBODY",
     "IS_ALIVE",
     "IS_HEARD",
-    "IS_WANTED",
     "JUST_BEFORE",
     "NEVER",
     "NOT_RUNNING",

@@ -64,8 +64,9 @@ _FIRED = """GREATEST(reckoned - interval '5 minutes',
                      LEAST(reckoned + interval '5 minutes', COALESCE(run_time, reckoned)))"""
 
 
-# A claim that was held up on its way is not granted once nobody waits for it any more.
-IS_WANTED = "COALESCE(now() <= %(not_after)s::timestamptz, true)"
+# A claim that was held up on its way is not granted once nobody waits for it any more. What is
+# answered tells the database's time, so that one that was reckoned on a wrong one is asked again.
+_IS_WANTED = "COALESCE(now() <= %(not_after)s::timestamptz, true)"
 
 
 def _reckoned(lag: str) -> str:
@@ -109,7 +110,7 @@ class _Claim:
         )"""
         self.paused = f"({IS_PAUSED} OR COALESCE(asked.fired < lock.paused_until, false))"
         is_free = f"NOT {self.own} AND {self.new_window} AND NOT {self.waits} AND NOT {self.paused}"
-        self.may_claim = f"{NOT_RUNNING} AND {is_free} AND {IS_WANTED}"
+        self.may_claim = f"{NOT_RUNNING} AND {is_free} AND {_IS_WANTED}"
         due = due_after(asked, "asked.fired")
         status = {
             "kind": f"CASE WHEN {asked['runs']} = '' THEN 'hold' ELSE 'schedule' END",
@@ -240,7 +241,7 @@ def first_claim_many(table: str) -> str:
     return f"""
         WITH asked AS ({_ASKED_MANY})
         INSERT INTO {table} AS lock ({ROW_COLUMNS})
-        {_MANY.first_row} FROM asked WHERE {IS_WANTED} AND {SAFELY} ORDER BY asked.task_name
+        {_MANY.first_row} FROM asked WHERE {SAFELY} ORDER BY asked.task_name
         ON CONFLICT DO NOTHING
         RETURNING lock.claim_id AS asked_claim_id, {select_list({**DECIDED_GRANTED, **ROW_FOUND})}
     """
