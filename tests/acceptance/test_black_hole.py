@@ -17,7 +17,6 @@ import pytest
 
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.messages import ReleaseRequest
-from apscheduler_tasklock._lock.releases import SHORTEST_CLOSING, PendingRelease
 from tests.support.faults import READ
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxy_to
@@ -249,10 +248,14 @@ def test_a_loop_that_ends_without_a_shutdown_does_not_wait_for_each_release(
     assert process.leave() <= 2 * EXIT
 
 
+@pytest.mark.inside
 def test_a_shutdown_ends_while_a_release_that_a_worker_process_could_not_send_is_tried(
     database_url: str,
 ) -> None:
     """It was begun after claiming was stopped, and before the shutdown came to it."""
+
+    from apscheduler_tasklock._lock.releases import SHORTEST_CLOSING, PendingRelease
+
     with (
         proxy_to(database_url) as proxy,
         closing(LockClient(LockSettings(proxy.url, "replica"))) as locks,

@@ -14,6 +14,9 @@ from tests.chaos.history import Event
 
 _CONNECT_TIMEOUT = 5
 
+# Between a replica's name and the id of its worker process, in who holds a claim.
+WORKER = " worker "
+
 # Changes of the task lock table, noted in the transactions that make them. An application has no
 # such trigger; here it tells of claims whose replica was killed before the job began.
 _TABLES = """
@@ -115,16 +118,17 @@ def read_events(url: str, offset: float) -> list[Event]:
         Event(
             at.timestamp() + offset,
             kind,
-            replica,
+            holder.partition(WORKER)[0],
             task,
             token,
+            worker=int(holder.partition(WORKER)[2] or 0),
             due=start.timestamp() + offset,
             until=until.timestamp() + offset,
             kept=kept,
             run_until=None if run_until is None else run_until.timestamp() + offset,
             deaths=deaths,
         )
-        for at, kind, replica, task, token, start, until, kept, run_until, deaths in claims
+        for at, kind, holder, task, token, start, until, kept, run_until, deaths in claims
     ]
     return events + [
         Event(at.timestamp() + offset, "written", replica, task, token)

@@ -25,14 +25,25 @@ ATTEMPT = CLAIM_TIMEOUT / 3
 # next one, and the pause between them.
 RECOVERY = 2 * ATTEMPT + 1.0
 
-# Seconds after its start, or after a trouble, however short, until a replica believes that a holder
-# is dead: an attempt, and the recovery grace.
-SETTLING = ATTEMPT + 2.5 + 0.5
+# Seconds after the first answer of a replica's start for which it believes nobody dead: an attempt,
+# and the recovery grace.
+GRACE = ATTEMPT + 2.5
 
-# Seconds after its start, or after an outage, for which a replica at least believes nobody dead;
-# and how long the outage was of which it surely noticed, since it polls.
+# Seconds after its start, or after a trouble, however short, until a replica believes that a holder
+# is dead.
+SETTLING = GRACE + 0.5
+
+# Seconds after an outage for which a replica at least believes nobody dead; and how long the outage
+# was of which it surely noticed, since it polls.
 SHORTEST_GRACE = SETTLING - 1.5
 NOTICED_OUTAGE = POLL_INTERVAL + 1.0
 
-# Seconds that `scheduler.shutdown()` may take beyond the jobs that it waits for.
+# Seconds that `scheduler.shutdown()` may take for each executor, beyond the jobs that it waits for.
 SHUTDOWN = 5.0
+
+# Seconds after a worker process was killed until its pool is known to be broken, and replaced.
+POOL_BACK = 2.0
+
+# Seconds within which a replica that is well ends the lease of a worker process that was killed: it
+# looks twice a second.
+FREED = 1.5

@@ -10,18 +10,24 @@ A pure function of the history and of what the tasks are; the rules are in the m
 - ``misses.py``: a window is missed while a replica lived
 - ``stops.py``: a replica that ended as it was told to left a lock behind, or took too long
 
-Nor may a replica end on its own, log an error, or run a job that is not due for long.
+Nor may a replica end on its own, log an error, or run a job that is not due for long. Of the runs
+in a pool of which a worker process was killed, APScheduler logs errors; and where SIGTERM ended the
+worker processes, or what starts them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from tests.chaos import exclusion, misses, repeats, stops
 from tests.chaos.finding import Finding
-from tests.chaos.history import Event
+from tests.chaos.history import POOL, Event
 from tests.chaos.records import Records
 from tests.chaos.tasks import ChaosTask
+
+# How APScheduler tells of runs in such a pool, and of one whose workers cannot be started any more.
+BROKEN, UNSTARTED = "BrokenProcessPool", "EOFError"
 
 
 def check(events: Sequence[Event], tasks: Sequence[ChaosTask]) -> list[Finding]:
@@ -34,6 +40,8 @@ def _all(records: Records, tasks: Sequence[ChaosTask]) -> Iterator[Finding]:
     for event in records.died:
         yield Finding("replica died", "", event.at, f"{event.replica} ended: {event.detail}")
     for event in records.errors:
+        if _was_broken(records, event):
+            continue
         yield Finding("error logged", "", event.at, f"{event.replica}: {event.detail}")
     for event in records.early:
         text = f"{event.replica} ran a job that was due much later"
@@ -44,3 +52,17 @@ def _all(records: Records, tasks: Sequence[ChaosTask]) -> Iterator[Finding]:
         yield from repeats.check(records, task)
         yield from misses.check(records, task)
         yield from stops.check(records, task)
+
+
+def _was_broken(records: Records, event: Event) -> bool:
+    """Tell whether an error is one of a pool of which a worker was killed, or the group ended."""
+    ended = records.ended_groups.get(event.replica, inf) < event.at
+    if UNSTARTED in event.detail:
+        return ended
+    return BROKEN in event.detail and (
+        ended
+        or any(
+            replica == event.replica + POOL and at < event.at
+            for replica, at in records.killed_workers.values()
+        )
+    )

@@ -29,6 +29,10 @@ _FAKETIME = ("lib/*/faketime/libfaketimeMT.so.1", "lib*/faketime/libfaketimeMT.s
 # Seconds that replicas may take to end their jobs.
 _END_TIMEOUT = 30.0
 
+# Seconds for which worker processes may be there after the replica that they belong to.
+_LAST_WORKERS = 5.0
+_WORKERS_LEFT = "worker processes outlived its end"
+
 Note = Callable[[Event], None]
 
 
@@ -39,7 +43,9 @@ def find_faketime() -> Path | None:
 
 
 class Member:
-    """One replica's process. It dies with this one, however that ends.
+    """One replica's process, and those of its pool. It dies with this one, however that ends.
+
+    :ivar orphaned: whether it was killed, and its worker processes live on
 
     It is started ahead of time, since that takes seconds on a busy machine, and begins when it is
     told its settings.
@@ -48,11 +54,12 @@ class Member:
     def __init__(self, name: str, newcomer: Newcomer, folder: Path, note: Note) -> None:
         self.name = name
         self.newcomer = newcomer
-        self.stopped = self.leaving = self.killed = False
+        self.stopped = self.leaving = self.killed = self.orphaned = False
         self.on_loop = bool(newcomer.loop)
         self._note = note
         command = [sys.executable, "-m", "tests.chaos.replica", name]
         command += ["--loop"] * self.on_loop
+        command += ["--forkserver"] * (newcomer.pool == "forkserver")
         with (folder / f"{name}.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [*_die_with_parent(), *command],
@@ -82,15 +89,47 @@ class Member:
         self.stopped = which == signal.SIGSTOP
         self.process.send_signal(which)
 
-    def kill(self) -> None:
-        """Kill it, and wait until it is gone."""
+    def kill(self, *, alone: bool = False) -> None:
+        """Kill it, and wait until it is gone.
+
+        :param alone: leave its worker processes alone
+        """
         self.killed = self.leaving = True
-        self.process.kill()
+        self.orphaned = alone and bool(self.newcomer.pool)
+        if alone:
+            self.process.kill()
+        else:
+            self._signal_group(signal.SIGKILL)
         self.process.wait()
 
-    def leave(self) -> None:
-        """Tell it to end; a server on an event loop as it is told in real life."""
-        if self.on_loop and not self.leaving:
+    def signal_worker(self, pid: int, which: signal.Signals) -> bool:
+        """Send a signal to one of its worker processes; tell whether it was there."""
+        if not self._has(pid):
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(pid, which)
+            return True
+        return False
+
+    def _has(self, pid: int) -> bool:
+        """Tell whether a process is one of its group: ids are used again."""
+        try:
+            return os.getpgid(pid) == self.process.pid
+        except ProcessLookupError:
+            return False
+
+    def _signal_group(self, which: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, which)
+
+    def leave(self, *, group: bool = False) -> None:
+        """Tell it to end; a server on an event loop as it is told in real life.
+
+        :param group: by a signal that its worker processes get as well
+        """
+        if group and not self.leaving:
+            self._signal_group(signal.SIGTERM)
+        elif self.on_loop and not self.leaving:
             self.process.send_signal(signal.SIGTERM)
         self.leaving = True
         assert self.process.stdin is not None
@@ -110,6 +149,11 @@ class Member:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if not self.killed:
+            self._reader.join(max(_LAST_WORKERS, deadline - time.monotonic()))
+            if self._reader.is_alive():
+                self._note(Event(time.monotonic(), "died", self.name, detail=_WORKERS_LEFT))
+        self._signal_group(signal.SIGKILL)  # worker processes of one that was killed
         self._reader.join()
         self.leave()
         assert self.process.stdout is not None
@@ -128,6 +172,7 @@ class Slot:
     """A place in the fleet: one replica after the other, behind the same proxy.
 
     :ivar member: the replica that is or was there last
+    :ivar here: it, and those before it of which worker processes live on
     :ivar disturbed: how its path to the server is disturbed, or ``""``
     :ivar late_by: seconds by which the server's answers are late
     """
@@ -137,6 +182,7 @@ class Slot:
         self.disturbed = ""
         self.late_by = 0.0
         self.member: Member | None = None
+        self.here: list[Member] = []
         self._gate = threading.Event()
         proxy.to_client = self._answer
 
@@ -219,10 +265,12 @@ class Fleet:
     def begin(self, slot: Slot, member: Member) -> None:
         """Let a process that waits be the replica in a slot."""
         slot.member = member
+        slot.here = [*(one for one in slot.here if one.orphaned), member]
         member.begin(
             Settings(
                 start_after=member.newcomer.offset,
                 loop=member.newcomer.loop,
+                pool=member.newcomer.pool,
                 far=abs(member.newcomer.skew) > NEAR_SKEW,
                 locks=slot.proxy.url,
                 application=self._url,
@@ -255,7 +303,7 @@ class Fleet:
 
     def _kill_all(self) -> None:
         for member in self._members:
-            member.process.kill()
+            member.kill()
         for member in self._members:
             member.end()
 

@@ -19,9 +19,17 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, zip_longest
 from math import inf
 
-from tests.chaos.bounds import ATTEMPT, BURST_REACTION, COMMIT, RECOVERY, SETTLING, UNDER_WAY
+from tests.chaos.bounds import (
+    ATTEMPT,
+    BURST_REACTION,
+    COMMIT,
+    FREED,
+    RECOVERY,
+    SETTLING,
+    UNDER_WAY,
+)
 from tests.chaos.finding import Finding
-from tests.chaos.history import Event
+from tests.chaos.history import POOL, Event
 from tests.chaos.plan import LATE_BY
 from tests.chaos.records import ANY, BLIP, LATE, PATH, PROCESS, SLOW, UNABLE, Claim, Records
 from tests.chaos.tasks import CLAIM_TIMEOUT, POLL_INTERVAL, ChaosTask
@@ -48,6 +56,7 @@ def check(records: Records, task: ChaosTask) -> Iterator[Finding]:
     yield from _left(records, task, claims)
     yield from _forgotten(records, task, claims)
     yield from _long_leases(task, claims)
+    yield from _left_to_the_lease(records, task, claims)
 
 
 def _unclaimed(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
@@ -326,6 +335,25 @@ def _long_leases(task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
         if claim.lasts > task.longest_silence + _SAME:
             text = f"{claim}, stood for {claim.lasts:.3f} s without a sign of life"
             yield Finding(SILENT, task.name, claim.at, text)
+
+
+def _left_to_the_lease(
+    records: Records, task: ChaosTask, claims: Sequence[Claim]
+) -> Iterator[Finding]:
+    """Find claims of killed worker processes that a replica that was well did not end."""
+    for claim, after in zip_longest(claims, claims[1:]):
+        replica, killed = records.killed_workers.get(claim.worker, ("", 0.0))
+        if replica != claim.replica or not claim.at < killed < min(
+            claim.until, _over(claim, after)
+        ):
+            continue
+        process = replica.removesuffix(POOL)
+        ends = [trouble.ended for trouble in records.troubles(process, ANY)]
+        able = max([killed, *(end + RECOVERY for end in ends if end < killed)])
+        by = able + FREED + records.reaction(killed)
+        if claim.until > by and records.well(process, killed, by, ANY):
+            text = f"{claim}, of a worker that was killed {killed:.3f}, stood until its lease ended"
+            yield Finding(SILENT, task.name, by, text)
 
 
 def _is_busy(records: Records, task: str, replica: str, begun: float, ended: float) -> bool:

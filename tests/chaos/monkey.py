@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -13,17 +13,22 @@ from itertools import count
 import psycopg
 
 from apscheduler_tasklock.demo.server import EmbeddedServer
-from tests.chaos.application import connect
+from tests.chaos import history
+from tests.chaos.application import WORKER, connect
 from tests.chaos.fleet import Fleet, Member, Slot
-from tests.chaos.history import Event
+from tests.chaos.history import ALONE, POOL, Event
 from tests.chaos.plan import LATE_BY, NEAR_SKEW, Action, Plan
 
 _TERMINATE = """
-    SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE application_name = %(name)s OR application_name LIKE %(name)s || %(worker)s || '%%'
 """
 
 # Seconds before an action at which the processes are started of those that join after it.
 AHEAD = 7.0
+
+# Seconds for which a fault of a worker process waits for one that runs something, and in between.
+_WORKER_WAIT, _WORKER_PAUSE = 4.0, 0.05
 
 # So many events back it looks for runs that are going on.
 _RECENT = 5000
@@ -86,6 +91,9 @@ class Monkey:
         if action.kind == "replace others":
             self._replace_others(action)
             return
+        if action.kind.endswith("worker"):
+            self._act_on_worker(action, time.monotonic() + _WORKER_WAIT)
+            return
         if member is None or not member.alive or (member.stopped and action.kind != "kill"):
             return  # it is gone already, or as good as
         if self._act_on(action, slot, member):
@@ -100,11 +108,63 @@ class Monkey:
             if event.task == task and event.kind == "begin":
                 if (event.replica, event.token) in ended:
                     return None
-                return next(
-                    (s for s in self._fleet.slots if s.member and s.member.name == event.replica),
-                    None,
-                )
+                return self._slot_of(event.replica)
         return None
+
+    def _slot_of(self, replica: str) -> Slot | None:
+        """Return where a replica is; ``None`` if it is there no more."""
+        name = replica.removesuffix(POOL)
+        return next((s for s in self._fleet.slots if s.member and s.member.name == name), None)
+
+    def _running_workers(self) -> Iterator[tuple[Slot, Event]]:
+        """Yield the runs that go on in worker processes of living replicas, the latest first."""
+        ended: set[tuple[str, str, int]] = set()
+        killed: set[int] = set()
+        for event in reversed(self._history[-_RECENT:]):
+            run = (event.replica, event.task, event.token)
+            if event.kind in ("end", "cut"):
+                ended.add(run)
+            elif event.kind == "worker killed":
+                killed.add(event.worker)
+            elif (
+                event.kind == "begin"
+                and event.worker
+                and not (run in ended or event.worker in killed)
+            ):
+                slot = self._slot_of(event.replica)
+                if slot and slot.member and slot.member.alive and not slot.member.stopped:
+                    yield slot, event
+
+    def _act_on_worker(self, action: Action, until: float) -> None:
+        """Kill or stop the worker process that runs a task, or else another one.
+
+        :param until: when not to wait for a run any more
+        """
+        running = list(self._running_workers())
+        aimed = [one for one in running if one[1].task == action.aim]
+        for slot, run in aimed or running:
+            member = slot.member
+            assert member is not None
+            if action.kind == "kill worker":
+                # Before: what it still does until it is gone is not held against it.
+                self._note_worker("worker killed", run)
+                member.signal_worker(run.worker, signal.SIGKILL)
+            else:
+                self._note_worker("worker stopped", run)
+                member.signal_worker(run.worker, signal.SIGSTOP)
+                self._after(action, partial(self._continue_worker, member, run))
+            self.done[action.kind] += 1
+            return
+        if time.monotonic() < until:
+            again = partial(self._act_on_worker, action, until)
+            self._later(time.monotonic() + _WORKER_PAUSE, again)
+
+    def _continue_worker(self, member: Member, run: Event) -> None:
+        if member.signal_worker(run.worker, signal.SIGCONT):
+            self._note_worker("worker continued", run)
+
+    def _note_worker(self, kind: str, run: Event) -> None:
+        self._history.append(Event(time.monotonic(), kind, run.replica, worker=run.worker))
 
     def _mute_claim(self, action: Action) -> None:
         """Lose the answer of the replica that claims a task first: that of the fastest clock."""
@@ -116,15 +176,15 @@ class Monkey:
         slot = self._fleet.slots[max(near, key=near.__getitem__, default=0)]
         member = slot.member
         if member is not None and not slot.disturbed:
-            slot.mute_after_claim(action.aim, lambda: self._note("hung", member, "mute"))
+            slot.mute_after_claim(action.aim, lambda: self._note_all("hung", slot, "mute"))
             self.done[action.kind] += 1
             self._after(action, lambda: self._free(slot))
 
     def _act_on(self, action: Action, slot: Slot, member: Member) -> bool:
         match action.kind:
-            case "kill":
+            case "kill" | "kill parent":
                 self._kill(action, slot, member)
-            case "leave":
+            case "leave" | history.END_GROUP:
                 self._leave(action, slot, member)
             case "stop":
                 self._note("stopped", member)
@@ -133,10 +193,10 @@ class Monkey:
             case "hang" | "swallow" | "mute":
                 return self._disturb(action, slot, member)
             case "cut":
-                self._note("cut off", member)
+                self._note_all("cut off", slot)
                 slot.proxy.cut_all()
             case "terminate":
-                self._terminate(member)
+                self._terminate(slot)
             case "stall":
                 return self._stall(action)
             case _:
@@ -145,13 +205,14 @@ class Monkey:
 
     def _kill(self, action: Action, slot: Slot, member: Member) -> None:
         # Before: what it still does until it is gone is not held against it.
-        self._note("killed", member, action.kind)
-        member.kill()
+        alone = action.kind == "kill parent"
+        self._note("killed", member, ALONE if alone else action.kind)
+        member.kill(alone=alone)
         self._after(action, lambda: self._join(slot, action))
 
     def _leave(self, action: Action, slot: Slot, member: Member) -> None:
-        self._note("leaving", member)
-        member.leave()
+        self._note("leaving", member, action.kind)
+        member.leave(group=action.kind == history.END_GROUP)
         self._after(action, lambda: self._join(slot, action))
 
     def _replace_others(self, action: Action) -> None:
@@ -178,7 +239,7 @@ class Monkey:
     def _disturb(self, action: Action, slot: Slot, member: Member) -> bool:
         if slot.disturbed:
             return False
-        self._note("hung", member, action.kind)
+        self._note_all("hung", slot, action.kind)
         {"hang": slot.hang, "swallow": slot.swallow, "mute": slot.mute}[action.kind]()
         self._after(action, lambda: self._free(slot))
         return True
@@ -186,14 +247,15 @@ class Monkey:
     def _free(self, slot: Slot) -> None:
         slot.free()
         # Whoever is there by now: a newcomer was behind the same proxy.
-        assert slot.member is not None
-        self._note("freed", slot.member)
+        self._note_all("freed", slot)
 
-    def _terminate(self, member: Member) -> None:
+    def _terminate(self, slot: Slot) -> None:
         try:
             with connect(self._server.url) as connection:
-                self._note("terminated", member)
-                connection.execute(_TERMINATE, [f"tasklock {member.name}"])
+                self._note_all("terminated", slot)
+                for member in slot.here:
+                    names = {"name": f"tasklock {member.name}", "worker": WORKER}
+                    connection.execute(_TERMINATE, names)
         except psycopg.OperationalError:
             pass
 
@@ -233,6 +295,11 @@ class Monkey:
 
     def _note(self, kind: str, member: Member, detail: str = "") -> None:
         self._event(kind, member.name, detail)
+
+    def _note_all(self, kind: str, slot: Slot, detail: str = "") -> None:
+        """Note what is done to all that are behind one proxy."""
+        for member in slot.here:
+            self._note(kind, member, detail)
 
     def _event(self, kind: str, replica: str = "", detail: str = "") -> None:
         self._history.append(Event(time.monotonic(), kind, replica, detail=detail))

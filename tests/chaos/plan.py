@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.chaos.tasks import CLAIM_TIMEOUT, TASKS, OneOff
+from tests.chaos.tasks import CLAIM_TIMEOUT, POOLED, TASKS, OneOff
 
 # Seconds of peace at the start, for all replicas to be there, and at the end, for all that was
 # begun to be run again: a recovery grace, a lease, a poll, and the run itself.
@@ -37,6 +37,18 @@ FAULTS: dict[str, tuple[float, tuple[float, float]]] = {
     "restart fast": (0.6, (0.0, 4.0)),
     "restart immediate": (0.6, (0.0, 4.0)),
 }
+
+# The same for what concerns pools of worker processes, from one to the next, and how often.
+POOL_FAULTS: dict[str, tuple[float, tuple[float, float]]] = {
+    "kill worker": (3, (0.0, 0.0)),
+    "stop worker": (2, (0.2, 8.0)),
+    "kill parent": (2, (0.3, 3.0)),  # the workers live on; until another replica joins
+    "end group": (2, (0.3, 3.0)),  # SIGTERM to all its processes; until another replica joins
+}
+POOL_PAUSE = (2.5, 4.5)
+
+# After these another replica joins.
+_GOING = ("kill", "leave", "kill parent", "end group")
 
 # Seconds. Replicas whose clock is further off have no tasks of which all replicas compute the same
 # run times: where the one with the fastest clock dies, those are late by the difference.
@@ -68,6 +80,8 @@ class Newcomer:
 
     :ivar offset: seconds by which its schedule is behind
     :ivar skew: seconds by which its clock is ahead
+    :ivar pool: how the worker processes of its pool start; ``""`` if it has none, and runs in
+        threads what others run in worker processes
     :ivar loop: ``""`` for a background scheduler; else one on an event loop, and how that ends
         after ``scheduler.shutdown()``: ``"cancels"`` what is left on it, is ``"left"`` as it is, or
         the process ends by the ``"signal"`` that it got, as under uvicorn
@@ -76,6 +90,7 @@ class Newcomer:
     offset: float
     skew: float
     loop: str = ""
+    pool: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,6 +161,7 @@ class _Draft:
             for episode in [*ordinary, self._burst_in_a_stall, *others]:
                 if at < self._end:
                     at = episode(at) + self._dice.uniform(*CALM)
+        self._pool_faults(PEACE_BEFORE)
         actions = sorted(self._actions, key=lambda action: action.at)
         return Plan(first, [action for action in actions if action.at < self._end], self._one_offs)
 
@@ -158,6 +174,17 @@ class _Draft:
             aim, slot = self._dice.choice(TASKS).name, self._dice.randrange(self._replicas)
             self._do(at, kind, lasts, slot, aim)
         return end
+
+    def _pool_faults(self, at: float) -> None:
+        """Meanwhile let worker processes, or the replicas that have them, be killed or stopped."""
+        kinds = list(POOL_FAULTS)
+        self._dice.shuffle(kinds)
+        while (at := at + self._dice.uniform(*POOL_PAUSE)) < self._end:
+            often = list(POOL_FAULTS), [weight for weight, _ in POOL_FAULTS.values()]
+            kind = kinds.pop() if kinds else self._dice.choices(*often)[0]
+            lasts = self._dice.uniform(*POOL_FAULTS[kind][1])
+            slot = self._dice.randrange(1, self._replicas)
+            self._do(at, kind, lasts, slot, self._dice.choice(POOLED))
 
     def _deployment(self, at: float) -> float:
         """Replace each replica in turn; some do not end in time, and are killed."""
@@ -228,7 +255,10 @@ class _Draft:
 
     def _do(self, at: float, kind: str, lasts: float, slot: int = 0, aim: str = "") -> None:
         lasts = max(0.0, min(lasts, self._end - at))
-        joining = {"kill": [slot], "leave": [slot], "replace others": range(self._replicas - 1)}
+        joining = {"replace others": range(self._replicas - 1)}
+        joining |= dict.fromkeys(
+            ("kill", "leave", "kill parent", "end group"), range(slot, slot + 1)
+        )
         newcomers = [self._newcomer(place) for place in joining.get(kind, [])]
         self._actions.append(Action(at, kind, aim, slot, lasts, newcomers))
 
@@ -247,7 +277,11 @@ class _Draft:
         largest = LARGEST_SKEW if slot == 0 and kind > 0.7 else NEAR_SKEW
         skew = dice.uniform(-largest, largest) if self._skewed and kind > 0.4 else 0.0
         how = dice.choice(["cancels", "left", "signal"])
-        return Newcomer(round(offset, 3), round(skew, 3), how if _is_loop(slot) else "")
+        loop = how if _is_loop(slot) else ""
+        # No fork with a clock of its own: a thread may be in faketime's lock at that moment.
+        pools = ["forkserver", "", ""] if skew else ["fork", "fork", "fork", "forkserver", ""]
+        pool = dice.choice(pools)
+        return Newcomer(round(offset, 3), round(skew, 3), loop, pool)
 
 
 def _is_loop(slot: int) -> bool:

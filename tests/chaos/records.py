@@ -6,11 +6,11 @@ import json
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
-from tests.chaos.bounds import BURST, BURST_NEAR, BURST_REACTION, REACTION
-from tests.chaos.history import FAR, Event
+from tests.chaos.bounds import BURST, BURST_NEAR, BURST_REACTION, POOL_BACK, REACTION
+from tests.chaos.history import ALONE, END_GROUP, FAR, POOL, Event
 from tests.chaos.tasks import OneOff
 
 
@@ -23,6 +23,8 @@ class Run:
     :ivar believed: when it last asked whether its lock was lost, and was told no; ``None``: never
     :ivar ended: when it ended; ``None`` if it did not live so long
     :ivar cut: when its coroutine was cancelled; ``None`` if it was not, or could not tell
+    :ivar worker: the worker process that it was in; 0 for none
+    :ivar killed: when that was killed, its replica left alone; ``None`` if it was not
     """
 
     task: str
@@ -34,11 +36,14 @@ class Run:
     believed: float | None = None
     ended: float | None = None
     cut: float | None = None
+    worker: int = 0
+    killed: float | None = None
 
     @property
     def over(self) -> float | None:
-        """When it ended, or was cut."""
-        return self.cut if self.ended is None else self.ended
+        """When it ended, was cut, or its worker process was killed."""
+        ends = (self.ended, self.cut, self.killed)
+        return next((end for end in ends if end is not None), None)
 
     def __str__(self) -> str:
         how = "takeover" if self.takeover else "run"
@@ -60,6 +65,7 @@ class Claim:
     :ivar given_up: when another replica ended it for good; ``None`` if never
     :ivar run_until: when its maximum lock ends
     :ivar deaths: how many holders before it died in a row
+    :ivar worker: the worker process that made it; 0 for none
     """
 
     task: str
@@ -76,6 +82,12 @@ class Claim:
     given_up: float | None = None
     run_until: float = inf
     deaths: int = 0
+    worker: int = 0
+
+    @property
+    def holder(self) -> str:
+        """Whose troubles are those of its renewals."""
+        return _holder(self.replica, self.worker) if self.worker else self.replica
 
     def takes_over(self, before: Claim | None) -> bool:
         """Tell whether it took the window of the claim before it over."""
@@ -121,7 +133,7 @@ class Trouble(Stretch):
 
 
 class Records:
-    """A history, sorted.
+    """A history, sorted. A replica's pool of worker processes is a replica of its own here.
 
     :param events: in any order, but for the rows of tables, which are in the order of the tables
     :ivar runs: by task, in the order in which they began
@@ -129,7 +141,8 @@ class Records:
     :ivar claim_of: the last claim with a token, by task and token
     :ivar writes: accepted ones, by task, in the order of acceptance
     :ivar fires: of the replicas' schedulers, by task
-    :ivar lives: by replica, from the start of its scheduler until it ends or is told to
+    :ivar starting: by replica, when its scheduler began to
+    :ivar lives: by replica, from when it had its jobs until it ends or is told to
     :ivar skips: fires whose claims were given up, because the database was unavailable, by task
     :ivar misfires: by task
     :ivar early: runs of jobs that are not due for long
@@ -140,6 +153,8 @@ class Records:
     :ivar outages: when the server was down
     :ivar died: replicas that ended on their own
     :ivar errors: what they logged as errors
+    :ivar ended_groups: by replica, when it and its worker processes got SIGTERM
+    :ivar killed_workers: by the id of a worker process, whose it was, and when it was killed
     """
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -148,6 +163,7 @@ class Records:
         self.claim_of: dict[str, dict[int, Claim]] = defaultdict(dict)
         self.writes: dict[str, list[Event]] = defaultdict(list)
         self.fires: dict[str, list[Event]] = defaultdict(list)
+        self.starting = {event.replica: event.at for event in events if event.kind == "starting"}
         self.lives: dict[str, Stretch] = {}
         self.skips: dict[str, list[Event]] = defaultdict(list)
         self.misfires: dict[str, list[Event]] = defaultdict(list)
@@ -162,6 +178,20 @@ class Records:
         self._wrote: dict[str, list[float]] = defaultdict(list)
         # Names of tasks of which the id looks made up are not the ids; see `_take_in_run`.
         self._ids: dict[str, str] = {}
+        self.killed_workers: dict[int, tuple[str, float]] = {}
+        for event in events:
+            if event.kind == "worker killed":
+                self.killed_workers.setdefault(event.worker, (event.replica, event.at))
+        self.ended_groups = {
+            event.replica: event.at
+            for event in events
+            if event.kind == "leaving" and event.detail == END_GROUP
+        }
+        self._pools = {event.replica for event in events if event.kind == "ready"}
+        self._pools = {replica for replica in self._pools if replica.endswith(POOL)}
+        # Of which tasks pools tell: those that replicas with a pool run there.
+        self._pooled = {event.task for event in events if event.replica in self._pools}
+        events = list(self._with_pools(events))
         # Stable: of one moment, what was written first happened first.
         ordered = sorted(events, key=lambda event: event.at)
         for event in ordered:
@@ -175,6 +205,19 @@ class Records:
         self.outages = _outages(ordered)
         self._troubles = _troubles(ordered, self.lives)
         self._fired = sorted(fire.at for fires in self.fires.values() for fire in fires)
+
+    def _with_pools(self, events: Sequence[Event]) -> Iterator[Event]:
+        """Yield all events. What concerns a replica concerns its pool."""
+        for event in events:
+            pool = event.replica + POOL
+            if pool not in self._pools:
+                yield event
+            elif event.kind in _ROWS and (event.worker or event.task in self._pooled):
+                yield replace(event, replica=pool)
+            else:
+                yield event
+                if event.kind in _OF_THE_PROCESS:
+                    yield replace(event, replica=pool)
 
     def troubles(self, replica: str, kinds: str = UNABLE) -> Iterator[Trouble]:
         """Yield when a replica was not able to do as usual."""
@@ -228,6 +271,7 @@ class Records:
             )
             claim.run_until = inf if event.run_until is None else event.run_until
             claim.deaths = event.deaths
+            claim.worker = event.worker
             claim.lasts = event.until - event.at
             self.claims[task].append(claim)
             self.claim_of[task][event.token] = claim
@@ -249,6 +293,10 @@ class Records:
         if event.kind == "begin":
             due = event.at if event.due is None else event.due
             run = Run(event.task, event.replica, event.token, due, event.takeover, event.at)
+            run.worker = event.worker
+            replica, killed = self.killed_workers.get(event.worker, ("", 0.0))
+            if replica == event.replica and killed > event.at:
+                run.killed = killed
             self._open[key] = run
             self.runs[event.task].append(run)
             if event.detail:
@@ -283,6 +331,12 @@ class Records:
 # What a run tells of itself.
 _BELIEFS = ("begin", "holds", "end", "cut")
 
+# What is done to a replica's process, and so to its pool.
+_OF_THE_PROCESS = (
+    *("killed", "stopped", "continued", "hung", "freed", "cut off", "terminated", "leaving"),
+    *("gone", "stalled"),
+)
+
 # What the task lock table shows.
 _ROWS = ("claimed", "renewed", "released", "handed over", "given up")
 
@@ -292,28 +346,65 @@ _LASTING = {
     "hung": ("freed", PATH),
     "down": ("up", PATH),
     "slowed": ("quick", LATE),
+    "worker killed": ("", PROCESS),
+    "worker stopped": ("worker continued", PROCESS),
 }
+_TO_WORKERS = ("worker killed", "worker stopped")
 
 
 def _troubles(ordered: Sequence[Event], lives: dict[str, Stretch]) -> dict[str, list[Trouble]]:
     found: dict[str, list[Trouble]] = defaultdict(list)
+    holders: dict[str, set[str]] = defaultdict(set)
+    for event in ordered:
+        if event.worker and event.kind == "begin":
+            holders[event.replica].add(_holder(event.replica, event.worker))
     for number, event in enumerate(ordered):
-        if event.kind == "gone":
-            trouble = Trouble(event.at, inf, PROCESS)
-        elif event.kind == "stalled":
-            assert event.until is not None
-            slow = event.until - event.at < _LONGEST_SLOW
-            trouble = Trouble(event.at, event.until, SLOW if slow else PROCESS)
-        elif event.kind in _LASTING:
-            end, kind = _LASTING[event.kind]
-            trouble = Trouble(event.at, _end(ordered[number:], end), kind)
-        elif event.kind in ("cut off", "terminated"):
-            trouble = Trouble(event.at, event.at, BLIP)
-        else:
+        trouble = _trouble(event, ordered[number:])
+        if trouble is None:
             continue
         for replica in [event.replica] if event.replica else list(lives):
             found[replica].append(trouble)
+            for holder in holders[replica] if _is_of_workers(event) else ():
+                found[holder].append(trouble)
+        if event.kind in _TO_WORKERS:
+            found[_holder(event.replica, event.worker)].append(_lasting(event, ordered[number:]))
     return found
+
+
+def _trouble(event: Event, events: Sequence[Event]) -> Trouble | None:
+    """Return the trouble of a replica that begins with an event, the first of these."""
+    match event.kind:
+        case "gone":
+            return Trouble(event.at, inf, PROCESS)
+        case "stalled":
+            assert event.until is not None
+            slow = event.until - event.at < _LONGEST_SLOW
+            return Trouble(event.at, event.until, SLOW if slow else PROCESS)
+        case "worker killed":
+            # Its pool is replaced when it is next needed, which ends what else waits in it.
+            return Trouble(event.at, event.at + POOL_BACK, PROCESS)
+        case "cut off" | "terminated":
+            return Trouble(event.at, event.at, BLIP)
+    return _lasting(event, events) if event.kind in _LASTING else None
+
+
+def _lasting(event: Event, events: Sequence[Event]) -> Trouble:
+    end, kind = _LASTING[event.kind]
+    return Trouble(event.at, _end(events, end), kind)
+
+
+def _is_of_workers(event: Event) -> bool:
+    """Tell whether a replica's trouble is one of its worker processes, which renew by themselves.
+
+    They live on when it is killed alone, or stopped.
+    """
+    if event.kind == "killed":
+        return event.detail != ALONE
+    return event.kind not in ("stopped", "gone", "stalled", *_TO_WORKERS)
+
+
+def _holder(replica: str, worker: int) -> str:
+    return f"{replica} {worker}"
 
 
 def _outages(ordered: Sequence[Event]) -> list[Stretch]:
@@ -326,6 +417,6 @@ def _outages(ordered: Sequence[Event]) -> list[Stretch]:
 
 def _end(events: Sequence[Event], kind: str) -> float:
     """Return when what the first event began was over."""
-    replica = events[0].replica
-    ends = (event.at for event in events if (event.kind, event.replica) == (kind, replica))
+    whose = (kind, events[0].replica, events[0].worker)
+    ends = (event.at for event in events if (event.kind, event.replica, event.worker) == whose)
     return next(ends, inf)

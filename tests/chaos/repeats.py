@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tests.chaos.bounds import ATTEMPT, NOTICED_OUTAGE, RECOVERY, SHORTEST_GRACE, UNDER_WAY
+from tests.chaos.bounds import ATTEMPT, GRACE, NOTICED_OUTAGE, RECOVERY, SHORTEST_GRACE, UNDER_WAY
 from tests.chaos.finding import Finding
 from tests.chaos.plan import LATE_BY
 from tests.chaos.records import ANY, PATH, PROCESS, UNABLE, Claim, Records, Run
@@ -95,7 +95,7 @@ def _alive(records: Records, before: Claim, at: float, runs: list[Run]) -> str |
     unable = UNABLE if lease < 3 * (LATE_BY + ATTEMPT) else PROCESS + PATH
     troubled = sum(
         stretch.shared_with(before.renewed, before.until)
-        for stretch in records.troubles(before.replica, unable)
+        for stretch in records.troubles(before.holder, unable)
     )
     if troubled < TROUBLE_SHARE * lease:
         return f"{before}, was not renewed after {before.renewed:.3f} by a replica without trouble"
@@ -110,15 +110,16 @@ def _alive(records: Records, before: Claim, at: float, runs: list[Run]) -> str |
 def _believed_too_soon(records: Records, before: Claim, claim: Claim) -> Iterator[Finding]:
     """Find dead runs that were followed right after the start of a replica, or after an outage.
 
-    A holder that lives may not have had the time to renew, or to release.
+    A holder that lives may not have had the time to renew, or to release. At the end of its maximum
+    lock it has lost the task all the same.
     """
-    ends = (before.released, before.handed_over, before.given_up)
+    ends = (before.released, before.handed_over, before.given_up, before.run_until)
     if any(end is not None and end <= claim.at for end in ends):
         return
     since = claim.at - SHORTEST_GRACE
-    life = records.lives.get(claim.replica)
-    if life is not None and life.begun > since:
-        text = f"{claim}, believed {before} dead {claim.at - life.begun:.3f} s after its start"
+    starting = records.starting.get(claim.replica)
+    if starting is not None and claim.at - starting < GRACE:
+        text = f"{claim}, believed {before} dead {claim.at - starting:.3f} s after its start"
         yield Finding(BELIEVED_TOO_SOON, claim.task, claim.at, text)
     for outage in records.outages:
         if since < outage.ended <= claim.at and outage.ended - outage.begun > NOTICED_OUTAGE:

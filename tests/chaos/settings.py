@@ -14,6 +14,7 @@ class Settings:
 
     :ivar start_after: seconds to wait first
     :ivar loop: how it ends, if it runs on an event loop; see ``Newcomer``
+    :ivar pool: how its worker processes start; see ``Newcomer``
     :ivar far: whether its clock is so far off that it has no tasks with exact run times
     :ivar locks: where locks are claimed, through a proxy
     :ivar application: where the application writes
@@ -23,6 +24,7 @@ class Settings:
 
     start_after: float
     loop: str
+    pool: str
     far: bool
     locks: str
     application: str

@@ -8,6 +8,7 @@ from math import inf
 
 from tests.chaos.bounds import BURST_REACTION, RECOVERY, SHUTDOWN
 from tests.chaos.finding import Finding
+from tests.chaos.history import POOL
 from tests.chaos.records import ANY, PROCESS, Claim, Records, Stretch
 from tests.chaos.tasks import ChaosTask
 
@@ -36,18 +37,19 @@ def check_replicas(records: Records) -> Iterator[Finding]:
     """Find replicas that took longer to end than what they ran."""
     for replica, told in records.leaving.items():
         gone = records.gone.get(replica)
-        if gone is None:
+        if gone is None or replica.endswith(POOL):
             continue
+        parts = [part for part in (replica, replica + POOL) if part in records.lives]
         ends = [
             run.over
             for runs in records.runs.values()
             for run in runs
-            if run.replica == replica and run.over is not None
+            if run.replica in parts and run.over is not None
         ]
         # It may be told while it still starts.
         stretch = Stretch(max([told, records.lives[replica].begun, *ends]), gone)
         stopped = any(_meets(stretch, trouble) for trouble in records.troubles(replica, PROCESS))
-        if gone - stretch.begun > SHUTDOWN + BURST_REACTION and not stopped:
+        if gone - stretch.begun > len(parts) * SHUTDOWN + BURST_REACTION and not stopped:
             text = f"{replica} took {gone - stretch.begun:.3f} s after its last run"
             yield Finding(SLOW_STOP, "", gone, text)
 

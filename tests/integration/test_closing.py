@@ -23,6 +23,8 @@ from tests.support.exchanges import NAME, Setup
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
 
+pytestmark = pytest.mark.inside
+
 MakeLocks = Callable[..., LockClient]
 MakeSetup = Callable[..., Setup]
 

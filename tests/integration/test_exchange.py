@@ -30,6 +30,8 @@ from tests.support.exchanges import NAME, Asked, LateConnection, Setup
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 
+pytestmark = pytest.mark.inside
+
 Connection = psycopg.Connection[Any]
 
 

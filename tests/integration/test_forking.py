@@ -29,7 +29,6 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ReleaseRequest
-from apscheduler_tasklock._lock.releases import PendingRelease
 from tests.support.claims import held, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -141,9 +140,12 @@ def test_what_a_thread_of_the_locks_had_taken_at_the_fork_does_not_stop_the_chil
         assert status_of_child(use) == 0
 
 
+@pytest.mark.inside
 def test_what_a_thread_of_an_executor_had_taken_at_the_fork_does_not_stop_the_child(
     executor: TaskLockExecutor,
 ) -> None:
+    from apscheduler_tasklock._lock.releases import PendingRelease
+
     executor.locks.release(held(executor.locks, **TIMES))
 
     def use() -> None:

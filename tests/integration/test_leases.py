@@ -32,7 +32,6 @@ from apscheduler_tasklock import (
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.heartbeat import LINGER, Heartbeat
 from apscheduler_tasklock._lock.messages import Renewal
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from tests.support import claims, pool_jobs
@@ -104,8 +103,12 @@ def test_all_that_is_held_is_renewed_by_one_thread_with_one_statement(
     eventually(lambda: renewing_threads() == [])
 
 
+@pytest.mark.inside
 def test_a_claim_whose_answer_took_most_of_its_lease_is_renewed_within_the_rest() -> None:
     """It came after 50 s of a minute."""
+
+    from apscheduler_tasklock._lock.heartbeat import Heartbeat
+
     claimed = datetime.now(timezone.utc)
     held = HeldLock(
         name="task",
@@ -135,9 +138,12 @@ def test_a_claim_whose_answer_took_most_of_its_lease_is_renewed_within_the_rest(
     assert left[0] > 0
 
 
+@pytest.mark.inside
 def test_the_thread_waits_a_while_for_the_next_lease_and_ends_with_the_locks(
     make_locks: MakeLocks,
 ) -> None:
+    from apscheduler_tasklock._lock.heartbeat import LINGER
+
     locks = make_locks()
     locks.release(hold(locks, "first"))
     [thread] = renewing_threads()

@@ -18,7 +18,6 @@ import pytest
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
 
-from apscheduler_tasklock._database.retry import BACKOFF
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import Refusal, TakeoverRequest
@@ -230,14 +229,19 @@ class TestLostAnswers:
         assert locks.release(lock) is not None
         assert row(connection, "task")["finished_at"] is not None
 
+    @pytest.mark.inside
+    def test_there_is_time_for_a_second_attempt_at_a_release(self) -> None:
+        """What is sent later is pending, and tried by itself."""
+        from apscheduler_tasklock._database.retry import BACKOFF
+
+        assert 1.2 * BACKOFF[0] < Timings().release_timeout
+
     def test_a_release_whose_answer_was_lost_is_sent_again_at_once(
         self,
         make_locks: MakeLocks,
         proxy: Proxy,
         connection: psycopg.Connection[Any],
     ) -> None:
-        # There is time for a second attempt. What is sent later is pending, and tried by itself.
-        assert 1.2 * BACKOFF[0] < Timings().release_timeout
         locks = make_locks(proxy.url, timings=Timings(release_timeout=60.0))
         lock = held(locks)
         cut = _cut_once(proxy)

@@ -14,13 +14,10 @@ import pytest
 from psycopg import sql
 from sqlalchemy import Engine
 
-from apscheduler_tasklock._database.deadline import RELEASE_LIMIT
 from apscheduler_tasklock._database.errors import RowLockedError
-from apscheduler_tasklock._database.exchange import Outcome
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.messages import ReleaseRequest, RunEnd
-from apscheduler_tasklock._lock.releases import PendingRelease
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import held
@@ -127,10 +124,14 @@ def test_one_that_is_rejected_is_sent_when_it_is_permitted_again(
         locks.close()
 
 
+@pytest.mark.inside
 def test_long_after_a_stop_none_is_tried_in_an_outage_until_the_locks_are_closed(
     make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
 ) -> None:
     """Many jobs that end one after the other would each wait, and keep the process from ending."""
+
+    from apscheduler_tasklock._database.deadline import RELEASE_LIMIT
+
     locks = make_locks(proxy.url, timings=NO_RETRIES)
     first, second = held(locks, "first", **TIMES), held(locks, "second", **TIMES)
     proxy.accepting = False
@@ -196,6 +197,7 @@ def test_close_sends_them_again_while_the_database_restarts(
     assert released(connection) == ["task"]
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("arrives", [True, False])
 def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
     make_locks: MakeLocks,
@@ -204,6 +206,8 @@ def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
     caplog: pytest.LogCaptureFixture,
     arrives: bool,
 ) -> None:
+    from apscheduler_tasklock._lock.releases import PendingRelease
+
     locks = make_locks(proxy.url, claim_timeout=60, timings=NO_RETRIES)
     first, second = held(locks, "first", **TIMES), held(locks, "second", **TIMES)
     leave_pending(locks, proxy, first)
@@ -239,9 +243,12 @@ def test_one_that_comes_after_close_is_sent_in_the_background(
     eventually(lambda: not is_sending())
 
 
+@pytest.mark.inside
 def test_one_whose_maximum_lock_has_ended_is_given_up_and_told(
     make_locks: MakeLocks, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from apscheduler_tasklock._lock.releases import PendingRelease
+
     locks = make_locks()
     lock = held(locks, **TIMES)
     over = time.monotonic()
@@ -278,9 +285,12 @@ def test_one_whose_answer_was_lost_is_no_lost_lock_while_its_lease_lasts(
     other.release(taken[0])
 
 
+@pytest.mark.inside
 def test_one_that_passed_a_locked_row_over_has_ended_nothing(
     make_locks: MakeLocks, connection: psycopg.Connection[Any]
 ) -> None:
+    from apscheduler_tasklock._database.exchange import Outcome
+
     locks = make_locks()
     lock = held(locks, **TIMES, lease=30.0)
     sent = locks.prepare_release(lock, RunEnd())

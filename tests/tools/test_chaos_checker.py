@@ -41,7 +41,7 @@ class Story:
     def __init__(self) -> None:
         self.events: list[Event] = []
         for replica in "ab":
-            self.tell(-5.0, "ready", replica)
+            self.starts(-5.0, replica)
         self.tell(LAST, "closing")
 
     def tell(self, at: float, kind: str, replica: str = "", **details: Any) -> None:
@@ -49,6 +49,10 @@ class Story:
             if name in details:
                 details[name] += BASE
         self.events.append(Event(BASE + at, kind, replica, **details))
+
+    def starts(self, at: float, replica: str) -> None:
+        self.tell(at, "starting", replica)
+        self.tell(at, "ready", replica)
 
     def fires(self, replica: str, begun: float = 0.0, ended: float = LAST) -> None:
         """Fire at all run times of a replica."""
@@ -269,7 +273,7 @@ def killed_and_killed_again() -> Story:
     story = Story()
     for at in range(1, int(LAST), 2):
         story.tell(at, "fire", "c", task="job", due=float(at))
-    story.tell(-5.0, "ready", "c")
+    story.starts(-5.0, "c")
     story.fires("a", ended=4.1)
     story.fires("b", ended=7.0)
     story.goes_on(1, "a", 0.0, 4.0)
@@ -329,13 +333,14 @@ def handed_over_before_it_began() -> Story:
 def joined() -> Story:
     """A replica joins after the holder of token 3 was refused nobody, and runs its window again."""
     story = Story()
+    story.without(kind="starting", replica="b")
     story.without(kind="ready", replica="b")
     story.fires("a", ended=4.1)
     story.goes_on(1, "a", 0.0, 4.0)
     story.claims(3, "a", 4.0)
     story.begins(3, "a", 4.0)
     story.tell(4.3, "killed", "a")
-    story.tell(5.0, "ready", "b")
+    story.starts(5.0, "b")
     story.fires("b", begun=5.0)
     story.takes_over(4, "b", 11.1, 4.0)
     story.goes_on(5, "b", 12.7)
@@ -571,6 +576,7 @@ def test_a_run_time_that_nobody_claimed_while_its_replica_was_in_trouble() -> No
     story.goes_on(3, "a", 12.0)
     story.tell(3.9, "stopped", "a")
     story.tell(8.5, "continued", "a")
+    story.without(kind="starting", replica="b")
     story.without(kind="ready", replica="b")
     assert faults(story) == []
 
@@ -800,6 +806,7 @@ def test_an_outage_costs_a_run_time_only_if_it_lasts(
 ) -> None:
     """Within the claim timeout, a claim is asked again. Of a task whose run times are far apart."""
     story = Story()
+    story.without(kind="starting", replica="b")
     story.without(kind="ready", replica="b")
     for token, at in enumerate([0.0, 20.0], 1):
         story.tell(at, "fire", "a", task="job", due=at)
@@ -891,8 +898,9 @@ def test_a_replica_that_takes_long_to_end() -> None:
 
 def test_a_window_taken_over_right_after_the_start_of_a_replica() -> None:
     story = joined()
+    story.without(kind="starting", replica="b")
     story.without(kind="ready", replica="b")
-    story.tell(10.9, "ready", "b")
+    story.starts(10.9, "b")
     assert faults(story) == [BELIEVED_TOO_SOON]
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from apscheduler_tasklock._scheduler.attempt import is_being_cancelled
 
+pytestmark = pytest.mark.inside
+
 
 def test_a_coroutine_that_is_cancelled_is_distinguished_from_one_that_gives_up_by_itself() -> None:
     seen: list[bool] = []

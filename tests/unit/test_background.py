@@ -16,6 +16,8 @@ from apscheduler_tasklock._database.background import BackgroundThreads
 from tests.support.internals import before_it_is_queued, pools_lock
 from tests.support.polling import eventually
 
+pytestmark = pytest.mark.inside
+
 NAME = "tasklock-tested"
 
 

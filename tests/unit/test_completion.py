@@ -12,6 +12,8 @@ import pytest
 from apscheduler_tasklock._lock.completion import Completion, result_of
 from apscheduler_tasklock._lock.loops import call_on
 
+pytestmark = pytest.mark.inside
+
 PATIENCE = 60.0
 
 

@@ -41,6 +41,8 @@ from apscheduler_tasklock.schema.table import task_lock_table
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 
+pytestmark = pytest.mark.inside
+
 Connection = psycopg.Connection[Any]
 
 NOW = datetime(2025, 6, 6, 10, tzinfo=timezone.utc)

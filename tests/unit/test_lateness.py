@@ -29,6 +29,8 @@ from apscheduler_tasklock._scheduler.lateness import (
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 
+pytestmark = pytest.mark.inside
+
 HOUR = 3600.0
 
 WAITING = """

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
 
+import pytest
 from apscheduler.executors.asyncio import AsyncIOExecutor
 from apscheduler.executors.debug import DebugExecutor
 from apscheduler.executors.pool import ProcessPoolExecutor, ThreadPoolExecutor
@@ -18,6 +19,8 @@ from apscheduler_tasklock._scheduler.adapter import has_own_threads
 from apscheduler_tasklock._scheduler.queued import LONGEST_PAUSE, QueuedRuns
 from apscheduler_tasklock._scheduler.submission import Submission, new_claim_ids
 from apscheduler_tasklock.options import DEFAULTS
+
+pytestmark = pytest.mark.inside
 
 NOW = datetime(2025, 6, 6, 10, tzinfo=timezone.utc)
 HOURLY = IntervalTrigger(hours=1)

@@ -13,7 +13,6 @@ from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
 from apscheduler_tasklock._scheduler import registration
 from apscheduler_tasklock._scheduler.registration import Registrar
-from apscheduler_tasklock._scheduler.submission import JobKey
 from tests.contract.conftest import Memory, Replica
 
 HOUR = 3600.0
@@ -171,9 +170,9 @@ def test_any_number_of_stored_jobs_holds_up_no_look(
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(registration, "time", SimpleNamespace(monotonic=lambda: clock.now))
     locks: Any = Version("one", rows, "at 16", HOUR)
-    asked: list[JobKey] = []
+    asked: list[tuple[str, str]] = []
 
-    def ask(key: JobKey) -> None:
+    def ask(key: tuple[str, str]) -> None:
         asked.append(key)
         clock.now += 0.4
 
