@@ -19,12 +19,12 @@ from apscheduler_tasklock._lock.memory import FOREVER, MemoryTaskLocks
 from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockStateError
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ALL, TaskLockEvent
 from apscheduler_tasklock.options import parse_positive_seconds, parse_seconds
-from apscheduler_tasklock.testing.replica import (
+from tests.simulation.replica import (
     ReplicaRun,
     SimulatedExecutor,
     SimulatedScheduler,
 )
-from apscheduler_tasklock.testing.timeline import timeline
+from tests.simulation.timeline import timeline
 
 # Seconds within which the replicas of a deployment start.
 STARTS_WITHIN = 2.0
