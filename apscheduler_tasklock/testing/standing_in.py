@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from apscheduler_tasklock._lock.memory import MemoryTaskLocks
 from apscheduler_tasklock._lock.stand_in import standing_in
 from apscheduler_tasklock._lock.unlocked import Unlocked
+from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
 
 
 @contextmanager
