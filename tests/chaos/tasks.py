@@ -86,8 +86,8 @@ TASKS = (
     ChaosTask("long-3s", 3, (3.5, 4.5), True, 3, 40, cancels=True, job={"max_instances": 1}),
     ChaosTask("flaky-4s", 4, (0.2, 1.0), True, 3, 40, raises=True, job={"max_instances": 2}),
     ChaosTask("once-3s", 3, (0.5, 1.5), False, job={"max_instances": 2}),
-    # At times longer than their periods. The one's lease has to be renewed, also beside a parent that
-    # is stopped or dead; the other's ends long after a dead worker's task has to be free.
+    # At times longer than their periods. The one's lease has to be renewed, also beside a parent
+    # that is stopped or dead; the other's ends long after a dead worker's task has to be free.
     ChaosTask("pool-3s", 3, (2.0, 5.0), True, 3, 40, pooled=True, job={"max_instances": 1}),
     ChaosTask("pool-4s", 4, (1.5, 5.0), True, 12, 40, pooled=True, job={"max_instances": 1}),
     ChaosTask("pool-once-4s", 4, (0.5, 2.5), False, pooled=True, job={"max_instances": 1}),
