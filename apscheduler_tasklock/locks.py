@@ -35,7 +35,7 @@ from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, Refusal, R
 from apscheduler_tasklock._lock.offload import Operation
 from apscheduler_tasklock._lock.operations import Operations, like_of
 from apscheduler_tasklock._lock.releases import Release
-from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock._values import LONGEST_MESSAGE, logger_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
     TaskLockError,
@@ -312,12 +312,14 @@ class TaskLocks:
         :param by: who, shown to others; by default this process's user and host
         :param reason: why, shown to others
         :return: the names of the tasks, in order
+        :raises TaskLockOptionError: ``by`` or ``reason`` has more than 4,000 characters
         :raises TaskLockNotFoundError: no task matches one of the patterns; then none is paused
         :raises TaskLockError: the database is unavailable, or rejects that
         """
         seconds = None
         if duration is not None:
             seconds = parse_positive_seconds(duration, "duration", "pause()")
+        _check_told("pause()", by=by, reason=reason)
         return self._operate(
             lambda operations, cursor: operations.pause(
                 cursor, patterns, seconds, by or _operator(), reason
@@ -349,11 +351,13 @@ class TaskLocks:
 
         :param by: who, shown to others; by default this process's user and host
         :param expires: seconds or ``timedelta`` after which nobody begins it any more
+        :raises TaskLockOptionError: ``by`` has more than 4,000 characters
         :raises TaskLockNotFoundError: the task has no row
         :raises TaskLockStateError: no replica that is alive has it
         :raises TaskLockError: the database is unavailable, or rejects that
         """
         seconds = parse_positive_seconds(expires, "expires", "request_run()")
+        _check_told("request_run()", by=by)
         return self._operate(
             lambda operations, cursor: operations.request_run(
                 cursor, name, by or _operator(), seconds
@@ -584,6 +588,19 @@ class Hold:
             return
         if released is None and is_unknown:
             logger.warning(LOST, held.name, held.token)
+
+
+def _check_told(where: str, **told: str | None) -> None:
+    """Make sure that what operators are shown of somebody's call is not too long.
+
+    :raises TaskLockOptionError: it is
+    """
+    for name, text in told.items():
+        if text is not None and len(text) > LONGEST_MESSAGE:
+            raise TaskLockOptionError(
+                f"{where}: {name} has {len(text):,} characters, and at most {LONGEST_MESSAGE:,} "
+                "are allowed"
+            )
 
 
 def _operator() -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from apscheduler_tasklock import upgrade
 from tests.support.pgbouncer import PgBouncer, UnavailableError
@@ -26,7 +26,13 @@ collect_ignore = ["foreign"]
 PREPARED_STATEMENTS = {"on": 200, "off": 0}
 
 # Failures are repeated by the seed, not by a database of examples; and no machine is too slow.
-settings.register_profile("quick", max_examples=100, deadline=None, database=None)
+settings.register_profile(
+    "quick",
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
+)
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=2000)
 settings.load_profile("quick")  # `--hypothesis-profile thorough` takes the other
 

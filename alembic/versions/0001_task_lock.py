@@ -4,6 +4,7 @@ Revision ID: 0001
 Revises:
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -47,6 +48,16 @@ def _moment(name: str, *, nullable: bool, **options: Any) -> sa.Column[datetime]
     return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable, **options)
 
 
+def _texts(table: str, *columns: str) -> sa.CheckConstraint:
+    lengths = ", ".join(f"pg_catalog.octet_length({column})" for column in columns)
+    return sa.CheckConstraint(f"GREATEST({lengths}) <= 1000000", name=f"{table}_texts")
+
+
+def _sum(table: str, what: str, columns: Sequence[str], most: int) -> sa.CheckConstraint:
+    lengths = " + ".join(f"pg_catalog.octet_length(CAST({column} AS text))" for column in columns)
+    return sa.CheckConstraint(f"{lengths} <= {most}", name=f"{table}_{what}")
+
+
 def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
     op.create_table(
         table,
@@ -86,6 +97,19 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
         _moment("request_until", nullable=True),
         sa.Column("last_outcome", sa.Text, nullable=True),
         sa.Column("overran", sa.Boolean, nullable=False, server_default=sa.text("false")),
+        _texts(
+            table,
+            "task_name",
+            "locked_by",
+            "runs",
+            "kind",
+            "schedule",
+            "error_type",
+            "paused_by",
+            "pause_reason",
+            "requested_by",
+            "last_outcome",
+        ),
         schema=schema,
     )
     # Half of each page stays empty, so that rows are updated in place.
@@ -106,6 +130,7 @@ def _create_runs(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("outcome", sa.Text, nullable=False),
         sa.Column("error_type", sa.Text, nullable=True),
         sa.Column("error", sa.Text, nullable=True),
+        _texts(table, "task_name", "replica", "kind", "outcome", "error_type", "error"),
         schema=schema,
     )
     _set_storage(op, table, schema, fillfactor=80, scale_factor=0.02)
@@ -123,6 +148,8 @@ def _create_replicas(op: Operations, table: str, schema: str | None) -> None:
         _moment("stopped_at", nullable=True),
         sa.Column("rejected", ARRAY(sa.Text), nullable=False, server_default=sa.text("'{}'")),
         sa.Column("running", JSONB, nullable=False, server_default=sa.text("'[]'")),
+        _texts(table, "replica_id", "host", "version"),
+        _sum(table, "lists", ("tasks", "rejected", "running"), 10_000_000),
         schema=schema,
     )
 
@@ -150,6 +177,8 @@ def _create_jobs(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("handed_to", sa.Text, nullable=True),
         _moment("handed_until", nullable=True),
         _moment("first_handed_at", nullable=True),
+        _texts(table, "id", "func", "executor", "signature", "task_name", "handed_to"),
+        _sum(table, "definition", ("trigger", "options", "arguments"), 500_000),
         schema=schema,
     )
     _set_storage(op, table, schema, fillfactor=70, scale_factor=0.02)

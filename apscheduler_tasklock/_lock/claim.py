@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
@@ -44,12 +44,25 @@ TOO_LATE = "it answers too late for a lease"
 
 @dataclass(frozen=True)
 class ClaimContext:
-    """What all claims of a replica are made with."""
+    """What all claims of a replica are made with.
+
+    :ivar claim_timeout: seconds for which somebody waits for a claim's answer, at most
+    """
 
     protocol: LockProtocol
     clock: DatabaseClock
     outage: Outage
     pending: PendingReleases
+    claim_timeout: float
+
+    def read_times(self, sent: float, lag: float = 0.0) -> ReadTimes:
+        """Return what a claim that is sent now is decided on.
+
+        :param sent: now, on the monotonic clock
+        """
+        latest = self.clock.latest(sent)
+        not_after = None if latest is None else latest + timedelta(seconds=self.claim_timeout)
+        return ReadTimes(lag, latest, self.outage.stable, not_after)
 
     def learn(self, answers: Iterable[ClaimAnswer], sent: float, bound: datetime | None) -> bool:
         """Learn the time from answers that came together; tell whether the bound was right.
@@ -127,16 +140,12 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
             context.pending.send_for(self.task_name, cursor)
             # Both clocks are read as late as can be, on a connection that stands.
             sent, lag = time.monotonic(), self._lag()
-            bound = context.clock.latest(sent)
-            times = ReadTimes(lag, bound, context.outage.stable)
+            times = context.read_times(sent, lag)
             answer = context.protocol.claim(cursor, self.request, times)
-            is_bound = context.clock.learn(
-                sent=sent,
-                answered=time.monotonic(),
-                database_time=answer.database_time,
-                bound=bound,
-            )
+            is_bound = context.learn([answer], sent, times.latest)
             if self._is_usable(answer, sent, is_bound=is_bound):
+                if answer.looks_free:
+                    raise _locked()
                 return Decision(answer, sent)
         raise TaskLockDatabaseError(CLOCK_JUMPS)
 
@@ -159,8 +168,7 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
     ) -> list[Decision | TaskLockDatabaseError]:
         context = requests[0]._context
         sent, lags = time.monotonic(), [attempt._lag() for attempt in requests]
-        bound = context.clock.latest(sent)
-        times = ReadTimes(latest=bound, stable=context.outage.stable)
+        times = context.read_times(sent)
         asked = [attempt.request for attempt in requests]
         protocol = context.protocol
         answers = protocol.claim_many(cursor, asked, lags, times)
@@ -172,7 +180,7 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
                 attempt.in_doubt = attempt.in_doubt or (answer is not None and answer.granted)
             those, their_lags = [asked[n] for n in new], [lags[n] for n in new]
             answers |= protocol.first_claim_many(cursor, those, their_lags, times)
-        is_bound = context.learn(answers.values(), sent, bound)
+        is_bound = context.learn(answers.values(), sent, times.latest)
         return [
             attempt._decided(answers.get(attempt.request.claim_id), sent, is_bound=is_bound)
             for attempt in requests
@@ -186,11 +194,10 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
         """
         context = requests[0]._context
         sent, lags = time.monotonic(), [attempt._lag() for attempt in requests]
-        bound = context.clock.latest(sent)
-        times = ReadTimes(latest=bound, stable=context.outage.stable)
+        times = context.read_times(sent)
         asked = [attempt.request for attempt in requests]
         answers = context.protocol.find_taken(cursor, asked, lags, times)
-        is_bound = context.learn(answers.values(), sent, bound)
+        is_bound = context.learn(answers.values(), sent, times.latest)
         if not is_bound:
             return {}
         return {claim_id: Decision(answer, sent) for claim_id, answer in answers.items()}
@@ -202,7 +209,7 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
         self, answer: ClaimAnswer | None, sent: float, *, is_bound: bool
     ) -> Decision | TaskLockDatabaseError:
         if answer is None or answer.looks_free:
-            return RowLockedError("another session has the task's row locked")
+            return _locked()
         if not self._is_usable(answer, sent, is_bound=is_bound):
             return ConflictError(CLOCK_JUMPS)
         return Decision(answer, sent)
@@ -248,23 +255,14 @@ class TakeoverAttempt(_Attempt[TakeoverRequest]):
     def send(self, cursor: Any) -> Decision:
         """Ask; the answer is ``None`` if the row is gone.
 
-        :raises TaskLockDatabaseError: answers take longer than the lease that they grant
+        :raises TaskLockDatabaseError: its row is locked, or the answer took longer than the lease
+            that it grants; it is to be asked again
         """
-        context = self._context
-        context.pending.send_for(self.task_name, cursor)
-        for _ in range(MOST_ANSWERS):
-            sent = time.monotonic()
-            answer = context.protocol.take_over(cursor, self.request)
-            if answer is not None:
-                context.clock.learn(
-                    sent=sent,
-                    answered=time.monotonic(),
-                    database_time=answer.database_time,
-                    bound=context.clock.latest(sent),
-                )
-            if self._is_usable(answer, sent):
-                return Decision(answer, sent)
-        raise TaskLockDatabaseError(TOO_LATE)
+        self._context.pending.send_for(self.task_name, cursor)
+        [decided] = self.send_together(cursor, [self])
+        if isinstance(decided, TaskLockDatabaseError):
+            raise decided
+        return decided
 
     @classmethod
     def send_together(
@@ -278,7 +276,7 @@ class TakeoverAttempt(_Attempt[TakeoverRequest]):
 
     def _decided(self, answer: ClaimAnswer | None, sent: float) -> Decision | TaskLockDatabaseError:
         if answer is not None and answer.looks_dead(self.request.dead_claim_id):
-            return RowLockedError("another session has the task's row locked")
+            return _locked()
         return Decision(answer, sent) if self._is_usable(answer, sent) else ConflictError(TOO_LATE)
 
     def _is_usable(self, answer: ClaimAnswer | None, sent: float) -> bool:
@@ -352,6 +350,10 @@ class HandOutAttempt(_LoneAttempt[ClaimRequest]):
     def _ask(self, cursor: Any) -> ClaimAnswer | None:
         context = self._context
         return context.protocol.claim_handed_out(cursor, self.request, stable=context.outage.stable)
+
+
+def _locked() -> RowLockedError:
+    return RowLockedError("another session has the task's row locked")
 
 
 def is_over(answer: ClaimAnswer, sent: float) -> bool:

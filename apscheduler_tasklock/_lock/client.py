@@ -202,7 +202,9 @@ class LockClient:
         self._pending = PendingReleases(
             self._exchange, self._protocol, self._closing, settings.timings
         )
-        self._context = ClaimContext(self._protocol, self.clock, self.outage, self._pending)
+        self._context = ClaimContext(
+            self._protocol, self.clock, self.outage, self._pending, settings.claim_timeout
+        )
         self._running: dict[UUID, tuple[HeldLock, datetime]] = {}  # and since when
         self._heartbeat = Heartbeat(
             self._renew, self._second_pool.close_idle, settings.timings, self.rejections

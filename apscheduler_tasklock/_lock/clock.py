@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 # Clocks that count the same second differ by less than this share of it.
 DRIFT = 0.001
@@ -90,3 +90,11 @@ class DatabaseClock:
 def _at_most(seconds: float) -> timedelta:
     """Return the most that the database's clock can count in so many seconds of ours."""
     return timedelta(seconds=seconds + abs(seconds) * DRIFT)
+
+
+def later(moment: datetime, seconds: float) -> datetime:
+    """Return a time so many seconds later, or the last one that there is."""
+    try:
+        return moment + timedelta(seconds=seconds)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=timezone.utc)

@@ -118,7 +118,7 @@ _HAS_SHORT_ID = f"octet_length(job.id) <= {4 * LONGEST_NAME} AND length(job.id) 
 # A task's name is no longer than this in bytes.
 _HAS_SHORT_NAMES = f"octet_length(task_name) <= {LONGEST_NAME} AND {_HAS_SHORT_ID}"
 # How many due rows are read at a time that are not handed out, and how many bytes of them.
-_PAGE, _PAGE_SIZE = 500, 1_000_000
+_PAGE, _PAGE_SIZE = 100, 1_000_000
 # Neither waits long for a row that somebody has locked. See ``statements/parts.py``.
 _BRIEFLY = "set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL"
 # In the transaction of a user's change, so that whoever listens sees what was changed.
@@ -163,7 +163,7 @@ class JobRow:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> JobRow:
-        """Return what was read with ``_COLUMNS``."""
+        """Return what was read with the columns of :func:`_columns`."""
         values = {name: row[name] for name in cls.__dataclass_fields__}
         return cls(**values | {name: _parsed(row[name]) for name in _AS_TEXT})
 
@@ -597,9 +597,8 @@ def _due(jobs: str, lock: str) -> str:
     return f"""
         WITH due AS (
             SELECT job.*, {time} AS due_time,
-                   pg_catalog.pg_column_size(trigger) + pg_catalog.pg_column_size(options)
-                       + pg_catalog.pg_column_size(arguments)
-                       AS size
+                   pg_catalog.octet_length(trigger::text) + pg_catalog.octet_length(options::text)
+                       + pg_catalog.octet_length(arguments::text) AS size
             FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
             WHERE job.executor = ANY(%(aliases)s::text[])
                   AND job.next_run_time <= %(until)s::timestamptz AND {_IS_FREE}

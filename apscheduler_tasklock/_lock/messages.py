@@ -17,6 +17,10 @@ logger = logger_of(__name__)
 # How many characters of an exception's message the run history keeps.
 LONGEST_ERROR = 500
 
+# How often a window is handed over until it is given up: a fleet that keeps on stopping would hand
+# it over for ever.
+MOST_HANDOVERS = 10
+
 
 class Ending(Enum):
     """How a claim is ended."""
@@ -265,11 +269,19 @@ class ReadTimes:
     :ivar latest: the latest time that the database's clock can have had then
     :ivar stable: whether the rows can be believed. If not, as after an outage, a run whose lease
         has ended may be going on, and stands against the claim.
+    :ivar not_after: the database's time after which nobody waits for the claim any more; ``None``:
+        nobody knows
     """
 
     lag: float = 0.0
     latest: datetime | None = None
     stable: bool = True
+    not_after: datetime | None = None
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of a statement, but for the lag, which each request has its own."""
+        return {"latest": self.latest, "stable": self.stable, "not_after": self.not_after}
 
 
 # Of a run time that is due just now, where nothing is known against the clocks or the rows.
@@ -472,6 +484,28 @@ class RunState:
     overdue: bool = False
     paused: bool = False
     due_in_pause: bool = False
+
+    def is_run_again(self, *, failover: bool) -> bool:
+        """Tell whether this run's window is run again if the run is dead.
+
+        :param failover: of the replica that would do it
+        """
+        return bool(self.runs) and (self.handed_over or (self.failover and failover))
+
+    def reason_to_give_up(self, max_takeovers: int | None) -> str | None:
+        """Return why a dead run that would be run again is not, if it is not any more.
+
+        :param max_takeovers: how many deaths in a row are followed by a takeover; ``None``: all
+        """
+        if self.expired:
+            return "its maximum lock has ended"
+        if self.handed_over:
+            if self.handovers < MOST_HANDOVERS:
+                return None
+            return f"it was handed over {self.handovers} times"
+        if max_takeovers is None or self.deaths < max_takeovers:
+            return None
+        return f"{self.deaths + 1} runs of the task in a row have died with their holders"
 
 
 @dataclass(frozen=True)

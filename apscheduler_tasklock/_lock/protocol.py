@@ -108,14 +108,10 @@ class TaskLockProtocol:
             statements.claim_many, name, runs, ClaimAnswer, is_batch=True
         )
         self._find_taken = Statement(statements.find_taken(name), ClaimAnswer)
-        self._first_claim = Statement(statements.first_claim(name), ClaimAnswer)
         self._first_claim_many = Statement(statements.first_claim_many(name), ClaimAnswer)
-        self._look = Statement(statements.look(name), ClaimAnswer)
-        self._take_over = RecordingStatement(statements.take_over, name, runs, ClaimAnswer)
         self._take_over_many = RecordingStatement(
             statements.take_over_many, name, runs, ClaimAnswer, is_batch=True
         )
-        self._look_after_takeover = Statement(statements.look_after_takeover(name), ClaimAnswer)
         self._release = RecordingStatement(statements.release, name, runs, ReleaseAnswer)
         self._hand_over = RecordingStatement(statements.hand_over, name, runs, ReleaseAnswer)
         self._release_many = RecordingStatement(
@@ -149,25 +145,27 @@ class TaskLockProtocol:
     ) -> ClaimAnswer:
         """Try to take the task for one run time. A refused claim writes nothing.
 
+        :return: the task's row. One that looks free is to be asked for again: others claim it over
+            and over, or it was asked for too late.
         :raises TaskLockError: the task's row can be neither read nor inserted
         """
-        parameters = request.parameters(times.lag)
-        parameters |= {"latest": times.latest, "stable": times.stable}
+        asked = request.parameters(times.lag)
+        parameters = {**asked, **times.parameters}
         cursor.row_factory = tuple_row
+        answer: ClaimAnswer | None = None
         for _ in range(MOST_LOOKS):
             self._execute(cursor, self._claim, parameters)
-            answer: ClaimAnswer | None = self._claim.one(cursor)
+            answer = self._claim.one(cursor)
             if answer is None:
                 # There is no row yet; or there is one since, and the claim goes on with that.
-                self._execute(cursor, self._first_claim, parameters)
-                answer = self._first_claim.one(cursor)
-            elif answer.looks_free:
-                # Another claim won while this statement waited for it. Look at what it made of the
-                # row.
-                self._execute(cursor, self._look, parameters)
-                answer = self._look.one(cursor)
-            if answer is not None:
+                first = statements.many([asked])
+                self._execute(cursor, self._first_claim_many, first | times.parameters)
+                answer = self._first_claim_many.by_claim_id(cursor).get(request.claim_id)
+            # One that looks free is the row before another claim won, for which this one waited.
+            if answer is not None and not answer.looks_free:
                 return answer
+        if answer is not None:
+            return answer
         raise TaskLockError(
             f"task {request.task_name!r}: its row can be neither read nor inserted, although "
             "PostgreSQL reports no error; is there a policy or a trigger on the task lock table?"
@@ -270,20 +268,12 @@ class TaskLockProtocol:
         asked: Iterable[Mapping[str, object]],
         times: ReadTimes,
     ) -> dict[UUID, ClaimAnswer]:
-        parameters = {**statements.many(asked), "latest": times.latest, "stable": times.stable}
+        parameters = {**statements.many(asked), **times.parameters}
         return self._answers(cursor, statement, parameters)
 
     def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:
-        """Try to take over the claim of a dead holder. ``None``: the task has no row any more."""
-        parameters = request.parameters
-        cursor.row_factory = tuple_row
-        self._execute(cursor, self._take_over, parameters)
-        answer: ClaimAnswer | None = self._take_over.one(cursor)
-        if answer is not None and not answer.granted:
-            # Maybe as it was before another replica took it over; see claim().
-            self._execute(cursor, self._look_after_takeover, parameters)
-            answer = self._look_after_takeover.one(cursor)
-        return answer
+        """Try to take over the claim of a dead holder; see :meth:`take_over_many`."""
+        return self.take_over_many(cursor, [request]).get(request.claim_id)
 
     def take_over_many(
         self, cursor: Any, requests: Sequence[TakeoverRequest]

@@ -34,7 +34,7 @@ _STAYS_INFINITE = set(_INFINITE) - {"overdue_at"}
 # How deep JSON may be, and how many characters it may have. A trigger of hundreds of parts has
 # tens of thousands.
 _DEEPEST = 50
-_LONGEST = 200_000
+LONGEST_JSON = 200_000
 
 # What a replica says of a run: as of ``RunningRun.reported``. Only then its values are cast.
 IS_RUN = """
@@ -97,7 +97,7 @@ def read_json(text: str) -> Any:
 
     :raises ValueError: it is no JSON, or such that Python cannot read, write or go through it
     """
-    if len(text) > _LONGEST:
+    if len(text) > LONGEST_JSON:
         raise ValueError(f"{len(text)} characters are too many")
     try:
         value = _DECODER.decode(text)

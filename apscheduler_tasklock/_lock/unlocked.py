@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 from uuid import UUID
 
+from apscheduler_tasklock._lock.clock import later
 from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
     ClaimRequest,
@@ -272,14 +273,6 @@ class UnlockedProtocol:
     def prune(self, cursor: Any, age: float) -> int:
         """Return that nothing was deleted."""
         return 0
-
-
-def later(moment: datetime, seconds: float) -> datetime:
-    """Return a time so many seconds later, or the last one that there is."""
-    try:
-        return moment + timedelta(seconds=seconds)
-    except OverflowError:
-        return datetime.max.replace(tzinfo=timezone.utc)
 
 
 def _renewed(grant: _Grant, lease: float | None) -> LockTimes:

@@ -18,10 +18,6 @@ from apscheduler_tasklock._values import logger_of
 
 logger = logger_of(__name__)
 
-# How often a window is handed over until it is given up: a fleet that keeps on stopping would hand
-# it round for ever.
-MOST_HANDOVERS = 10
-
 
 class Jobs(Protocol):
     """The scheduler's jobs on one executor, as the failover needs them."""
@@ -152,15 +148,16 @@ class Failover:
 
     def _run_again(self, state: RunState) -> bool:
         """See to a dead run's window; tell whether it comes before other windows of the task."""
-        if not (state.failover or state.handed_over) or not state.runs:
+        if not state.is_run_again(failover=True):
             return False
         found = self._find_job(state)
         if found is None:
             return False
         key, submission = found
-        if not (submission.failover or state.handed_over):
+        if not state.is_run_again(failover=submission.failover):
             return False
-        reason = self._reason_to_give_up(state, submission)
+        assert submission.options is not None
+        reason = state.reason_to_give_up(submission.options.max_takeovers)
         if reason is not None:
             if self._locks.give_up(state):
                 self._given_up(state, key, reason)
@@ -188,16 +185,3 @@ class Failover:
             if found is not None:
                 return key, found
         return None
-
-    def _reason_to_give_up(self, state: RunState, submission: Submission) -> str | None:
-        if state.expired:
-            return "its maximum lock has ended"
-        if state.handed_over:
-            if state.handovers < MOST_HANDOVERS:
-                return None
-            return f"it was handed over {state.handovers} times"
-        assert submission.options is not None
-        most = submission.options.max_takeovers
-        if most is None or state.deaths < most:
-            return None
-        return f"{state.deaths + 1} runs of the task in a row have died with their holders"

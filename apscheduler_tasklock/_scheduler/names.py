@@ -19,6 +19,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
+from apscheduler_tasklock._lock.readable import LONGEST_JSON
 from apscheduler_tasklock._scheduler.functions import function_reference, identity_of, unwrapped
 from apscheduler_tasklock._scheduler.triggers import time_of_day
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -197,8 +198,16 @@ def canonical_trigger(trigger: Any) -> Any:
 
 
 def canonical_schedule(trigger: Any) -> str:
-    """Return a trigger in canonical form as text, for the task's row."""
-    return _as_json(canonical_trigger(trigger))
+    """Return a trigger in canonical form as text, for the task's row.
+
+    One of thousands of parts is too long for a row. Its class and a digest tell whether it changed.
+    """
+    text = _as_json(canonical_trigger(trigger))
+    if len(text) <= LONGEST_JSON:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    kind = type(trigger)
+    return _as_json({"class": f"{kind.__module__}:{kind.__qualname__}", "digest": digest})
 
 
 def canonical_arguments(job: Any) -> Any:

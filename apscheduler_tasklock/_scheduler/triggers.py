@@ -20,7 +20,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock._values import LONGEST_VALUE, cut, logger_of
 from apscheduler_tasklock.options import LONGEST_SECONDS
 
 try:
@@ -54,9 +54,6 @@ _DAYS_OF_STEP = 10
 # The longest time that a cron trigger looks through at once; less if its fields list many values.
 # APScheduler's goes on until the year 9999, for seconds or minutes, if no day matches.
 _LOOKED_THROUGH = timedelta(days=4 * 365)
-
-# The longest text of a trigger in a message.
-_LONGEST_NAME = 300
 
 # The last year in which a calendar interval is asked. APScheduler's loops for ever if its next date
 # is after the year 9999.
@@ -222,7 +219,9 @@ def first_run_time(trigger: Any, now: datetime) -> datetime | None:
     steps = Steps()
     first = _following(_copied(trigger), None, now, steps)
     if first is None and _goes_on(trigger, now, steps):
-        raise EndlessTriggerError(f"the parts of its trigger ({_named(trigger)}) do not agree")
+        raise EndlessTriggerError(
+            f"the parts of its trigger ({cut(trigger, LONGEST_VALUE)}) do not agree"
+        )
     return first
 
 
@@ -245,16 +244,14 @@ def following_run_time(
     following = _following(_copied(trigger), previous, now, steps)
     if following is None:
         if _goes_on(trigger, now, steps):
-            raise EndlessTriggerError(f"the parts of its trigger ({_named(trigger)}) do not agree")
+            raise EndlessTriggerError(
+                f"the parts of its trigger ({cut(trigger, LONGEST_VALUE)}) do not agree"
+            )
     elif following.timestamp() <= previous.timestamp():
-        raise EndlessTriggerError(f"its trigger ({_named(trigger)}) stands still at {following}")
+        raise EndlessTriggerError(
+            f"its trigger ({cut(trigger, LONGEST_VALUE)}) stands still at {following}"
+        )
     return following
-
-
-def _named(trigger: Any) -> str:
-    """Return a trigger as text for messages. One of many parts is cut."""
-    text = str(trigger)
-    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
 
 
 def _following(
@@ -393,6 +390,8 @@ def _first_from(trigger: Any, moment: datetime, steps: Steps) -> datetime | None
     if not is_stock and isinstance(trigger, OrTrigger):
         times = [_first_from(part, moment, steps) for part in trigger.triggers]
         return min((time for time in times if time is not None), default=None, key=_timestamp)
+    if type(trigger) is CalendarIntervalTrigger:
+        _skip_days(trigger, moment)
     first = _asked(trigger, None, moment, steps)
     # A calendar interval answers with its start date, however long ago: walk on from there.
     for _ in range(LONGEST_WALK):
@@ -403,6 +402,14 @@ def _first_from(trigger: Any, moment: datetime, steps: Steps) -> datetime | None
             trigger.start_date = first.date()
         first = _later(trigger, previous=first, moment=first, steps=steps)
     return None
+
+
+def _skip_days(trigger: Any, moment: datetime) -> None:
+    """Let a calendar interval of days begin shortly before a moment: each date is a step."""
+    days = trigger.days + 7 * trigger.weeks
+    if days and not trigger.months and not trigger.years:
+        passed = (moment.astimezone(trigger.timezone).date() - trigger.start_date).days
+        trigger.start_date += timedelta(days=max(0, passed // days - 1) * days)
 
 
 def _last_until(trigger: Any, first: datetime, end: datetime, steps: Steps) -> datetime:

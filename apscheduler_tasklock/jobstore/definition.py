@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Mapping
@@ -23,6 +24,7 @@ from apscheduler_tasklock.jobstore.triggers import (
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError, canonical
 from apscheduler_tasklock.jobstore.values import UnreadableError, UnstorableError, decode, encode
 from apscheduler_tasklock.options import LONGEST_SECONDS
+from apscheduler_tasklock.schema.table import LARGEST_DEFINITION
 
 # With the types that APScheduler lets them have.
 _OPTIONS: Mapping[str, type | tuple[type, ...]] = {
@@ -158,7 +160,9 @@ class JobCodec:
         :raises UnstorableError: it cannot be stored, or would come back different
         :raises TaskLockOptionError: its function is not allowed
         """
-        return Definition(**self._encoded(job, _ATTRIBUTES))
+        definition = Definition(**self._encoded(job, _ATTRIBUTES))
+        _check_size(definition, job.id)
+        return definition
 
     def change(self, definition: Definition, job: Any, names: Collection[str]) -> Definition:
         """Return a definition with those attributes of a job that a user has changed.
@@ -171,7 +175,9 @@ class JobCodec:
         """
         encoded = self._encoded(job, names, definition)
         options = {**definition.options, **encoded.pop("options", {})}
-        return replace(definition, **encoded, options=options)
+        changed = replace(definition, **encoded, options=options)
+        _check_size(changed, job.id)
+        return changed
 
     def _encoded(
         self, job: Any, names: Collection[str], before: Definition | None = None
@@ -231,7 +237,7 @@ class JobCodec:
         except KeyError as error:
             raise UnreadableError(f"its row lacks {error}") from error
         except Exception as error:  # whatever is raised, it concerns this row alone
-            raise UnreadableError(f"its options cannot be read: {error}") from error
+            raise UnreadableError(f"its options cannot be read: {shown(error)}") from error
         impossible = _impossible_option(options)
         if impossible is not None:
             raise UnreadableError(f"its {impossible}")
@@ -255,7 +261,7 @@ class JobCodec:
         except KeyError as error:
             raise UnreadableError(f"its row lacks {error}") from error
         except Exception as error:  # whatever is raised, it concerns this row alone
-            raise UnreadableError(f"its arguments cannot be read: {error}") from error
+            raise UnreadableError(f"its arguments cannot be read: {shown(error)}") from error
         if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
             raise UnreadableError("its args must be a list, and its kwargs an object")
         return {"args": tuple(args), "kwargs": kwargs}
@@ -373,6 +379,21 @@ def _check_storable(job: Any, names: Collection[str], where: str) -> None:
     impossible = _impossible_option({n: getattr(job, n) for n in _OPTIONS if n in names})
     if impossible is not None:
         raise UnstorableError(f"{where}: its {impossible}")
+
+
+def _check_size(definition: Definition, job_id: str) -> None:
+    """Make sure that the table takes what a row says of its job.
+
+    :raises UnstorableError: it is too much
+    """
+    parts = definition.trigger, definition.options, definition.arguments
+    size = sum(len(json.dumps(part, ensure_ascii=False).encode()) for part in parts)
+    if size > LARGEST_DEFINITION:
+        raise UnstorableError(
+            f"job {shown(job_id)} cannot be stored: its trigger, options and arguments have "
+            f"{size:,} bytes as JSON, and at most {LARGEST_DEFINITION:,} are allowed; pass the job "
+            "a key, such as a row's id, and let it read the rest"
+        )
 
 
 def _impossible_option(options: Mapping[str, Any]) -> str | None:

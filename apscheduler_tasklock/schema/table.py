@@ -8,10 +8,12 @@ store.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    CheckConstraint,
     Column,
     DateTime,
     Index,
@@ -79,6 +81,11 @@ JOB_INDEXES = (
     ("ended", ("id",), "ended"),
 )
 
+# The most bytes of a text, of what a replica has and runs, and of a job's trigger, options and
+# arguments together. Else one row, made by whoever can write the tables, could take each replica
+# longer to read than an answer may take.
+LONGEST_TEXT, LARGEST_REPLICA, LARGEST_DEFINITION = 1_000_000, 10_000_000, 500_000
+
 
 def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Table:
     """Return the task lock table's definition, in a ``MetaData`` of its own.
@@ -100,7 +107,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         return DateTime(timezone=True)
 
     metadata = MetaData()
-    Table(
+    runs = Table(
         name + RUN_SUFFIX,
         metadata,
         Column("task_name", Text, primary_key=True),
@@ -116,7 +123,8 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("error", Text, nullable=True),
         schema=schema,
     )
-    Table(
+    _limit_texts(runs)
+    replicas = Table(
         name + REPLICA_SUFFIX,
         metadata,
         Column("replica_id", Text, primary_key=True),
@@ -130,6 +138,8 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("running", JSONB, nullable=False, server_default=text("'[]'")),
         schema=schema,
     )
+    _limit_texts(replicas)
+    _limit_sum(replicas, "lists", ("tasks", "rejected", "running"), LARGEST_REPLICA)
     jobs = Table(
         name + JOB_SUFFIX,
         metadata,
@@ -155,13 +165,15 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("first_handed_at", moment(), nullable=True),
         schema=schema,
     )
+    _limit_texts(jobs)
+    _limit_sum(jobs, "definition", ("trigger", "options", "arguments"), LARGEST_DEFINITION)
     for suffix, columns, where in JOB_INDEXES:
         Index(
             f"{jobs.name}_{suffix}",
             *(jobs.c[column] for column in columns),
             postgresql_where=text(where),
         )
-    return Table(
+    locks = Table(
         name,
         metadata,
         Column("task_name", Text, primary_key=True),
@@ -202,6 +214,8 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("overran", Boolean, nullable=False, server_default=text("false")),
         schema=schema,
     )
+    _limit_texts(locks)
+    return locks
 
 
 def run_table(task_lock: Table) -> Table:
@@ -232,6 +246,26 @@ def storage_parameters(table: Table, task_lock: Table) -> dict[str, float]:
         RUN_SUFFIX: RUN_STORAGE_PARAMETERS,
         JOB_SUFFIX: JOB_STORAGE_PARAMETERS,
     }.get(table.name.removeprefix(task_lock.name), {})
+
+
+def _limit_texts(table: Table) -> None:
+    """Let no text of a row have more bytes than it may."""
+    lengths = [_bytes(column.name) for column in table.columns if isinstance(column.type, Text)]
+    _check(table, "texts", f"GREATEST({', '.join(lengths)}) <= {LONGEST_TEXT}")
+
+
+def _limit_sum(table: Table, what: str, columns: Sequence[str], most: int) -> None:
+    """Let some columns of a row, written as text, have no more bytes together than they may."""
+    lengths = [_bytes(f"CAST({column} AS text)") for column in columns]
+    _check(table, what, f"{' + '.join(lengths)} <= {most}")
+
+
+def _bytes(text: str) -> str:
+    return f"pg_catalog.octet_length({text})"
+
+
+def _check(table: Table, what: str, condition: str) -> None:
+    table.append_constraint(CheckConstraint(text(condition), name=f"{table.name}_{what}"))
 
 
 def _beside(task_lock: Table, suffix: str) -> Table:

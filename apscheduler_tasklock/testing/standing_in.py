@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from apscheduler_tasklock._lock.memory import MemoryTaskLocks
 from apscheduler_tasklock._lock.stand_in import standing_in
 from apscheduler_tasklock._lock.unlocked import Unlocked
+from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
 
 
 @contextmanager
@@ -35,10 +35,9 @@ def in_memory_locks() -> Iterator[None]:
     """Decide on the claims of this process in memory, by the rule that PostgreSQL decides by.
 
     One window is run once, however many schedulers of this process have the job; a run is refused
-    while another goes on; a hold is refused in its minimum lock. Time is real: use
-    :class:`SimulatedReplicas` to have hours pass. All that :func:`unlocked` says of what there is
-    without a database holds here too, but that worker processes cannot ask this one: give the
-    executor threads.
+    while another goes on; a hold is refused in its minimum lock. Time is real. All that
+    :func:`unlocked` says of what there is without a database holds here too, but that worker
+    processes cannot ask this one: give the executor threads.
 
     The locks are empty at the beginning, and gone with the block. A context manager, a decorator of
     functions (not of coroutines), and so the body of a fixture.

@@ -77,6 +77,7 @@ def main() -> int:
     total = len(TRACES) + len(MOVES) + len(WANDERS)
     total = total * len(RULES) + len(SCHEDULES) * len(SHORT_GAP_RULES)
     with travelling_database() as database, Progress(console=Console(stderr=True)) as progress:
+        database.in_python = options.in_python
         steps = progress.add_task("", total=total)
         for measured, into in ((measure, results), (measure_short_gaps, short_gaps)):
             for trace, rule, figures in measured(database, options.windows, options.seed):
@@ -99,6 +100,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__)
     parser.add_argument("--windows", type=int, default=2000, help="per trace (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the traces (%(default)s)")
+    parser.add_argument(
+        "--in-python",
+        action="store_true",
+        help="let this library's rule decide in Python, in place of its statements",
+    )
     parser.add_argument(
         "--write", action="store_true", help="write RESULTS.md and the chart; needs matplotlib"
     )

@@ -27,7 +27,10 @@ class TravellingDatabase:
     :ivar now: seconds since the beginning, by a clock that is right
     :ivar clock: what its own clock shows, in such seconds
     :ivar pipeline: in which statements are sent, if they are
+    :ivar in_python: whether this library's rule decides in Python, and asks no database
     """
+
+    in_python = False
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection

@@ -17,7 +17,6 @@ from apscheduler.job import Job as SchedulerJob
 from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.base import STATE_RUNNING
 
-from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
@@ -25,7 +24,7 @@ from apscheduler_tasklock._lock.messages import (
     Registration,
     RunState,
 )
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from apscheduler_tasklock._lock.stand_in import LockProtocol
 from apscheduler_tasklock._scheduler.attempt import RunAttempt
 from apscheduler_tasklock._scheduler.due import OverdueTasks, Standby
 from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
@@ -36,7 +35,6 @@ from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._scheduler.tasks import Tasks
 from apscheduler_tasklock.options import LockOptions
 from apscheduler_tasklock.status import RunningRun
-from benchmarks.fidelity.clock import TravellingDatabase
 from benchmarks.fidelity.trace import Fire
 
 Submit = Callable[[Submission, Callable[[], None]], None]
@@ -49,13 +47,15 @@ def job() -> None:
 class TravellingClient:
     """Sends what the poll and its watchers ask for.
 
+    :param cursor: returns what statements are sent on
+    :param protocol: what its replica asks
     :param stable: tells whether the replica has been there long enough to believe the rows
     """
 
     def __init__(
-        self, database: TravellingDatabase, protocol: TaskLockProtocol, stable: Callable[[], bool]
+        self, cursor: Callable[[], Any], protocol: LockProtocol, stable: Callable[[], bool]
     ) -> None:
-        self._database = database
+        self._cursor = cursor
         self._protocol = protocol
         self._is_stable = stable
         self.rejections = Rejections()
@@ -97,9 +97,6 @@ class TravellingClient:
 
     def shorten_history(self, task_names: Sequence[str]) -> None:
         """Leave it likewise."""
-
-    def _cursor(self) -> Any:
-        return raw_cursor(self._database.connection)
 
 
 class OneJob:

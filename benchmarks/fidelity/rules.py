@@ -1,4 +1,7 @@
-"""The rules that are compared: each decides with its own statements on the same database."""
+"""The rules that are compared: each decides with its own statements on the same database.
+
+This library's can also decide in Python, by ``apscheduler_tasklock.testing.rule``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from math import floor
 from typing import Any
 from uuid import UUID
 
+from psycopg.rows import namedtuple_row
+
 from apscheduler_tasklock._database.connection import attempt_limit, raw_cursor
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.timings import Timings
@@ -15,6 +20,7 @@ from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     Ending,
     ReadTimes,
+    Refusal,
     ReleaseRequest,
     Renewal,
     RunEnd,
@@ -22,10 +28,11 @@ from apscheduler_tasklock._lock.messages import (
     TakeoverRequest,
 )
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from apscheduler_tasklock._lock.stand_in import LockProtocol
 from apscheduler_tasklock._scheduler.due import STANDBY_AFTER
-from apscheduler_tasklock._scheduler.failover import MOST_HANDOVERS
 from apscheduler_tasklock.options import DEFAULTS
 from apscheduler_tasklock.schema.table import task_lock_table
+from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
 from benchmarks.fidelity.clock import TravellingDatabase, moment, seconds
 from benchmarks.fidelity.executor import request_of
 from benchmarks.fidelity.trace import PERIODS, Fire
@@ -251,20 +258,23 @@ class TaskLockRule(Rule):
 
     def prepare(self) -> None:
         self.execute("TRUNCATE task_lock")
+        self._rows: MemoryTaskLocks | None = None
+        if self.database.in_python:
+            self._rows = MemoryTaskLocks(lambda: moment(self.database.clock))
+        self._replicas: dict[str, LockProtocol] = {}
         # What does not say who asks.
-        self._protocol = TaskLockProtocol(task_lock_table())
-        self._replicas: dict[str, TaskLockProtocol] = {}
+        self._protocol = self.protocol_of("")
 
     def claim(self, replica: str, fire: Fire, *, stable: bool) -> Granted | Refused:
         lease = self._lease(fire.period)
         request = self._request(fire, lease) if fire.submission is None else request_of(fire)
         # By the replica's own clock, so that its being off cancels out.
         times = ReadTimes(lag=max(0.0, self.database.now - fire.time), stable=stable)
-        answer = self.protocol_of(replica).claim(self._cursor(), request, times)
+        answer = self.protocol_of(replica).claim(self.cursor(), request, times)
         if answer.granted:
             return Granted(fire.run_time, fire.period, _Holding(answer.claim_id, lease))
-        blocked = answer.unfinished and answer.new_window and (answer.running or answer.waits)
-        return Refused(answer.token if blocked else None, answer.waits)
+        refusal = Refusal.of(answer)
+        return Refused(refusal.token if refusal.blocked else None, refusal.waits)
 
     def _request(self, fire: Fire, lease: float) -> ClaimRequest:
         min_lock, max_lock = self.options.lock_times(fire.period)
@@ -281,13 +291,20 @@ class TaskLockRule(Rule):
 
     def due(self) -> Due | None:
         """Return when the job is due, if it has a row."""
-        cursor = self._cursor()
-        cursor.execute(
-            """SELECT schedule, token, finished_at IS NOT NULL OR NOT failover AND NOT handed_over,
-                      due_at, overdue_at FROM task_lock"""
-        )
-        row = cursor.fetchone()
-        return None if row is None else Due(row[:2], row[2], seconds(row[3]), seconds(row[4]))
+        row: Any = self._row()
+        if row is None:
+            return None
+        # A dead run that is not run again stands against no later one.
+        may_run = row.finished_at is not None or not (row.failover or row.handed_over)
+        version = (row.schedule, row.token)
+        return Due(version, may_run, seconds(row.due_at), seconds(row.overdue_at))
+
+    def _row(self) -> Any:
+        if self._rows is not None:
+            return self._rows.rows.get(TASK)
+        cursor = self.cursor()
+        cursor.row_factory = namedtuple_row
+        return cursor.execute("SELECT * FROM task_lock").fetchone()
 
     def release(self, granted: Granted) -> None:
         self._release(granted, Ending.KEEP)
@@ -298,7 +315,7 @@ class TaskLockRule(Rule):
 
     def _release(self, granted: Granted, ending: Ending) -> None:
         request = ReleaseRequest(TASK, granted.holding.claim_id, RunEnd(ending))
-        self._protocol.release(self._cursor(), request)
+        self._protocol.release(self.cursor(), request)
 
     def renewal_interval(self, granted: Granted) -> float:
         """Return the seconds from one renewal of a claim to the next."""
@@ -308,34 +325,29 @@ class TaskLockRule(Rule):
         """Let a claim stand for another lease; tell whether it stands."""
         holding = granted.holding
         renewal = Renewal(TASK, holding.claim_id, holding.lease)
-        return holding.claim_id in self._protocol.renew(self._cursor(), [renewal])
+        return holding.claim_id in self._protocol.renew(self.cursor(), [renewal])
 
     def read(self) -> RunState | None:
         """Return the last run, as a poll reads it on behalf of a run time that waits for it."""
-        states, _ = self._protocol.read(self._cursor(), [TASK], [TASK])
+        states, _ = self._protocol.read(self.cursor(), [TASK], [TASK])
         return states[0] if states else None
 
     def runs_again(self, dead: RunState) -> bool:
         """Tell whether a dead run's window is run again before other windows of the task."""
-        return dead.handed_over or (dead.failover and self.failover)
+        return dead.is_run_again(failover=self.failover)
 
     def gives_up(self, dead: RunState) -> bool:
         """Tell whether a dead run's window is not run again any more; if so, finish the run."""
-        most = self.options.max_takeovers
-        assert most is not None
-        tried, allowed = (
-            (dead.handovers, MOST_HANDOVERS) if dead.handed_over else (dead.deaths, most)
-        )
-        if dead.expired or tried >= allowed:
-            self._protocol.give_up(self._cursor(), TASK, dead.claim_id)
-            return True
-        return False
+        if dead.reason_to_give_up(self.options.max_takeovers) is None:
+            return False
+        self._protocol.give_up(self.cursor(), TASK, dead.claim_id)
+        return True
 
     def take_over(self, replica: str, dead: RunState, period: float) -> Granted | None:
         """Run the window of a dead holder again, unless somebody else does."""
         lease = self._lease(period)
         request = TakeoverRequest(TASK, dead.claim_id, dead.holder, lease, self.failover)
-        answer = self.protocol_of(replica).take_over(self._cursor(), request)
+        answer = self.protocol_of(replica).take_over(self.cursor(), request)
         if answer is None or not answer.granted:
             return None
         run_time = seconds(answer.window_start)
@@ -350,14 +362,19 @@ class TaskLockRule(Rule):
         _, max_lock = self.options.lock_times(period)
         return self.options.lease_within(max_lock) or max_lock
 
-    def protocol_of(self, replica: str) -> TaskLockProtocol:
-        """Return what sends a replica's statements."""
+    def protocol_of(self, replica: str) -> LockProtocol:
+        """Return what a replica asks: the statements, or the rule in Python."""
         if replica not in self._replicas:
-            self._replicas[replica] = TaskLockProtocol(task_lock_table(), replica)
+            self._replicas[replica] = (
+                TaskLockProtocol(task_lock_table(), replica)
+                if self._rows is None
+                else self._rows.protocol(replica)
+            )
         return self._replicas[replica]
 
-    def _cursor(self) -> Any:
-        return raw_cursor(self.database.connection)
+    def cursor(self) -> Any:
+        """Return what its statements are sent on, if any."""
+        return None if self._rows is not None else raw_cursor(self.database.connection)
 
 
 class TaskLockWithFailover(TaskLockRule):

@@ -377,7 +377,7 @@ class ScheduledSimulation(Simulation):
             rule.options,
             scheduler,
             TravellingClient(
-                self._database, rule.protocol_of(life.name), partial(self._stable, replica)
+                rule.cursor, rule.protocol_of(life.name), partial(self._stable, replica)
             ),
             partial(self._stand_by, replica),
             lambda: self._history.alarms.append(self._now),

@@ -17,7 +17,6 @@ import pytest
 from psycopg import sql
 
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.memory import MemoryTaskLocks
 from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
     ClaimRequest,
@@ -34,6 +33,7 @@ from apscheduler_tasklock._lock.messages import (
 )
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
+from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
 from tests.support.pgbouncer import PgBouncer
 
 

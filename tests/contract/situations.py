@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta
 from uuid import UUID
 
-from tests.contract.model import TOLERANCE, Ask, Row, Takeover
+from apscheduler_tasklock._lock.messages import Renewal, RunState, TakeoverRequest
+from apscheduler_tasklock.testing.rule import TOLERANCE, Claim, Row
 
 # What a run must have come across, or it has shown nothing.
 EXPECTED = {
@@ -84,7 +87,7 @@ EXPECTED = {
 }
 
 
-def of_claim(before: Row | None, after: Row, ask: Ask, now: float, unbound: float) -> str:
+def of_claim(before: Row | None, after: Row, claim: Claim, unbound: datetime) -> str:
     """Return what a claim came across, in a few words.
 
     :param unbound: when it would have fired without a bound on the database's clock
@@ -92,83 +95,94 @@ def of_claim(before: Row | None, after: Row, ask: Ask, now: float, unbound: floa
     if before is None:
         return "first claim"
     if after is not before:
-        return why_new(before, ask, now)
-    return why_not_written(before, ask, now, unbound)
+        return why_new(before, claim)
+    return why_not_written(before, claim, unbound)
 
 
-def why_new(before: Row, ask: Ask, now: float) -> str:
-    if before.finished_at is None:
+def why_new(before: Row, claim: Claim) -> str:
+    if not before.finished:
         if before.handed_over:
             return "new window after a hand-over"
-        same = before.runs and before.runs == ask.runs and before.failover and ask.failover
-        return "new window after a death" + (": the maximum lock has passed" if same else "")
+        same = before.runs and before.runs == claim.request.runs
+        waited = same and before.failover and claim.request.failover
+        return "new window after a death" + (": the maximum lock has passed" if waited else "")
     if before.window_until < before.window_start:
         return "new window: opened again"
-    return "new window" + (": the shorter minimum lock" if ask.fired < before.window_until else "")
+    shorter = claim.fired < before.window_until
+    return "new window" + (": the shorter minimum lock" if shorter else "")
 
 
-def why_not_written(before: Row, ask: Ask, now: float, unbound: float) -> str:
-    if before.claim_id == ask.claim_id:
-        return why_granted_before_or_not(before, now)
-    if before.running(now):
+def why_not_written(before: Row, claim: Claim, unbound: datetime) -> str:
+    if before.claim_id == claim.request.claim_id:
+        return why_granted_before_or_not(before, claim.now)
+    if before.is_running(claim.now):
         return "refused: running"
-    if ask.is_new_after(before):
-        if ask.is_paused(before, now):
-            return "refused: " + ("paused" if before.paused(now) else "the run time was in a pause")
+    if claim.is_new_after(before):
+        if claim.is_paused(before):
+            is_paused = before.is_paused(claim.now)
+            return "refused: " + ("paused" if is_paused else "the run time was in a pause")
         if before.handed_over:
             return "waits: a run that was handed over comes first"
-        return "waits: " + ("a dead run comes first" if ask.stable else "the rows are not believed")
-    return why_old(before, ask, unbound)
+        stable = claim.stable
+        return "waits: " + ("a dead run comes first" if stable else "the rows are not believed")
+    return why_old(before, claim, unbound)
 
 
-def why_granted_before_or_not(before: Row, now: float) -> str:
+def why_granted_before_or_not(before: Row, now: datetime) -> str:
     if before.stands(now):
-        return "granted before" + ("" if before.running(now) else ", its lease has ended")
+        return "granted before" + ("" if before.is_running(now) else ", its lease has ended")
     if before.handed_over:
         return "held up until after it was handed over"
-    return f"held up until after the {'end' if before.finished_at is None else 'release'}"
+    return f"held up until after the {'release' if before.finished else 'end'}"
 
 
-def why_old(before: Row, ask: Ask, unbound: float) -> str:
-    if ask.run_time is not None and abs(ask.run_time - ask.reckoned) > TOLERANCE:
+def why_old(before: Row, claim: Claim, unbound: datetime) -> str:
+    request = claim.request
+    if request.run_time is not None and abs(request.run_time - claim.reckoned) > TOLERANCE:
         return "refused: the run time is not believed"
-    if ask.run_time is not None and replace(ask, run_time=None).is_new_after(before):
+    not_exact = replace(claim, request=replace(request, run_time=None, exact=False))
+    if request.exact and not_exact.is_new_after(before):
         return "refused: one run time once"
-    if replace(ask, reckoned=unbound).is_new_after(before):
+    if replace(claim, reckoned=unbound).is_new_after(before):
         return "refused: old only because of the bound"
-    if replace(ask, runs="a job").is_new_after(replace(before, runs="a job")):
+    of_a_job = replace(claim, request=replace(request, runs="a job"))
+    if of_a_job.is_new_after(replace(before, runs="a job")):
         return "refused: window of a hold"
     return "refused: window"
 
 
-def of_takeover(before: Row | None, after: Row | None, ask: Takeover, now: float) -> str:
+def of_takeover(
+    before: Row | None, after: Row | None, request: TakeoverRequest, now: datetime
+) -> str:
     if before is None or after is None:
         return "not taken over: no row"
     if after is before:
-        return why_not_taken_over(before, ask, now)
+        return why_not_taken_over(before, request, now)
     if before.handed_over:
         return "taken over after a hand-over"
-    short = ask.lease is not None and after.locked_until < now + ask.lease
+    lease = request.lease
+    short = lease is not None and after.locked_until < now + timedelta(seconds=lease)
     return "taken over" + (": up to the maximum lock" if short else "")
 
 
-def why_not_taken_over(before: Row, ask: Takeover, now: float) -> str:
-    if before.claim_id == ask.claim_id and before.stands(now):
+def why_not_taken_over(before: Row, request: TakeoverRequest, now: datetime) -> str:
+    if before.is_granted(request.claim_id, now):
         return "taken over before"
-    if before.claim_id != ask.dead_claim_id:
+    if before.claim_id != request.dead_claim_id:
         return "not taken over: another claim"
-    if before.finished_at is not None:
+    if before.finished:
         return "not taken over: finished"
-    if before.dead(now) and before.paused(now):
+    if before.is_dead(now) and before.is_paused(now):
         return "not taken over: paused"
     late = now >= before.run_until
     return f"not taken over: {'the maximum lock has passed' if late else 'running'}"
 
 
-def of_release(before: Row | None, after: Row | None, now: float, *, keep_window: bool) -> str:
+def of_release(before: Row | None, after: Row | None, now: datetime, *, keep_window: bool) -> str:
+    """Return it of a release; ``after`` is ``None`` where the claim did not stand, as below."""
     if before is None or after is None:
         return "not released"
-    if before.finished_at is not None:
+    if before.finished:
         return "released twice"
     if before.handed_over:
         return "released after it was handed over"
@@ -176,7 +190,7 @@ def of_release(before: Row | None, after: Row | None, now: float, *, keep_window
         return "released, the window opened"
     if before.deaths:
         return "released after deaths"
-    return "released in time" if before.running(now) else "released after the end"
+    return "released in time" if before.is_running(now) else "released after the end"
 
 
 def of_end_of_lease(
@@ -185,42 +199,48 @@ def of_end_of_lease(
     if before is None or before.claim_id != claim_id:
         return "lease not ended: never granted, or taken by another"
     if after is None:
-        finished = before.finished_at is not None
-        return f"lease not ended: {'finished' if finished else 'another holder'}"
+        return f"lease not ended: {'finished' if before.finished else 'another holder'}"
     if before.handed_over and not handed_over:
         return "lease ended: had been handed over before"
     return "lease ended" + (": handed over" if handed_over else "")
 
 
-def of_giving_up(before: Row | None, after: Row | None, claim_id: UUID) -> str:
+def of_giving_up(before: Row | None, claim_id: UUID, *, is_given_up: bool) -> str:
     if before is None or before.claim_id != claim_id:
         return "not given up: never granted, or taken by another"
-    if after is None:
-        return f"not given up: {'running' if before.finished_at is None else 'finished'}"
+    if not is_given_up:
+        return f"not given up: {'finished' if before.finished else 'running'}"
     return "given up" + (" after a hand-over" if before.handed_over else "")
 
 
-def of_renewal(
-    before: Row | None, after: Row | None, claim_id: UUID, now: float, wanted: float
-) -> str:
-    if before is None or before.claim_id != claim_id:
+def of_renewal(before: Row | None, after: Row | None, renewal: Renewal, now: datetime) -> str:
+    if before is None or before.claim_id != renewal.claim_id:
         return "not renewed: never granted, or taken by another"
     if after is None:
-        if before.finished_at is not None:
+        if before.finished:
             return "not renewed: released"
         handed_over = before.handed_over
         return f"not renewed: {'handed over' if handed_over else 'the maximum lock has passed'}"
-    if before.dead(now):
+    if before.is_dead(now):
         return "renewed: revived"
     if after.locked_until == before.locked_until:
         return "renewed: no longer than it was"
+    wanted = now + timedelta(seconds=renewal.lease or 0)
     return "renewed" if after.locked_until == wanted else "renewed: up to the maximum lock"
 
 
-def of_extension(before: Row | None, after: Row | None, now: float) -> str:
+def of_extension(before: Row | None, after: Row | None, now: datetime) -> str:
     if before is None or after is None:
         return "not extended"
-    if before.dead(now) and not after.dead(now):
+    if before.is_dead(now) and not after.is_dead(now):
         return "extended: revived"
     leased = after.locked_until < after.run_until
     return "extended" + (": not beyond its lease" if leased else "")
+
+
+def of_state(state: RunState) -> Iterator[str]:
+    yield "read: " + ("finished" if state.finished else "dead" if state.dead else "running")
+    if state.expired:
+        yield "read: expired"
+    if state.handed_over:
+        yield "read: handed over"

@@ -49,11 +49,10 @@ class Job:
     def __post_init__(self) -> None:
         if self.next_run_time is None:
             self.next_run_time = self.trigger.get_next_fire_time(None, self.now)
-        database: Any = self.replica
         self.executor = ReplicaExecutor(
             DEFAULTS,
             OneJob("task", self.trigger, lambda: self.next_run_time),
-            TravellingClient(database, self.replica.protocol, lambda: False),
+            TravellingClient(lambda: self.replica.cursor, self.replica.protocol, lambda: False),
             lambda _submission, not_now: not_now(),
             lambda: self.alarms.append(self.now),
             self._clock,

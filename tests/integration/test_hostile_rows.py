@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from sqlalchemy import Text
 
 from apscheduler_tasklock import (
     TaskLockDatabaseError,
@@ -26,6 +27,13 @@ from apscheduler_tasklock import (
     TaskLocks,
 )
 from apscheduler_tasklock.metrics import prometheus_text
+from apscheduler_tasklock.schema.table import (
+    LARGEST_DEFINITION,
+    LARGEST_REPLICA,
+    LONGEST_TEXT,
+    tables_of,
+    task_lock_table,
+)
 from apscheduler_tasklock.status import JobState, ReplicaState, TaskState
 from tests.support import hostile, rows
 from tests.support.commands import Command, OnTerminal
@@ -215,6 +223,33 @@ def test_a_reader_tells_of_good_rows_and_names_the_bad_ones(
     except Exception as error:
         raise AssertionError("\n".join(culprits(read, connection, cases))) from error
     assert not judge(told, READERS[reader], names)
+
+
+LONG_TEXT = f"repeat('x', {LONGEST_TEXT + 1})"
+
+
+def too_large() -> Iterator[Any]:
+    """Yield each place of a row that has a limit: its table, and an UPDATE beyond it."""
+    for table in tables_of(task_lock_table()):
+        for column in table.columns:
+            if isinstance(column.type, Text):
+                yield pytest.param(table.name, f"{column.name} = {LONG_TEXT}")
+    for column in ("trigger", "options", "arguments"):
+        text = f"repeat('x', {LARGEST_DEFINITION})"
+        yield pytest.param(JOBS, f"{column} = jsonb_build_object('x', {text})")
+    many = f"generate_series(1, {LARGEST_REPLICA // 10}) n"
+    yield pytest.param(REPLICAS, f"running = (SELECT jsonb_agg(n + 1e9) FROM {many})")
+    for column in ("tasks", "rejected"):
+        value = f"(SELECT array_agg('a task ' || n + 1000000) FROM {many})"
+        yield pytest.param(REPLICAS, f"{column} = {value}")
+
+
+@pytest.mark.parametrize(("table", "changes"), list(too_large()))
+def test_the_tables_take_no_larger_rows(table: str, changes: str, connection: Connection) -> None:
+    """So that nobody reads for long: in each table there are cases as large as they may be."""
+    hostile.insert_good(connection)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        connection.execute(f"UPDATE {table} SET {changes}".encode())
 
 
 @pytest.mark.parametrize(

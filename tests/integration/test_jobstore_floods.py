@@ -20,6 +20,7 @@ from apscheduler_tasklock import TaskLockOptionError
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.jobstore.bad_rows import MOST_GOOD
 from apscheduler_tasklock.jobstore.triggers import encode_trigger
+from apscheduler_tasklock.schema.table import LARGEST_DEFINITION, LONGEST_TEXT
 from tests.support import claims
 from tests.support.polling import eventually
 from tests.support.stored_jobs import StoreReplica, note, ran
@@ -102,15 +103,16 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-# A text of a million characters, in each place of a row where it may be. An id and an executor are
-# in an index, which takes no longer ones than these.
-LONG = "repeat('x', 1000000)"
+# A text as long as the table takes, in each place of a row where it may be. An id and an executor
+# are in an index, which takes no longer ones than these.
+LONG = "repeat('x', 200000)"
+LONGEST = f"repeat('x', {LONGEST_TEXT - 100})"
 IN_A_ROW = {
-    "function": f"func = 'tests.' || {LONG} || ':f'",
+    "function": f"func = 'tests.' || {LONGEST} || ':f'",
     "id": "id = repeat('x', 100000)",
     "executor": "executor = repeat('x', 100000)",
-    "task": f"task_name = {LONG}",
-    "signature": f"signature = {LONG}",
+    "task": f"task_name = {LONGEST}",
+    "signature": f"signature = {LONGEST}",
     "name": f"options = jsonb_set(options, '{{name}}', to_jsonb({LONG}))",
     "an option": f"options = jsonb_set(options, '{{coalesce}}', to_jsonb({LONG}))",
     "type of the trigger": f"trigger = jsonb_build_object('type', {LONG})",
@@ -184,6 +186,24 @@ def test_a_name_that_is_too_long_is_an_error_when_its_job_is_added(
     assert len(str(raised.value)) < 2000
     assert replica.scheduler.get_jobs() == []
     replica.run_at(note, key, after=3600, name="x" * 1000)
+
+
+def test_a_job_that_is_too_large_is_an_error_when_it_is_added_or_changed(
+    make: Make, key: str, connection: Connection
+) -> None:
+    replica = make()
+    replica.run_at(note, key, after=3600)
+    [bytes_] = connection.execute(
+        "SELECT octet_length(trigger::text || options::text || arguments::text) FROM task_lock_job"
+    ).fetchone() or (0,)
+    fits = key + "x" * (LARGEST_DEFINITION - bytes_)
+    replica.scheduler.modify_job(key, args=[fits])
+    with pytest.raises(TaskLockOptionError, match=r"500,001 bytes as JSON, and at most 500,000"):
+        replica.scheduler.modify_job(key, args=[fits + "x"])
+    with pytest.raises(TaskLockOptionError, match=r"'large' cannot be stored: .* bytes as JSON"):
+        replica.scheduler.add_job(note, "interval", hours=1, args=[fits + "x" * 99], id="large")
+    [job] = replica.scheduler.get_jobs()
+    assert job.args == (fits,)
 
 
 @pytest.mark.parametrize("bad", BAD)

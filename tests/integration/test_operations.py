@@ -298,6 +298,14 @@ class TestRegistration:
 
 
 class TestPause:
+    def test_what_others_are_shown_of_it_is_not_too_long(self, operator: TaskLocks) -> None:
+        long = "x" * 4001
+        for named in ({"by": long}, {"reason": long}):
+            with pytest.raises(TaskLockOptionError, match=r"has 4,001 characters, and at most"):
+                operator.pause("job", **named)
+        with pytest.raises(TaskLockOptionError, match=r"request_run\(\): by has 4,001 char"):
+            operator.request_run("job", by=long)
+
     @pytest.mark.parametrize("given", ["job", "j*"])
     def test_no_claim_is_granted_once_it_has_returned(
         self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection, given: str

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from apscheduler_tasklock.schema.table import LARGEST_DEFINITION, LONGEST_TEXT
 from tests.support import rows
 
 Connection = psycopg.Connection[Any]
@@ -140,7 +141,9 @@ def nested(levels: int, kind: str = "or", parts: str = "parts") -> str:
 
 _BRACKETS = "[" * 5000 + "]" * 5000
 _CONTROLS = "E'\\x1b[2J\\x1b]0;owned\\x07\\r\\n\\x7f\\u202e\\u0085'"
-_LONG = "repeat('x', 1000000)"
+# As long as the tables take.
+_LARGE = f"repeat('x', {LARGEST_DEFINITION - 100_000})"
+_LONG = f"repeat('x', {LONGEST_TEXT})"
 _LONGEST_NAME = "repeat('x', 200000)"  # that an index takes
 
 # Schedules that Python cannot read, or that are too deep for it.
@@ -184,7 +187,7 @@ def _tasks() -> Iterable[Hostile]:
         yield Hostile(f"schedule {name}", TASKS, f"schedule = {literal(text)}", unreadable=True)
     for name, text in _ODD_SCHEDULES.items():
         yield Hostile(f"schedule {name}", TASKS, f"schedule = {literal(text)}")
-    long = "schedule = '\"' || repeat('x', 1000000) || '\"'"
+    long = f"schedule = '\"' || repeat('x', {LONGEST_TEXT - 2}) || '\"'"
     yield Hostile("schedule of 1 MB", TASKS, long, unreadable=True)
     running = "finished_at = NULL, locked_until = now() + interval '1 min'"
     for name, changes in {
@@ -376,16 +379,16 @@ def _jobs() -> Iterable[Hostile]:
         "options are a number": "options = '5'",
         "options lack all": "options = '{}'",
         "options have a name that is a number": "options = options || '{\"name\": 5}'",
-        "options have a name of 1 MB": "options = jsonb_set(options, '{name}', "
-        f"to_jsonb({_LONG}))",
+        "options have a name of 400 KB": "options = jsonb_set(options, '{name}', "
+        f"to_jsonb({_LARGE}))",
         "options have 4,000 brackets": f"options = '{'[' * 4000}{']' * 4000}'",
         "options have a grace time that is a list": "options = options ||"
         " '{\"misfire_grace_time\": []}'",
         "arguments are null": "arguments = 'null'",
         "arguments have 4,000 brackets": f"arguments = '{'[' * 4000}{']' * 4000}'",
         "arguments have a number of 5,000 digits": f"arguments = '{'9' * 5000}'",
-        "arguments of 1 MB": "arguments = jsonb_set(arguments, '{args}', "
-        f"jsonb_build_array({_LONG}))",
+        "arguments of 400 KB": "arguments = jsonb_set(arguments, '{args}', "
+        f"jsonb_build_array({_LARGE}))",
         "arguments with an unknown value": 'arguments = \'{"args": [{"$": "x"}], "kwargs": {}}\'',
         "argument in a zone that is a folder": _argument("Europe"),
         "argument in a zone of 300 characters": _argument("x" * 300),

@@ -27,6 +27,7 @@ from benchmarks.fidelity.rules import (
 from benchmarks.fidelity.schedules import (
     MOVES,
     WANDERS,
+    Move,
     MovedSchedule,
     ScheduleAccount,
     WanderingInterval,
@@ -539,3 +540,39 @@ def test_every_rule_runs_each_window_of_a_calm_trace_once(
     history = Simulation(trace, kind(database), database).live()
 
     assert [run.run_time for run in history.runs] == [0.0, PERIOD, 2 * PERIOD, 3 * PERIOD]
+
+
+@pytest.mark.parametrize("kind", [TaskLockRule, TaskLockWithFailover], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "trace",
+    [
+        *(Trace(conditions, 40, seed=1) for conditions in TRACES),
+        *(ShortGaps(schedule, 40, seed=1) for schedule in SCHEDULES),
+    ],
+    ids=lambda trace: trace.conditions.name,
+)
+def test_the_rule_in_python_makes_the_same_history_as_the_statements(
+    trace: Trace,
+    kind: type[Rule],
+    database: TravellingDatabase,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by_statements = Simulation(trace, kind(database), database).live()
+    monkeypatch.setattr(database, "in_python", True)
+    in_python = Simulation(trace, kind(database), database).live()
+
+    assert by_statements.runs
+    assert in_python == by_statements
+
+
+@pytest.mark.parametrize("move", MOVES, ids=lambda move: move.name)
+def test_the_rule_in_python_moves_with_a_schedule_as_the_statements_do(
+    move: Move, database: TravellingDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = MovedSchedule(move, 20, seed=1)
+    by_statements = ScheduledSimulation(moved, TaskLockRule(database), database).live()
+    monkeypatch.setattr(database, "in_python", True)
+    in_python = ScheduledSimulation(moved, TaskLockRule(database), database).live()
+
+    assert by_statements.runs
+    assert in_python == by_statements

@@ -39,14 +39,7 @@ from apscheduler_tasklock import (
     task_lock,
     upgrade,
 )
-from apscheduler_tasklock.testing import (
-    SimulatedReplica,
-    SimulatedReplicas,
-    SimulatedRun,
-    held_lock,
-    in_memory_locks,
-    unlocked,
-)
+from apscheduler_tasklock.testing import held_lock, in_memory_locks, unlocked
 
 DATABASE = "postgresql://app@db/app"
 
@@ -295,18 +288,6 @@ def test_scheduler() -> None:
         held: HeldLock = lock
         print(held)
     held_lock(token="7")  # type: ignore[arg-type]
-
-
-def test_replicas() -> None:
-    simulation = SimulatedReplicas(
-        3, start=datetime.now(), durations={"job": timedelta(minutes=1)}, failover=True
-    )
-    runs: list[SimulatedRun] = simulation.advance(hours=5)
-    replica: SimulatedReplica = simulation[runs[0].replica]
-    simulation.kill(replica)
-    simulation.stop("replica-2")
-    ended: datetime | None = runs[0].ended_at
-    print(len(simulation), [each.name for each in simulation], ended, simulation)
 
 
 def configure_alembic() -> None:

@@ -175,6 +175,15 @@ def test_a_calendar_interval_is_told_in_words() -> None:
     assert words == "every 2 months 1 day at 03:05"
 
 
+def test_a_schedule_of_thousands_of_parts_is_told_by_its_class_and_a_digest() -> None:
+    parts = [CronTrigger(minute=number % 60, timezone=UTC) for number in range(5000)]
+    text = canonical_schedule(OrTrigger(parts))
+    assert len(text) < 200
+    assert schedule_in_words(json.loads(text)) == "custom trigger OrTrigger"
+    assert canonical_schedule(OrTrigger(parts[::-1])) == text
+    assert canonical_schedule(OrTrigger(parts[1:])) != text
+
+
 @pytest.mark.parametrize("form", [{}, [], 1, {"type": "sundial"}, {"type": "cron"}, "\x1b"])
 def test_a_schedule_of_another_version_comes_as_it_is(form: object) -> None:
     assert schedule_in_words(form) == json.dumps(form)

@@ -24,6 +24,7 @@ from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._database.errors import ConflictError
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.messages import (
+    MOST_HANDOVERS,
     ClaimAnswer,
     ClaimRequest,
     Ending,
@@ -32,7 +33,7 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
 )
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
-from apscheduler_tasklock._scheduler.failover import MOST_HANDOVERS, Failover
+from apscheduler_tasklock._scheduler.failover import Failover
 from apscheduler_tasklock._scheduler.jobs import what_runs
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import Blocked, JobKey, Submission

@@ -27,6 +27,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from apscheduler_tasklock._scheduler.triggers import first_run_time, following_run_time
 from apscheduler_tasklock.jobstore.triggers import (
     declared_schedule,
     decode_trigger,
@@ -189,7 +190,7 @@ TRIGGERS = {
     "interval of an offset": IntervalTrigger(days=1, timezone=timezone(timedelta(hours=-3))),
     "date": DateTrigger(SOME_TIME),
     "date now": DateTrigger(timezone="Asia/Tokyo"),
-    "and": AndTrigger([CronTrigger(hour=3, timezone="UTC"), CronTrigger(day=1, timezone="UTC")]),
+    "and": AndTrigger([CronTrigger(hour=0, timezone="UTC"), CronTrigger(day=1, timezone="UTC")]),
     "or": OrTrigger(
         [AndTrigger([IntervalTrigger(days=1, timezone="UTC")]), DateTrigger(SOME_TIME)], jitter=5
     ),
@@ -197,14 +198,12 @@ TRIGGERS = {
 
 
 def run_times(trigger: Any) -> list[datetime]:
-    """Return some run times, as APScheduler asks for them, without what is drawn."""
-    moment: datetime | None = None
+    """Return some run times. APScheduler's own AndTrigger, asked for a second one, may hang."""
+    moment = first_run_time(trigger, SOME_TIME)
     found = []
-    for _ in range(5):
-        moment = trigger.get_next_fire_time(moment, moment or SOME_TIME)
-        if moment is None:
-            break
+    while moment is not None and len(found) < 5:
         found.append(moment)
+        moment = following_run_time(trigger, moment, moment)
     return found
 
 
@@ -218,7 +217,7 @@ def test_a_trigger_comes_back_with_its_run_times(
     assert encode_trigger(again) == stored == encode_trigger(trigger)
     assert str(again) == str(trigger)
     if not (getattr(trigger, "jitter", None) or isinstance(trigger, OrTrigger)):
-        assert run_times(again) == run_times(trigger)
+        assert run_times(again) == run_times(trigger) != []
 
 
 @given(

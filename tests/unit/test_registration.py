@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -83,10 +84,14 @@ class Version(Replica):
 
     def run(self) -> None:
         """Run the task now, as a claim and a release do."""
-        row = self._rows.locks.rows["task"]
-        row.schedule, row.token = self.schedule, row.token + 1
-        row.window_start = self._rows.time
-        row.window_until = self._rows.time + timedelta(seconds=0.9 * DAY)
+        rows = self._rows.locks.rows
+        rows["task"] = replace(
+            rows["task"],
+            schedule=self.schedule,
+            token=rows["task"].token + 1,
+            window_start=self._rows.time,
+            window_until=self._rows.time + timedelta(seconds=0.9 * DAY),
+        )
 
 
 @pytest.fixture

@@ -15,9 +15,7 @@ from apscheduler_tasklock._lock.statements.claims import (
     claim_handed_out,
     claim_many,
     find_taken,
-    first_claim,
     first_claim_many,
-    look,
     settle_last,
 )
 from apscheduler_tasklock._lock.statements.history import History
@@ -60,8 +58,6 @@ from apscheduler_tasklock._lock.statements.takeovers import (
     claim_requested,
     end_lease,
     give_up,
-    look_after_takeover,
-    take_over,
     take_over_many,
 )
 
@@ -86,13 +82,10 @@ __all__ = [
     "end_lease",
     "extend",
     "find_taken",
-    "first_claim",
     "first_claim_many",
     "for_template",
     "give_up",
     "hand_over",
-    "look",
-    "look_after_takeover",
     "many",
     "prune",
     "read",
@@ -106,6 +99,5 @@ __all__ = [
     "settle_last",
     "shorten_history",
     "stop_replica",
-    "take_over",
     "take_over_many",
 ]

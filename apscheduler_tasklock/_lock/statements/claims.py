@@ -64,6 +64,11 @@ _FIRED = """GREATEST(reckoned - interval '5 minutes',
                      LEAST(reckoned + interval '5 minutes', COALESCE(run_time, reckoned)))"""
 
 
+# A claim that was held up on its way is not granted once nobody waits for it any more. What is
+# answered tells the database's time, so that one that was reckoned on a wrong one is asked again.
+_IS_WANTED = "COALESCE(now() <= %(not_after)s::timestamptz, true)"
+
+
 def _reckoned(lag: str) -> str:
     return f"LEAST(now(), %(latest)s::timestamptz) - {lag} * interval '1 second' AS reckoned"
 
@@ -105,7 +110,7 @@ class _Claim:
         )"""
         self.paused = f"({IS_PAUSED} OR COALESCE(asked.fired < lock.paused_until, false))"
         is_free = f"NOT {self.own} AND {self.new_window} AND NOT {self.waits} AND NOT {self.paused}"
-        self.may_claim = f"{NOT_RUNNING} AND {is_free}"
+        self.may_claim = f"{NOT_RUNNING} AND {is_free} AND {_IS_WANTED}"
         due = due_after(asked, "asked.fired")
         status = {
             "kind": f"CASE WHEN {asked['runs']} = '' THEN 'hold' ELSE 'schedule' END",
@@ -228,17 +233,6 @@ def find_taken(table: str) -> str:
     """
 
 
-def first_claim(table: str) -> str:
-    """Return the statement that claims a task that has no row; if it has one, it returns none."""
-    return f"""
-        WITH asked AS ({_ASKED_ONE})
-        INSERT INTO {table} AS lock ({ROW_COLUMNS})
-        {_ONE.first_row} FROM asked WHERE {SAFELY}
-        ON CONFLICT DO NOTHING
-        RETURNING {select_list({**DECIDED_GRANTED, **ROW_FOUND})}
-    """
-
-
 def first_claim_many(table: str) -> str:
     """Return the statement that claims many tasks that have no row, in the order of their names.
 
@@ -347,14 +341,4 @@ def settle_last(table: str, history: History, *, jobs: str) -> str:
             RETURNING lock.task_name, lock.token, lock.recorded
         ), entry AS ({entry})
         SELECT id FROM settled
-    """
-
-
-def look(table: str) -> str:
-    """Return the statement that says what became of a claim that was not granted."""
-    return f"""
-        WITH asked AS ({_ASKED_ONE})
-        SELECT {select_list({**_FOUND, **ROW_FOUND})}
-        FROM {table} AS lock CROSS JOIN asked, {_ONE.found_state}
-        WHERE lock.task_name = {_PARAMETERS["task_name"]}
     """

@@ -10,7 +10,6 @@ from apscheduler_tasklock._lock.statements.answers import (
     ROW_FOUND,
     columns_made,
     made_or_found,
-    select_list,
 )
 from apscheduler_tasklock._lock.statements.history import History, death_entry
 from apscheduler_tasklock._lock.statements.parts import (
@@ -23,7 +22,6 @@ from apscheduler_tasklock._lock.statements.parts import (
     SHORTEST_WAIT,
     STANDS,
     asked_columns,
-    asked_parameters,
     json_rows,
 )
 
@@ -78,21 +76,7 @@ class _Takeover:
         self.made_or_found = made_or_found(made, self.found)
 
 
-_TAKE_OVER = _Takeover(asked_parameters(_TAKEOVER_TYPES))
-_TAKE_OVER_MANY = _Takeover(asked_columns(_TAKEOVER_TYPES))
-
-
-def take_over(table: str, history: History | None = None) -> str:
-    """Return the statement that takes over one claim of a dead holder, or says why it may not."""
-    return f"""
-        WITH claimed AS (
-            UPDATE {table} AS lock SET {_TAKE_OVER.changes}
-            WHERE lock.task_name = %(task_name)s AND {_TAKE_OVER.may_take_over} AND {SAFELY}
-            RETURNING {RETURNED}
-        ){death_entry(history, table)}
-        SELECT {_TAKE_OVER.made_or_found}
-        FROM {table} AS lock LEFT JOIN claimed ON true WHERE lock.task_name = %(task_name)s
-    """
+_TAKE_OVER = _Takeover(asked_columns(_TAKEOVER_TYPES))
 
 
 def take_over_many(table: str, history: History | None = None) -> str:
@@ -103,15 +87,15 @@ def take_over_many(table: str, history: History | None = None) -> str:
     return f"""
         WITH asked AS (SELECT * FROM {json_rows(_TAKEOVER_TYPES)}), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
-            WHERE {_TAKE_OVER_MANY.may_take_over}
+            WHERE {_TAKE_OVER.may_take_over}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), claimed AS (
-            UPDATE {table} AS lock SET {_TAKE_OVER_MANY.changes}
+            UPDATE {table} AS lock SET {_TAKE_OVER.changes}
             FROM asked JOIN free USING (task_name)
             WHERE lock.task_name = free.task_name AND {DURABLY}
             RETURNING {RETURNED}
         ){death_entry(history, table)}
-        SELECT asked.claim_id AS asked_claim_id, {_TAKE_OVER_MANY.made_or_found}
+        SELECT asked.claim_id AS asked_claim_id, {_TAKE_OVER.made_or_found}
         FROM asked JOIN {table} AS lock USING (task_name) LEFT JOIN claimed USING (task_name)
     """
 
@@ -163,14 +147,6 @@ def claim_requested(table: str, history: History | None = None) -> str:
         ){death_entry(history, table)}
         SELECT {made_or_found(made, found)}
         FROM {table} AS lock LEFT JOIN claimed ON true WHERE lock.task_name = %(task_name)s
-    """
-
-
-def look_after_takeover(table: str) -> str:
-    """Return the statement that says what became of a takeover that was not granted."""
-    return f"""
-        SELECT {select_list(_TAKE_OVER.found)}
-        FROM {table} AS lock WHERE lock.task_name = %(task_name)s
     """
 
 

@@ -15,16 +15,17 @@ from typing import Any
 
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.memory import FOREVER, MemoryTaskLocks
 from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockStateError
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ALL, TaskLockEvent
 from apscheduler_tasklock.options import parse_positive_seconds, parse_seconds
-from apscheduler_tasklock.testing.replica import (
+from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
+from apscheduler_tasklock.testing.rule import FOREVER
+from tests.simulation.replica import (
     ReplicaRun,
     SimulatedExecutor,
     SimulatedScheduler,
 )
-from apscheduler_tasklock.testing.timeline import timeline
+from tests.simulation.timeline import timeline
 
 # Seconds within which the replicas of a deployment start.
 STARTS_WITHIN = 2.0

@@ -1,14 +1,16 @@
-"""Random histories of requests, on the statements and in memory: rows and answers are the same.
+"""Random histories of requests, by the statements and by the rule: rows and answers are the same.
 
-The model's histories (``test_protocol_model.py``) are about claims. These are about all columns and
-the run history as well, and about what else a replica asks: registrations, due times, looks.
+Those of ``test_claim_histories.py`` are about claims, at their limits. These are about the run
+history as well, and about all else that is asked: registrations, due times, looks, pauses and
+manual runs. The rule decides on rows in memory.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -17,10 +19,10 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock._database.connection import raw_cursor
-from apscheduler_tasklock._lock.memory import FOREVER
 from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     Ending,
+    ManualRequest,
     ReadTimes,
     Registration,
     ReleaseRequest,
@@ -28,12 +30,16 @@ from apscheduler_tasklock._lock.messages import (
     RunEnd,
     TakeoverRequest,
 )
+from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
+from apscheduler_tasklock.errors import TaskLockStateError
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Run
+from apscheduler_tasklock.testing import rule
+from apscheduler_tasklock.testing.rule import FOREVER, Row
 from tests.contract.conftest import Memory
 
-STEPS = 150
+STEPS = 250
 TASKS = ("first", "second")
 REPLICAS = ("one", "two", "three")
 SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
@@ -57,6 +63,7 @@ class Requests:
             self.find_taken,
             *[self.take_over] * 3,
             self.take_over_many,
+            *[self.claim_requested] * 3,
             *[self.release] * 4,
             self.release_many,
             self.end_lease,
@@ -147,6 +154,22 @@ class Requests:
         requests = [self.takeover_request(task) for task in TASKS]
         return lambda protocol: protocol.take_over_many(protocol.cursor, requests)
 
+    def claim_requested(self) -> Ask:
+        task, stable = self.task(), self.chance(0.8)
+        row = self.memory.locks.rows.get(task)
+        asked_for = None if row is None else row.request_id
+        request = ManualRequest(
+            task,
+            asked_for if asked_for is not None and self.chance(0.9) else uuid4(),
+            self.rng.choice([2.0, 10.0, 50.0, 300.0]),
+            lease=self.rng.choice([None, 1.0, 3.0, 10.0]),
+            failover=self.chance(0.6),
+            runs=self.rng.choice(["f", "f", "g"]),
+            max_runtime=self.seconds(None),
+            claim_id=self.claim_of(task) if self.chance(0.1) else self.new_claim(task),
+        )
+        return lambda protocol: protocol.claim_requested(protocol.cursor, request, stable=stable)
+
     def release_request(self, task: str) -> ReleaseRequest:
         row, ending = self.memory.locks.rows.get(task), self.rng.choice(list(Ending))
         if row is not None and row.handed_over:
@@ -220,14 +243,16 @@ class Requests:
         return lambda protocol: protocol.prune(protocol.cursor, age)
 
 
-ROW = """
-    SELECT task_name, started_at, locked_until, window_start, window_until, locked_by, claim_id,
-           token, finished_at, run_until, failover, deaths, handovers, handed_over, runs, one_off,
-           kind, schedule, overrun_at, recorded, succeeded_at, failed_at, failures,
-           error_type, paused_at, paused_until, NULLIF(due_at, 'infinity') AS due_at,
-           NULLIF(overdue_at, 'infinity') AS overdue_at
-    FROM task_lock
-"""
+# Python has no infinite times.
+ENDLESS = ("due_at", "overdue_at", "paused_until")
+COLUMNS = [
+    f"CASE WHEN {each.name} = 'infinity' THEN timestamptz '{FOREVER}' ELSE {each.name} END"
+    f" AS {each.name}"
+    if each.name in ENDLESS
+    else each.name
+    for each in fields(Row)
+]
+ROW = f"SELECT {', '.join(COLUMNS)} FROM task_lock"
 ENTRY = """
     SELECT task_name AS task, token, scheduled_at, started_at, ended_at, replica, kind, outcome,
            error_type, error
@@ -240,11 +265,8 @@ def all_of(connection: Any, query: str) -> list[dict[str, Any]]:
     return list(found.fetchall())
 
 
-def rows_in_memory(memory: Memory, columns: set[str]) -> dict[str, dict[str, Any]]:
-    return {
-        name: {k: None if v == FOREVER else v for k, v in vars(row).items() if k in columns}
-        for name, row in memory.locks.rows.items()
-    }
+def columns_of(rows: dict[str, Row]) -> dict[str, dict[str, Any]]:
+    return {task: vars(row) for task, row in rows.items()}
 
 
 def entry_of(run: Run) -> dict[str, Any]:
@@ -258,20 +280,26 @@ def in_order(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("history", [HISTORY, 3])
-def test_the_rule_in_memory_does_as_the_statements_do(
+def test_the_rule_decides_as_the_statements_do(
     history: int, direct_url: str, rng: random.Random
 ) -> None:
     memory = Memory()
     memory.locks.history = history
     requests = Requests(rng, memory)
     with psycopg.connect(direct_url, autocommit=True) as connection:
+        connection.execute("SET timezone = 'UTC'")
+        # Only what a replica that is alive has can be asked for.
+        connection.execute(
+            "INSERT INTO task_lock_replica VALUES ('one', 'host', '1.0', now(), '2100-01-01', %s)",
+            [list(TASKS)],
+        )
         for step in range(STEPS):
             # Always later: what ends in the microsecond in which another ended is nobody's case.
             memory.time += timedelta(seconds=rng.choice([0.001, 0.5, 1, 3, 9, 10, 30]))
             connection.execute("UPDATE travel.clock SET time = %s", [memory.time])
             task, name = requests.task(), rng.choice(REPLICAS)
-            if task in memory.locks.rows and requests.chance(0.05):
-                pause(memory, connection, task, requests.seconds())
+            if task in memory.locks.rows and requests.chance(0.2):
+                operate(requests, connection, task)
             in_memory: Any = memory.locks.protocol(name)
             in_memory.cursor = None
             statements: Any = TaskLockProtocol(task_lock_table(), name, 10, history)
@@ -282,20 +310,29 @@ def test_the_rule_in_memory_does_as_the_statements_do(
 
             where = f"step {step}: {ask.__qualname__}"
             assert answer == expected, where
-            rows = {row["task_name"]: row for row in all_of(connection, ROW)}
-            for row in memory.locks.rows.values():
+            rows = {row["task_name"]: Row(**row) for row in all_of(connection, ROW)}
+            for task, row in memory.locks.rows.items():
                 if not row.locked_by:  # which was registered, and never claimed
-                    row.claim_id = rows[row.task_name]["claim_id"]
-            columns = {column for row in rows.values() for column in row}
-            assert rows_in_memory(memory, columns) == rows, where
+                    memory.locks.rows[task] = replace(row, claim_id=rows[task].claim_id)
+            assert columns_of(memory.locks.rows) == columns_of(rows), where
             kept = [entry_of(run) for each in rows for run in memory.locks.runs(each)]
             assert in_order(kept) == in_order(all_of(connection, ENTRY)), where
 
 
-def pause(memory: Memory, connection: Any, task: str, seconds: float) -> None:
-    row, until = memory.locks.rows[task], memory.time + timedelta(seconds=seconds)
-    row.paused_at, row.paused_until = memory.time, until
-    connection.execute(
-        "UPDATE task_lock SET paused_at = %s, paused_until = %s WHERE task_name = %s",
-        [memory.time, until, task],
-    )
+def operate(requests: Requests, connection: Any, task: str) -> None:
+    """Pause or resume a task, or ask for a run of it, as operators do."""
+    rows, now = requests.memory.locks.rows, requests.memory.time
+    operations, cursor = Operations(task_lock_table()), raw_cursor(connection, guest=True)
+    what = requests.rng.choice(["pause", "resume", "request", "request"])
+    if what == "pause":
+        seconds = requests.seconds(None)
+        operations.pause(cursor, [task], seconds, "me", "why")
+        rows[task] = rule.pause(rows[task], seconds, now, "me", "why")
+    elif what == "resume":
+        operations.resume(cursor, [task])
+        rows[task] = rule.resume(rows[task], now)
+    else:
+        seconds, request_id = requests.seconds(100.0), uuid4()
+        with suppress(TaskLockStateError):  # of a hold
+            request_id = operations.request_run(cursor, task, "me", seconds).request_id
+        rows[task] = rule.request_run(rows[task], request_id, "me", seconds, now)

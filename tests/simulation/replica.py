@@ -33,7 +33,6 @@ from apscheduler_tasklock._database.pool import NoCursor
 from apscheduler_tasklock._lock.claim import AnyRequest
 from apscheduler_tasklock._lock.client import AnyAttempt, LockClient, Released
 from apscheduler_tasklock._lock.heartbeat import last_renewal
-from apscheduler_tasklock._lock.memory import MemoryTaskLocks
 from apscheduler_tasklock._lock.messages import (
     NOT_BEGUN,
     ClaimAnswer,
@@ -52,6 +51,7 @@ from apscheduler_tasklock._scheduler.submission import JobView, RunResult, Submi
 from apscheduler_tasklock.errors import TaskLockStateError
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.lock import HeldLock
+from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
 
 try:
     from apscheduler.executors.base import run_coroutine_job

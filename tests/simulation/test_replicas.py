@@ -27,7 +27,7 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
-from apscheduler_tasklock.testing import SimulatedReplicas, SimulatedRun
+from tests.simulation.replicas import SimulatedReplicas, SimulatedRun
 
 MIDNIGHT = datetime(2026, 3, 1, tzinfo=timezone.utc)
 MINUTE = timedelta(minutes=1)

@@ -1,4 +1,4 @@
-"""Random histories of claims, on what ships, compared with a model step by step.
+"""Random histories of claims, on what ships, compared with the rule step by step.
 
 All numbers are few and small halves of seconds, so that claims meet each other's limits exactly.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta, timezone
 from itertools import count
 from typing import Any, TypeVar
@@ -31,16 +31,19 @@ from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     Ending,
     ReadTimes,
+    ReleaseAnswer,
     ReleaseRequest,
     Renewal,
     RunEnd,
     TakeoverRequest,
 )
+from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock.schema.table import task_lock_table
-from tests.contract import model, situations
+from apscheduler_tasklock.testing import rule as the_rule
+from apscheduler_tasklock.testing.rule import Claim, Decision, Row
+from tests.contract import situations
 from tests.contract.conftest import Memory, Rows
-from tests.contract.model import Ask, Row, Takeover
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -65,34 +68,39 @@ MOST_ROUNDS = 16
 
 F = TypeVar("F", bound=Callable[..., None])
 
-ROWS = """
-    SELECT task_name, started_at, locked_until, window_start, window_until, locked_by, claim_id,
-           token, finished_at, run_until, failover, deaths, handovers, handed_over, runs, one_off,
-           paused_until, xmin::text, ctid::text
-    FROM task_lock
-"""
+COLUMNS = [each.name for each in fields(Row)]
+ROWS = f"SELECT {', '.join(COLUMNS)}, xmin::text, ctid::text FROM task_lock"
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A claim as a replica remembers it, to ask again after an answer that was lost."""
+    """A claim as a replica remembers it, to ask again after an answer that was lost.
 
-    task: str
-    claim_id: UUID
+    :ivar run_time: by the replica's clock, which is the database's
+    """
+
     replica: str
     run_time: float
-    min_lock: float
-    max_lock: float
-    lease: float | None
-    exact: float | None
-    runs: str
-    one_off: bool
-    failover: bool
+    request: ClaimRequest
+
+    @property
+    def task(self) -> str:
+        return self.request.task_name
+
+    @property
+    def claim_id(self) -> UUID:
+        return self.request.claim_id
+
+
+@dataclass(frozen=True)
+class Takeover:
+    replica: str
+    request: TakeoverRequest
 
 
 @dataclass
 class Table:
-    """The real table, or the rows in memory, read in the model's terms."""
+    """The real table, or the rows in memory, read in the rule's terms."""
 
     connection: Rows
     rows: dict[str, Row] = field(default_factory=dict)
@@ -115,21 +123,20 @@ class Table:
     def read(self) -> None:
         self.rows, self.versions = {}, {}
         if isinstance(self.connection, Memory):
-            for name, found in self.connection.locks.rows.items():
-                values = vars(found)
-                self.rows[name] = Row(*(as_seconds(values[each.name]) for each in fields(Row)))
-                self.versions[name] = tuple(map(str, values.values()))
+            self.rows = dict(self.connection.locks.rows)
+            self.versions = {name: (str(row),) for name, row in self.rows.items()}
             return
-        for name, *columns, xmin, ctid in self.connection.execute(ROWS).fetchall():
-            self.rows[name] = Row(*map(as_seconds, columns))
-            self.versions[name] = (xmin, ctid)
+        for *columns, xmin, ctid in self.connection.execute(ROWS).fetchall():
+            row = Row(*columns)
+            self.rows[row.task_name], self.versions[row.task_name] = row, (xmin, ctid)
 
-    def pause(self, task: str, until: float) -> None:
+    def pause(self, task: str, seconds: float) -> None:
         if isinstance(self.connection, Memory):
-            self.connection.locks.rows[task].paused_until = as_time(until)
+            rows = self.connection.locks.rows
+            rows[task] = the_rule.pause(rows[task], seconds, self.connection.time, "me")
             return
-        update = "UPDATE task_lock SET paused_until = %s WHERE task_name = %s"
-        self.connection.execute(update, [as_time(until), task])
+        cursor = raw_cursor(self.connection, guest=True)
+        Operations(task_lock_table()).pause(cursor, [task], seconds, "me", None)
 
 
 ACTIONS: list[st.SearchStrategy[tuple[str, dict[str, Any]]]] = []
@@ -179,11 +186,15 @@ class ClaimHistory(RuleBasedStateMachine):
         # Every id that was ever granted, the last one at the end.
         self.ids: dict[str, list[UUID]] = {"first": [], "second": []}
         # What the replicas believe to hold, by the answers that they got: until when.
-        self.held: dict[str, dict[UUID, float]] = {"first": {}, "second": {}}
+        self.held: dict[str, dict[UUID, datetime]] = {"first": {}, "second": {}}
         self.tokens: dict[str, int] = {}
         # Whether the last statement must have left every row as it was, down to its version.
         self.nothing_written = False
         self.numbers = count(1)
+
+    @property
+    def time(self) -> datetime:
+        return as_time(self.now)
 
     @initialize()
     def begin(self) -> None:
@@ -198,7 +209,7 @@ class ClaimHistory(RuleBasedStateMachine):
     def time_passes_until(self, task: str, limit: str, more: float) -> None:
         row = self.expected.get(task)
         if row is not None:
-            self.time_passes(max(0.0, getattr(row, limit) + more - self.now))
+            self.time_passes(max(0.0, as_seconds(getattr(row, limit)) + more - self.now))
 
     @action(
         task=tasks,
@@ -215,10 +226,27 @@ class ClaimHistory(RuleBasedStateMachine):
         stable=mostly,
         fate=fates,
     )
-    def claim(self, bound: Any, stable: bool, fate: str, late: float, **wish: Any) -> None:
-        claim_id = UUID(int=next(self.numbers))
-        self.wishes[wish["task"]].append(Wish(claim_id=claim_id, run_time=self.now - late, **wish))
-        self.ask(self.wishes[wish["task"]][-1], bound, stable, fate)
+    def claim(
+        self,
+        task: str,
+        replica: str,
+        late: float,
+        exact: float | None,
+        bound: Any,
+        stable: bool,
+        fate: str,
+        **wish: Any,
+    ) -> None:
+        run_time = self.now - late
+        request = ClaimRequest(
+            task,
+            run_time=None if exact is None else as_time(run_time + exact),
+            exact=exact is not None,
+            claim_id=UUID(int=next(self.numbers)),
+            **wish,
+        )
+        self.wishes[task].append(Wish(replica, run_time, request))
+        self.ask(self.wishes[task][-1], bound, stable, fate)
 
     @action(task=tasks, back=back, bound=bounds, stable=mostly, fate=fates)
     def claim_again(self, task: str, back: int, bound: Any, stable: bool, fate: str) -> None:
@@ -236,7 +264,7 @@ class ClaimHistory(RuleBasedStateMachine):
                 for task, past in self.wishes.items()
                 if task != wish.task and past
             ]
-        latest = None if bound is None else self.now + bound
+        latest = None if bound is None else as_time(self.now + bound)
         answers = self.send(asked, latest, stable)
         quiet = []
         for each in asked:
@@ -245,26 +273,12 @@ class ClaimHistory(RuleBasedStateMachine):
         self.nothing_written = all(quiet)
 
     def send(
-        self, asked: list[Wish], latest: float | None, stable: bool
+        self, asked: list[Wish], latest: datetime | None, stable: bool
     ) -> dict[UUID, ClaimAnswer]:
-        requests = [
-            ClaimRequest(
-                task_name=wish.task,
-                min_lock=wish.min_lock,
-                max_lock=wish.max_lock,
-                run_time=None if wish.exact is None else as_time(wish.run_time + wish.exact),
-                exact=wish.exact is not None,
-                lease=wish.lease,
-                failover=wish.failover,
-                runs=wish.runs,
-                one_off=wish.one_off,
-                claim_id=wish.claim_id,
-            )
-            for wish in asked
-        ]
-        lags = [self.now - wish.run_time for wish in asked]
+        requests = [wish.request for wish in asked]
+        lags = [self.lag(wish) for wish in asked]
         protocol = self.protocols[asked[0].replica]
-        times = ReadTimes(lags[0], None if latest is None else as_time(latest), stable)
+        times = ReadTimes(lags[0], latest, stable)
         taken = protocol.find_taken(self.cursor, requests, lags, times)
         answers = self.answered(protocol, requests, lags, times)
         for claim_id, answer in answers.items():
@@ -290,35 +304,29 @@ class ClaimHistory(RuleBasedStateMachine):
         return {requests[0].claim_id: protocol.claim(self.cursor, requests[0], times)}
 
     def check(
-        self, wish: Wish, answer: ClaimAnswer, latest: float | None, stable: bool, fate: str
+        self, wish: Wish, answer: ClaimAnswer, latest: datetime | None, stable: bool, fate: str
     ) -> None:
-        lag = self.now - wish.run_time
-        ask = Ask(
-            wish.replica,
-            wish.claim_id,
-            (self.now if latest is None else min(self.now, latest)) - lag,
-            None if wish.exact is None else wish.run_time + wish.exact,
-            wish.min_lock,
-            wish.max_lock,
-            wish.lease,
-            wish.runs,
-            wish.one_off,
-            wish.failover,
-            stable,
-        )
-        before = self.expected.get(wish.task)
-        after = model.claim(before, ask, self.now, milliseconds(self.now))
-        self.note(situations.of_claim(before, after, ask, self.now, self.now - lag))
+        before, times = self.expected.get(wish.task), ReadTimes(self.lag(wish), latest, stable)
+        decision = the_rule.claim(before, wish.request, times, wish.replica, self.time)
+        after = decision.row
+        assert after is not None
+        claim = Claim.of(wish.request, times, self.time)
+        unbound = as_time(wish.run_time)
+        self.note(situations.of_claim(before, after, claim, unbound))
         if before is None and wish.task in self.tokens:
             self.note("first claim after the row was pruned")
-        assert in_seconds(answer) == answer_to_claim(before, after, ask, self.now)
+        assert answer == decision.answer
         self.happened(wish.task, after, wrote=after is not before)
         self.granted(wish.task, before, answer, fate)
+
+    def lag(self, wish: Wish) -> float:
+        return self.now - wish.run_time
 
     @action(task=tasks, back=back, replica=replicas, lease=leases, failover=mostly, fate=fates)
     def take_over(self, task: str, back: int, replica: str, fate: str, **wish: Any) -> None:
         claim_id = UUID(int=next(self.numbers))
-        self.takeovers[task].append(Takeover(replica, claim_id, self.id_of(task, back), **wish))
+        request = TakeoverRequest(task, self.id_of(task, back), "dead", claim_id=claim_id, **wish)
+        self.takeovers[task].append(Takeover(replica, request))
         self.ask_to_take_over(task, self.takeovers[task][-1], fate)
 
     @action(task=tasks, replica=replicas, lease=leases, failover=mostly, fate=fates)
@@ -328,7 +336,7 @@ class ClaimHistory(RuleBasedStateMachine):
             self.time_passes_until(task, "locked_until", 0.0)
             self.take_over(task, 0, **takeover)
             if takeover["fate"] == "answer lost":
-                self.the_table_is_as_the_model_says()
+                self.the_table_is_as_the_rule_says()
                 self.take_over_again(task, 0, "answered")
 
     @action(
@@ -348,7 +356,7 @@ class ClaimHistory(RuleBasedStateMachine):
             self.hand_over(task, 0)
         else:
             self.time_passes_until(task, "locked_until", 0.0)
-        self.the_table_is_as_the_model_says()
+        self.the_table_is_as_the_rule_says()
         self.time_passes_until(task, "window_until", 0.0)
         self.claim_for(task, self.now, runs=runs or row.runs, min_lock=1.0, **claim)
 
@@ -363,41 +371,43 @@ class ClaimHistory(RuleBasedStateMachine):
         self, task: str, shorter: float, **claim: Any
     ) -> None:
         row = self.expected.get(task)
-        if row is not None and shorter < row.window_until - row.window_start:
+        if row is not None and shorter < (row.window_until - row.window_start).total_seconds():
             self.release(task, 0, True)
-            self.the_table_is_as_the_model_says()
-            self.claim_for(task, row.window_start + shorter, min_lock=shorter, **claim)
+            self.the_table_is_as_the_rule_says()
+            fired = as_seconds(row.window_start) + shorter
+            self.claim_for(task, fired, min_lock=shorter, **claim)
 
     @action(task=tasks, replica=replicas, failover=mostly)
     def one_run_time_is_asked_for_twice_without_a_minimum_lock(
         self, task: str, **claim: Any
     ) -> None:
         self.release(task, 0, True)
-        self.the_table_is_as_the_model_says()
+        self.the_table_is_as_the_rule_says()
         for _ in range(2):
             self.claim_for(task, self.now, min_lock=0.0, exact=0.0, **claim)
-            self.the_table_is_as_the_model_says()
+            self.the_table_is_as_the_rule_says()
             self.release(task, 0, True)
-            self.the_table_is_as_the_model_says()
+            self.the_table_is_as_the_rule_says()
 
     @action(task=tasks, replica=replicas, failover=mostly)
     def clock_of_the_database_seems_ahead_of_a_new_window(self, task: str, **claim: Any) -> None:
         row = self.expected.get(task)
         if row is not None:
             self.release(task, 0, True)
-            self.the_table_is_as_the_model_says()
-            self.claim_for(task, row.window_until + 0.5, min_lock=8.0, bound=-4.0, **claim)
+            self.the_table_is_as_the_rule_says()
+            fired = as_seconds(row.window_until) + 0.5
+            self.claim_for(task, fired, min_lock=8.0, bound=-4.0, **claim)
 
     def somebody_runs(self, task: str) -> None:
         row = self.expected.get(task)
-        if row is None or not row.running(self.now):
+        if row is None or not row.is_running(self.time):
             self.time_passes_until(task, "run_until", 0.0)
             self.time_passes_until(task, "window_until", 0.0)
-            if row is not None and row.paused(self.now):
+            if row is not None and row.is_paused(self.time):
                 self.pause(task, 0.0)
-                self.the_table_is_as_the_model_says()
+                self.the_table_is_as_the_rule_says()
             self.claim_for(task, self.now, replica="one", min_lock=1.0, failover=True)
-            self.the_table_is_as_the_model_says()
+            self.the_table_is_as_the_rule_says()
 
     def claim_for(self, task: str, fired: float, **claim: Any) -> None:
         """Claim for a run time, not before it."""
@@ -423,7 +433,7 @@ class ClaimHistory(RuleBasedStateMachine):
         self.somebody_runs(task)
         if until == "handed over":
             self.hand_over(task, 0)
-            self.the_table_is_as_the_model_says()
+            self.the_table_is_as_the_rule_says()
         else:
             self.time_passes_until(task, until, 0.0)
         if then == "claim":
@@ -442,7 +452,7 @@ class ClaimHistory(RuleBasedStateMachine):
         self.somebody_runs(task)
         row = self.expected[task]
         if row.locked_until < row.run_until:
-            self.time_passes(max(0.0, row.run_until - 0.5 - self.now))
+            self.time_passes(max(0.0, as_seconds(row.run_until) - 0.5 - self.now))
             self.take_over(task, 0, lease=4.0, fate="answered", **takeover)
 
     @action(task=tasks, back=back, fate=fates)
@@ -453,26 +463,20 @@ class ClaimHistory(RuleBasedStateMachine):
     def ask_to_take_over(self, task: str, ask: Takeover, fate: str) -> None:
         if fate == "never sent":
             return
-        before = self.expected.get(task)
-        after = model.take_over(before, ask, self.now)
-        request = TakeoverRequest(
-            task, ask.dead_claim_id, "dead", ask.lease, ask.failover, ask.claim_id
-        )
+        before, request = self.expected.get(task), ask.request
+        decision = the_rule.take_over(before, request, ask.replica, self.time)
         protocol = self.protocols[ask.replica]
         if self.together:
             # One of a task that has no row travels with it.
-            requests = [TakeoverRequest("nobody's", ask.dead_claim_id, "dead"), request]
-            answer = protocol.take_over_many(self.cursor, requests).get(ask.claim_id)
+            requests = [TakeoverRequest("nobody's", request.dead_claim_id, "dead"), request]
+            answer = protocol.take_over_many(self.cursor, requests).get(request.claim_id)
         else:
             answer = protocol.take_over(self.cursor, request)
-        self.note(situations.of_takeover(before, after, ask, self.now))
+        after = decision.row
+        self.note(situations.of_takeover(before, after, request, self.time))
         self.happened(task, after, wrote=after is not before)
-        if after is None:
-            assert answer is None
-        else:
-            assert answer is not None
-            paused = after is before and after.paused(self.now)
-            assert in_seconds(answer) == answer_of(after, ask.claim_id, self.now, paused=paused)
+        assert answer == decision.answer
+        if answer is not None:
             self.granted(task, before, answer, fate)
 
     def granted(self, task: str, before: Row | None, answer: ClaimAnswer, fate: str) -> None:
@@ -482,63 +486,70 @@ class ClaimHistory(RuleBasedStateMachine):
         if before is None or before.claim_id != answer.claim_id:
             self.ids[task].append(answer.claim_id)
         if fate == "answered":
-            self.held[task][answer.claim_id] = as_seconds(answer.locked_until)
+            self.held[task][answer.claim_id] = answer.locked_until
 
     @action(task=tasks, back=back, keep_window=st.booleans())
     def release(self, task: str, back: int, keep_window: bool) -> None:
-        before, claim_id = self.expected.get(task), self.id_of(task, back)
-        after = model.release(before, claim_id, self.now, keep_window=keep_window)
-        self.note(situations.of_release(before, after, self.now, keep_window=keep_window))
         ending = Ending.KEEP if keep_window else Ending.OPEN
-        if self.together:
-            # A claim that nobody has travels with it.
-            releases = [
-                ReleaseRequest(task, claim_id, RunEnd(ending)),
-                ReleaseRequest("nobody's", UUID(int=0), RunEnd(Ending.OPEN)),
-            ]
-            answer = self.protocol.release_many(self.cursor, releases).get(claim_id)
-        else:
-            request = ReleaseRequest(task, claim_id, RunEnd(ending))
-            answer = self.protocol.release(self.cursor, request)
-        self.ended(task, claim_id, after, answer)
+        before, request = self.expected.get(task), self.release_request(task, back, ending)
+        decision = the_rule.release(before, request, self.time)
+        stood = None if decision.answer is None else decision.row
+        self.note(situations.of_release(before, stood, self.time, keep_window=keep_window))
+        # A claim that nobody has travels with it.
+        nobodys = ReleaseRequest("nobody's", UUID(int=0), RunEnd(Ending.OPEN))
+        self.ended(request.claim_id, decision, self.send_release([request, nobodys]), task)
 
     @action(task=tasks, back=back)
     def hand_over(self, task: str, back: int) -> None:
-        before, claim_id = self.expected.get(task), self.id_of(task, back)
-        after = model.end_lease(before, claim_id, self.now, handed_over=True, holders=None)
-        self.note(situations.of_end_of_lease(before, after, claim_id, handed_over=True))
-        request = ReleaseRequest(task, claim_id, RunEnd(Ending.HAND_OVER))
+        before = self.expected.get(task)
+        request = self.release_request(task, back, Ending.HAND_OVER)
+        decision = the_rule.release(before, request, self.time)
+        stood = None if decision.answer is None else decision.row
+        self.note(situations.of_end_of_lease(before, stood, request.claim_id, handed_over=True))
+        # The release of a claim that nobody has travels with it.
+        nobodys = ReleaseRequest("nobody's", UUID(int=0), RunEnd(Ending.OPEN))
+        self.ended(request.claim_id, decision, self.send_release([nobodys, request]), task)
+
+    def release_request(self, task: str, back: int, ending: Ending) -> ReleaseRequest:
+        return ReleaseRequest(task, self.id_of(task, back), RunEnd(ending))
+
+    def send_release(self, requests: list[ReleaseRequest]) -> ReleaseAnswer | None:
+        [request] = [each for each in requests if each.task_name != "nobody's"]
+        answer: ReleaseAnswer | None
         if self.together:
-            # The release of a claim that nobody has travels with it.
-            nobodys = ReleaseRequest("nobody's", UUID(int=0), RunEnd(Ending.OPEN))
-            answer = self.protocol.release_many(self.cursor, [nobodys, request]).get(claim_id)
+            answer = self.protocol.release_many(self.cursor, requests).get(request.claim_id)
         else:
             answer = self.protocol.release(self.cursor, request)
-        self.ended(task, claim_id, after, answer)
+        return answer
 
     @action(task=tasks, back=back, holders=st.sampled_from([["one"], ["one", "two", "three"]]))
     def end_lease(self, task: str, back: int, holders: list[str]) -> None:
         before, claim_id = self.expected.get(task), self.id_of(task, back)
-        after = model.end_lease(before, claim_id, self.now, handed_over=False, holders=holders)
-        self.note(situations.of_end_of_lease(before, after, claim_id, handed_over=False))
+        decision = the_rule.end_lease(before, claim_id, holders, self.time)
+        stood = None if decision.answer is None else decision.row
+        self.note(situations.of_end_of_lease(before, stood, claim_id, handed_over=False))
         answer = self.protocol.end_lease(self.cursor, task, claim_id, holders)
-        self.ended(task, claim_id, after, answer)
+        self.ended(claim_id, decision, answer, task)
 
-    def ended(self, task: str, claim_id: UUID, after: Row | None, answer: Any) -> None:
-        if after is None:
-            assert answer is None
-        else:
-            assert in_seconds(answer) == (after.locked_until, self.now)
+    def ended(
+        self,
+        claim_id: UUID,
+        decision: Decision[ReleaseAnswer | None],
+        answer: ReleaseAnswer | None,
+        task: str,
+    ) -> None:
+        assert answer == decision.answer
+        if answer is not None:
             self.held[task].pop(claim_id, None)
-        self.happened(task, after)
+        self.happened(task, decision.row, wrote=answer is not None)
 
     @action(task=tasks, back=back)
     def give_up(self, task: str, back: int) -> None:
         before, claim_id = self.expected.get(task), self.id_of(task, back)
-        after = model.give_up(before, claim_id, self.now)
-        self.note(situations.of_giving_up(before, after, claim_id))
-        assert self.protocol.give_up(self.cursor, task, claim_id) == (after is not None)
-        self.happened(task, after)
+        decision = the_rule.give_up(before, claim_id, self.time)
+        self.note(situations.of_giving_up(before, claim_id, is_given_up=decision.answer))
+        assert self.protocol.give_up(self.cursor, task, claim_id) == decision.answer
+        self.happened(task, decision.row, wrote=decision.answer)
 
     @action(
         which=st.lists(
@@ -551,40 +562,37 @@ class ClaimHistory(RuleBasedStateMachine):
     def renew(self, which: list[tuple[str, int, int]]) -> None:
         renewals, expected = {}, {}
         for task, back, lease in which:
-            claim_id, before = self.id_of(task, back), self.expected.get(task)
-            after = model.renew(before, claim_id, self.now, lease=lease)
-            renewals[claim_id] = Renewal(task, claim_id, lease)
-            self.note(
-                situations.of_renewal(before, after, claim_id, self.now, wanted=self.now + lease)
-            )
-            if after is not None:
-                expected[claim_id] = (after.locked_until, after.run_until, self.now)
-                self.expected[task] = after
-                self.stands_until(task, claim_id, after.locked_until)
-        answer = self.protocol.renew(self.cursor, list(renewals.values()))
-        assert {key: in_seconds(times) for key, times in answer.items()} == expected
+            before, renewal = self.expected.get(task), Renewal(task, self.id_of(task, back), lease)
+            renewals[renewal.claim_id] = renewal
+            decision = the_rule.renew(before, renewal, self.time)
+            stood = None if decision.answer is None else decision.row
+            self.note(situations.of_renewal(before, stood, renewal, self.time))
+            if decision.row is not None and decision.answer is not None:
+                expected[renewal.claim_id] = decision.answer
+                self.expected[task] = decision.row
+                self.stands_until(task, renewal.claim_id, decision.row.locked_until)
+        assert self.protocol.renew(self.cursor, list(renewals.values())) == expected
         self.nothing_written = not expected
 
     @action(task=tasks, back=back, by=half_seconds, lease=leases)
     def extend(self, task: str, back: int, by: float, lease: float | None) -> None:
         before, claim_id = self.expected.get(task), self.id_of(task, back)
-        after = model.extend(before, claim_id, self.now, by=by, lease=lease)
-        self.note(situations.of_extension(before, after, self.now))
+        decision = the_rule.extend(before, claim_id, by, lease, self.time)
+        stood = None if decision.answer is None else decision.row
+        self.note(situations.of_extension(before, stood, self.time))
         answer = self.protocol.extend(self.cursor, task, claim_id, by, lease)
-        if after is None:
-            assert answer is None
-        else:
-            assert in_seconds(answer) == (after.locked_until, after.run_until, self.now)
-            self.stands_until(task, claim_id, after.locked_until)
-        self.happened(task, after)
+        assert answer == decision.answer
+        if stood is not None:
+            self.stands_until(task, claim_id, stood.locked_until)
+        self.happened(task, decision.row, wrote=answer is not None)
 
     @action(task=tasks, seconds=st.sampled_from([0.0, 1.0, 4.0, 30.0]))
     def pause(self, task: str, seconds: float) -> None:
         """Pause a task for so long; 0 resumes it."""
-        row, until = self.expected.get(task), self.now + seconds
+        row = self.expected.get(task)
         if row is not None:
-            self.table.pause(task, until)
-            self.happened(task, replace(row, paused_until=until))
+            self.table.pause(task, seconds)
+            self.happened(task, the_rule.pause(row, seconds, self.time, "me"))
 
     @action(task=tasks, replica=replicas, failover=mostly, after=st.sampled_from([0.0, 1.0]))
     def run_time_comes_in_a_pause(self, task: str, after: float, **claim: Any) -> None:
@@ -593,9 +601,9 @@ class ClaimHistory(RuleBasedStateMachine):
         self.time_passes_until(task, "window_until", 1.0)
         run_time = self.now
         self.pause(task, 2.0)
-        self.the_table_is_as_the_model_says()
+        self.the_table_is_as_the_rule_says()
         self.claim_for(task, run_time, min_lock=1.0, **claim)
-        self.the_table_is_as_the_model_says()
+        self.the_table_is_as_the_rule_says()
         self.time_passes_until(task, "paused_until", after)
         self.claim_for(task, run_time, min_lock=1.0, **claim)
 
@@ -604,13 +612,13 @@ class ClaimHistory(RuleBasedStateMachine):
         self.somebody_runs(task)
         self.pause(task, 4.0)
         self.time_passes_until(task, "locked_until", 0.0)
-        self.the_table_is_as_the_model_says()
+        self.the_table_is_as_the_rule_says()
         self.take_over(task, 0, **takeover)
 
     @action(age=st.sampled_from([1.0, 4.0]))
     def prune(self, age: float) -> None:
         pruned = {
-            task for task, row in self.expected.items() if model.is_pruned(row, self.now, age)
+            task for task, row in self.expected.items() if the_rule.is_over(row, age, self.time)
         }
         for task, row in self.expected.items():
             if task in pruned:
@@ -628,60 +636,30 @@ class ClaimHistory(RuleBasedStateMachine):
     def read(self, always: list[str]) -> None:
         self.nothing_written = True
         found, database_time = self.protocol.read(self.cursor, ["first", "second", "third"], always)
-        assert as_seconds(database_time) == self.now
-        states = {state.task_name: in_seconds(state) for state in found}
-        assert states == {
-            task: self.run_state(task, row)
+        assert database_time == self.time
+        expected = {
+            task: the_rule.state_of(row, self.time)
             for task, row in self.expected.items()
-            if row.dead(self.now) or task in always
+            if the_rule.calls_for_something(row, self.time) or task in always
         }
-
-    def run_state(self, task: str, row: Row) -> tuple[Any, ...]:
-        finished, dead = row.finished_at is not None, row.dead(self.now)
-        expired = row.run_until <= self.now
-        self.note("read: " + ("finished" if finished else "dead" if dead else "running"))
-        if expired:
-            self.note("read: expired")
-        if row.handed_over:
-            self.note("read: handed over")
-        return (
-            task,
-            row.claim_id,
-            row.token,
-            finished,
-            dead,
-            expired,
-            row.failover,
-            row.deaths,
-            row.handovers,
-            row.handed_over,
-            row.runs,
-            row.window_start,
-            row.locked_by,
-            self.now,
-            # Nobody has asked for a run, or told a schedule.
-            False,
-            None,
-            None,
-            None,
-            False,
-            row.paused(self.now),
-            False,
-        )
+        for state in expected.values():
+            for situation in situations.of_state(state):
+                self.note(situation)
+        assert {state.task_name: state for state in found} == expected
 
     @action(task=tasks, replica=replicas, failover=mostly)
     def one_off_task_is_pruned_and_comes_back(self, task: str, **claim: Any) -> None:
         self.somebody_runs(task)
         self.release(task, 0, True)
-        self.the_table_is_as_the_model_says()
+        self.the_table_is_as_the_rule_says()
         self.time_passes_until(task, "window_until", 0.0)
         self.claim_for(task, self.now, min_lock=1.0, one_off=True, **claim)
-        self.the_table_is_as_the_model_says()
+        self.the_table_is_as_the_rule_says()
         self.release(task, 0, True)
-        self.the_table_is_as_the_model_says()
+        self.the_table_is_as_the_rule_says()
         self.time_passes(12.0)
         self.prune(4.0)
-        self.the_table_is_as_the_model_says()
+        self.the_table_is_as_the_rule_says()
         self.claim_for(task, self.now, min_lock=1.0, **claim)
 
     @rule(action=st.one_of(ACTIONS))
@@ -690,7 +668,7 @@ class ClaimHistory(RuleBasedStateMachine):
         getattr(self, name)(**arguments)
 
     @invariant()
-    def the_table_is_as_the_model_says(self) -> None:
+    def the_table_is_as_the_rule_says(self) -> None:
         before = self.table.versions
         self.table.read()
         assert self.table.rows == self.expected
@@ -706,14 +684,14 @@ class ClaimHistory(RuleBasedStateMachine):
     @invariant()
     def nobody_believes_to_hold_what_another_holds(self) -> None:
         for held in self.held.values():
-            assert sum(until > self.now for until in held.values()) <= 1
+            assert sum(until > self.time for until in held.values()) <= 1
 
     def id_of(self, task: str, back: int) -> UUID:
         """Return an id that was granted, or one that never was."""
         ids = self.ids[task]
         return ids[-1 - back] if back < len(ids) else UUID(int=10**6 + back)
 
-    def stands_until(self, task: str, claim_id: UUID, until: float) -> None:
+    def stands_until(self, task: str, claim_id: UUID, until: datetime) -> None:
         """Let a replica believe it, if it knows of the claim at all."""
         if claim_id in self.held[task]:
             self.held[task][claim_id] = until
@@ -721,71 +699,25 @@ class ClaimHistory(RuleBasedStateMachine):
     def happened(self, task: str, after: Row | None, *, wrote: bool = True) -> None:
         if after is not None:
             self.expected[task] = after
-        self.nothing_written = after is None or not wrote
+        self.nothing_written = not wrote
 
     def note(self, situation: str) -> None:
         self.seen[situation] += 1
         event(situation)
 
 
-def answer_to_claim(before: Row | None, after: Row, ask: Ask, now: float) -> tuple[Any, ...]:
-    left = before is not None and after is before
-    granted = model.granted(after, ask.claim_id, now)
-    new_window = left and ask.is_new_after(after) and not granted
-    waits = left and not after.running(now) and ask.waits_for(after, now)
-    paused = left and ask.is_paused(after, now)
-    return answer_of(after, ask.claim_id, now, new_window=new_window, waits=waits, paused=paused)
-
-
-def answer_of(
-    after: Row,
-    claim_id: UUID,
-    now: float,
-    *,
-    new_window: bool = False,
-    waits: bool = False,
-    paused: bool = False,
-) -> tuple[Any, ...]:
-    return (
-        model.granted(after, claim_id, now),
-        after.running(now),
-        new_window,
-        after.finished_at is None,
-        waits,
-        paused,
-        after.window_start,
-        after.locked_by,
-        after.token,
-        after.locked_until,
-        after.run_until,
-        now,
-        after.claim_id,
-        False,  # no run was asked for by hand
-        False,  # nor is anything handed out
-    )
-
-
-def milliseconds(now: float) -> int:
-    since_1970 = as_time(now) - datetime(1970, 1, 1, tzinfo=timezone.utc)
-    return round(since_1970 / timedelta(milliseconds=1))
-
-
 def as_time(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def as_seconds(value: Any) -> Any:
-    return (value - START).total_seconds() if isinstance(value, datetime) else value
-
-
-def in_seconds(answer: Any) -> tuple[Any, ...]:
-    return tuple(map(as_seconds, answer if isinstance(answer, tuple) else astuple(answer)))
+def as_seconds(time: datetime) -> float:
+    return (time - START).total_seconds()
 
 
 # A busy machine, or the thorough profile; and when it fails, up to 300 s to find a short history.
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "together"])
-def test_every_history_of_claims_goes_as_the_model_says(
+def test_every_history_of_claims_goes_as_the_rule_says(
     together: bool,
     connection: Rows,
     replicas_connection: Rows,

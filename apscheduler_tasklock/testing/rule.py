@@ -1,0 +1,727 @@
+"""The rule in Python, once: who is granted a task, and what becomes of the task's row.
+
+Each function takes a row, a request and the time, and returns a ``Decision``: the row after it, the
+answer, and the runs that have ended by it. There are no threads, no clock and no SQL here. The
+statements in ``_lock/statements`` have the same rule; random histories in ``tests/contract``
+compare the two, column by column.
+
+What the statements say of transactions, of locked rows and of the write-ahead log has no
+counterpart here. Nor have the claims of stored jobs, and what operators do but to pause a task, to
+resume it, and to ask for a manual run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from typing import Generic, TypeVar
+from uuid import UUID
+
+from apscheduler_tasklock._lock.clock import later
+from apscheduler_tasklock._lock.messages import (
+    ClaimAnswer,
+    ClaimRequest,
+    Ending,
+    LockTimes,
+    ManualRequest,
+    ReadTimes,
+    Registered,
+    Registration,
+    ReleaseAnswer,
+    ReleaseRequest,
+    Renewal,
+    RunEnd,
+    RunState,
+    TakeoverRequest,
+)
+from apscheduler_tasklock.status import Run
+
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+# What the times of a task say that has never run.
+NEVER = EPOCH
+# A due time that never comes, because no run time follows; and the end of a pause without one.
+FOREVER = datetime.max.replace(tzinfo=timezone.utc)
+
+# How far a run time may be from what the replica's clock makes of it, to be believed.
+TOLERANCE = timedelta(minutes=5)
+# A release that opens the window again puts the window's end so far before its start: half a
+# window, within these limits.
+LONGEST_BEFORE = timedelta(seconds=1)
+SHORTEST_BEFORE = timedelta(microseconds=1)
+# What the replicas' polls find is waited for so long at least: two intervals.
+SHORTEST_WAIT = timedelta(seconds=10)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The row of a task. Its attributes are the columns of the task lock table."""
+
+    task_name: str
+    started_at: datetime
+    locked_until: datetime
+    window_start: datetime
+    window_until: datetime
+    locked_by: str
+    claim_id: UUID
+    token: int
+    finished_at: datetime | None
+    run_until: datetime
+    failover: bool = False
+    deaths: int = 0
+    handovers: int = 0
+    handed_over: bool = False
+    runs: str = ""
+    one_off: bool = False
+    kind: str | None = None
+    schedule: str | None = None
+    due_at: datetime | None = None
+    overdue_at: datetime | None = None
+    overrun_at: datetime | None = None
+    recorded: int = 0
+    succeeded_at: datetime | None = None
+    failed_at: datetime | None = None
+    failures: int = 0
+    error_type: str | None = None
+    paused_at: datetime | None = None
+    paused_until: datetime | None = None
+    paused_by: str | None = None
+    pause_reason: str | None = None
+    request_id: UUID | None = None
+    requested_by: str | None = None
+    requested_at: datetime | None = None
+    request_until: datetime | None = None
+    last_outcome: str | None = None
+    overran: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether its last run was released."""
+        return self.finished_at is not None
+
+    def is_running(self, now: datetime) -> bool:
+        """Tell whether it is run. A run that never finished counts until its lease ends."""
+        return not self.finished and self.locked_until > now
+
+    def is_dead(self, now: datetime) -> bool:
+        """Tell whether its last run was not released, and its lease has ended."""
+        return not self.finished and self.locked_until <= now
+
+    def stands(self, now: datetime) -> bool:
+        """Tell whether its holder may go on: also after its lease, until it is taken over."""
+        return not (self.finished or self.handed_over) and self.run_until > now
+
+    def is_granted(self, claim_id: UUID, now: datetime) -> bool:
+        """Tell whether this claim stands."""
+        return self.claim_id == claim_id and self.stands(now)
+
+    def is_paused(self, now: datetime) -> bool:
+        """Tell whether it is paused."""
+        return self.paused_until is not None and self.paused_until > now
+
+    def is_requested(self, now: datetime) -> bool:
+        """Tell whether a manual run is asked for that nobody has begun."""
+        return self.request_until is not None and self.request_until > now
+
+    @property
+    def due_in_pause(self) -> bool:
+        """Whether it was due in a pause. Nobody makes up for that."""
+        if self.due_at is None or self.paused_at is None or self.paused_until is None:
+            return False
+        return self.paused_at <= self.due_at < self.paused_until
+
+    def is_due(self, now: datetime) -> bool:
+        """Tell whether it was due, and is not paused."""
+        return self.due_at is not None and self.due_at < now and not self.is_paused(now)
+
+    def is_overdue(self, now: datetime) -> bool:
+        """Tell whether it was due, nobody has run it since, and its grace time has passed."""
+        return (
+            self.finished
+            and self.is_due(now)
+            and self.due_at is not None
+            and self.window_start < self.due_at
+            and self.overdue_at is not None
+            and self.overdue_at < now
+            and not self.due_in_pause
+        )
+
+    @property
+    def times(self) -> tuple[datetime, ...]:
+        """When its last run was over, its window ended, and its maximum lock."""
+        return (self.finished_at or NEVER, self.window_until, self.run_until)
+
+
+@dataclass(frozen=True)
+class Decision(Generic[Answer_co]):
+    """What a request comes to.
+
+    :ivar row: the task's row after it; the same object if nothing is written; ``None``: no row
+    :ivar answer: what the replica is told
+    :ivar ended: runs that have ended by it, for the run history
+    """
+
+    row: Row | None
+    answer: Answer_co
+    ended: tuple[Run, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim as it is decided.
+
+    :ivar request: what is asked for
+    :ivar reckoned: its run time, as the replica's clock has it, by the clock of the rows
+    :ivar now: the time
+    :ivar stable: whether the rows can be believed
+    """
+
+    request: ClaimRequest
+    reckoned: datetime
+    now: datetime
+    stable: bool
+
+    @classmethod
+    def of(cls, request: ClaimRequest, times: ReadTimes, now: datetime) -> Claim:
+        """Return a claim with what its replica has read besides."""
+        latest = now if times.latest is None else min(now, times.latest)
+        return cls(request, later(latest, -times.lag), now, times.stable)
+
+    @property
+    def fired(self) -> datetime:
+        """Its run time by the clock of the rows: where all replicas share it, that one."""
+        if not self.request.exact or self.request.run_time is None:
+            return self.reckoned
+        run_time = self.request.run_time.astimezone(timezone.utc)
+        return max(self.reckoned - TOLERANCE, min(self.reckoned + TOLERANCE, run_time))
+
+    def is_new_after(self, row: Row) -> bool:
+        """Tell whether its window is new after that of the last claim."""
+        end = row.window_until
+        # An interval that a deployment has shortened takes effect at once; a hold's minimum lock
+        # was promised to it.
+        if row.runs and self.request.runs:
+            end = min(end, later(row.window_start, self.request.min_lock))
+        if self.fired < end:
+            return False
+        was_opened = row.window_until < row.window_start
+        # One run time is run once, also with a minimum lock of 0.
+        return not self.request.exact or self.fired > row.window_start or was_opened
+
+    def waits_for(self, row: Row) -> bool:
+        """Tell whether a dead run stands against it: it comes first, or may not be dead."""
+        if row.finished or row.run_until <= self.now:
+            return False
+        if not (row.handed_over or self.stable):
+            return True
+        is_same = row.runs != "" and row.runs == self.request.runs
+        return is_same and (row.handed_over or (row.failover and self.request.failover))
+
+    def is_paused(self, row: Row) -> bool:
+        """Tell whether the task is paused, or was when the run time was due."""
+        if row.paused_until is None:
+            return False
+        return row.paused_until > self.now or self.fired < row.paused_until
+
+    def is_granted(self, row: Row) -> bool:
+        """Tell whether it may take the task."""
+        return (
+            not row.is_running(self.now)
+            and row.claim_id != self.request.claim_id
+            and self.is_new_after(row)
+            and not self.waits_for(row)
+            and not self.is_paused(row)
+        )
+
+    def found(self, row: Row) -> ClaimAnswer:
+        """Return what is said of a row that it does not change."""
+        granted, running = row.is_granted(self.request.claim_id, self.now), row.is_running(self.now)
+        return _answer(row, self.now)._replace(
+            granted=granted,
+            running=running,
+            new_window=self.is_new_after(row) and not granted,
+            waits=not running and self.waits_for(row),
+            paused=self.is_paused(row),
+        )
+
+    def is_taken(self, row: Row) -> bool:
+        """Tell whether its window is taken: nothing but a new window could be granted."""
+        return not (row.is_granted(self.request.claim_id, self.now) or self.is_new_after(row))
+
+
+def claim(
+    row: Row | None, request: ClaimRequest, times: ReadTimes, replica_id: str, now: datetime
+) -> Decision[ClaimAnswer]:
+    """Decide on a claim of one run time."""
+    asked = Claim.of(request, times, now)
+    ended: tuple[Run, ...] = ()
+    if row is None:
+        row = _first_row(request.task_name, request.claim_id, now, now)
+    elif not asked.is_granted(row):
+        return Decision(row, asked.found(row))
+    else:
+        row, ended = _followed(row)
+    fired, run_until = asked.fired, later(now, request.max_lock)
+    due_at = _due(fired, request.next_in, is_last=request.is_last)
+    row = replace(
+        row,
+        started_at=now,
+        run_until=run_until,
+        locked_until=_leased(now, request.lease, run_until),
+        window_start=fired,
+        window_until=later(fired, request.min_lock),
+        locked_by=replica_id,
+        claim_id=request.claim_id,
+        handovers=0,
+        handed_over=False,
+        failover=request.failover,
+        runs=request.runs,
+        one_off=request.one_off,
+        finished_at=None,
+        kind="schedule" if request.runs else "hold",
+        schedule=request.schedule,
+        due_at=due_at,
+        overdue_at=None if due_at is None else later(due_at, request.grace),
+        overrun_at=_leased(now, request.max_runtime, run_until),
+    )
+    return Decision(row, _granted(row, now), ended)
+
+
+def take_over(
+    row: Row | None, request: TakeoverRequest, replica_id: str, now: datetime
+) -> Decision[ClaimAnswer | None]:
+    """Decide on a takeover of a dead run. It keeps the window and the maximum lock."""
+    if row is None:
+        return Decision(None, None)
+    may_take_over = (
+        row.claim_id == request.dead_claim_id
+        and row.is_dead(now)
+        and row.run_until > now
+        and not row.is_paused(now)
+    )
+    if not may_take_over:
+        return Decision(row, _found(row, request.claim_id, now, paused=row.is_paused(now)))
+    dead = row
+    row, ended = _followed(dead)
+    overrun_at = None
+    if dead.overrun_at is not None:
+        overrun_at = min(now + (dead.overrun_at - dead.started_at), dead.run_until)
+    row = replace(
+        row,
+        started_at=now,
+        locked_until=_leased(now, request.lease, dead.run_until),
+        locked_by=replica_id,
+        claim_id=request.claim_id,
+        # What runs a manual run again is one itself: it has no window of the schedule's.
+        kind="manual" if dead.kind == "manual" else "takeover",
+        overrun_at=overrun_at,
+        handovers=dead.handovers + dead.handed_over,
+        handed_over=False,
+        failover=request.failover,
+    )
+    return Decision(row, _granted(row, now), ended)
+
+
+def claim_manual(
+    row: Row | None, request: ManualRequest, replica_id: str, now: datetime, *, stable: bool
+) -> Decision[ClaimAnswer | None]:
+    """Decide on a claim of a manual run. The window stays, and when the next run is due."""
+    if row is None:
+        return Decision(None, None)
+    is_asked_for = row.request_id == request.request_id and row.is_requested(now)
+    if not is_asked_for or not (row.finished or _gives_way(row, now, stable=stable)):
+        return Decision(row, _found(row, request.claim_id, now, paused=False))
+    row, ended = _followed(row)
+    run_until = later(now, request.max_lock)
+    row = replace(
+        row,
+        started_at=now,
+        run_until=run_until,
+        locked_until=_leased(now, request.lease, run_until),
+        overrun_at=_leased(now, request.max_runtime, run_until),
+        locked_by=replica_id,
+        claim_id=request.claim_id,
+        handovers=0,
+        handed_over=False,
+        failover=request.failover,
+        runs=request.runs,
+        finished_at=None,
+        kind="manual",
+        request_id=None,
+        requested_by=None,
+        requested_at=None,
+        request_until=None,
+    )
+    return Decision(row, _granted(row, now), ended)
+
+
+def _gives_way(row: Row, now: datetime, *, stable: bool) -> bool:
+    """Tell whether an unfinished run stands against no manual run.
+
+    One that is to be run again comes first. A manual run takes its place where nobody does that:
+    while the task is paused, and once the request and the dead run have stood for longer than a
+    takeover takes.
+    """
+    if row.is_running(now) or not stable:
+        return False
+    if row.run_until <= now or not (row.failover or row.handed_over) or row.is_paused(now):
+        return True
+    stood_since = max(row.requested_at or NEVER, row.locked_until)
+    return stood_since + SHORTEST_WAIT <= now
+
+
+def release(
+    row: Row | None, request: ReleaseRequest, now: datetime
+) -> Decision[ReleaseAnswer | None]:
+    """End a claim, or hand its window over. ``None``: it stood no longer, and nothing changes."""
+    hands_over = request.end.ending is Ending.HAND_OVER
+    if row is None or row.claim_id != request.claim_id or (hands_over and row.finished):
+        return Decision(row, None)
+    end = _hand_over if hands_over else _finish
+    row, ended = end(row, request.end, now)
+    return Decision(row, ReleaseAnswer(row.locked_until, now), ended)
+
+
+def _hand_over(row: Row, end: RunEnd, now: datetime) -> tuple[Row, tuple[Run, ...]]:
+    """End the lease of a run, so that another replica runs its window."""
+    ended: tuple[Run, ...] = ()
+    if not row.handed_over:
+        row, ended = _recorded(row, end, now)
+        if end.outcome == "overran":
+            row = replace(row, failures=row.failures + 1, failed_at=now, error_type=None)
+    row = replace(
+        row,
+        locked_until=min(row.locked_until, now),
+        last_outcome=end.last_outcome,
+        handed_over=True,
+    )
+    return row, ended
+
+
+def _finish(row: Row, end: RunEnd, now: datetime) -> tuple[Row, tuple[Run, ...]]:
+    """End a run. One that has ended already stays as it is."""
+    ended: tuple[Run, ...] = ()
+    due_at, overdue_at = _due_after_run(row, end, now)
+    if not row.finished:
+        row, ended = _recorded(row, end, now)
+        if end.outcome == "ok":
+            row = replace(row, succeeded_at=now, failures=0)
+        elif end.outcome in ("error", "overran"):
+            row = replace(row, failed_at=now, failures=row.failures + 1)
+        if end.outcome in ("ok", "error", "overran"):
+            row = replace(row, error_type=end.error_type)
+        row = replace(row, last_outcome=end.last_outcome)
+        if end.ending is Ending.OPEN:
+            half = (row.window_until - row.window_start) / 2
+            before = max(SHORTEST_BEFORE, min(LONGEST_BEFORE, half))
+            row = replace(row, window_until=row.window_start - before)
+    row = replace(
+        row,
+        due_at=due_at,
+        overdue_at=overdue_at,
+        finished_at=row.finished_at or now,
+        locked_until=max(now, row.window_until),
+        deaths=0,
+        handovers=0,
+        handed_over=False,
+    )
+    return row, ended
+
+
+def _due_after_run(row: Row, end: RunEnd, now: datetime) -> tuple[datetime | None, datetime | None]:
+    """Return when the next run is due, and overdue, after a run that went on past that."""
+    due_at, overdue_at = row.due_at, row.overdue_at
+    if due_at is None or overdue_at is None or due_at > now:
+        return due_at, overdue_at
+    grace, is_manual = overdue_at - due_at, row.kind == "manual"
+    # A run time that came while a manual run went on follows it. One that was overdue before, or
+    # came in a pause, stays what it is.
+    follows = is_manual and not row.finished and overdue_at > row.started_at
+    if follows and (row.paused_until is None or due_at >= row.paused_until):
+        return now, now + max(grace, SHORTEST_WAIT)
+    # A manual run moves one only if it makes up for it: it was overdue, and the run went well.
+    makes_up = overdue_at <= row.started_at and end.outcome == "ok"
+    if (end.is_last or end.next_in is not None) and (makes_up or not is_manual):
+        due_at = _due(now, end.next_in, is_last=end.is_last)
+        overdue_at = later(due_at or now, grace.total_seconds())
+    return due_at, overdue_at
+
+
+def end_lease(
+    row: Row | None, claim_id: UUID, holders: Sequence[str], now: datetime
+) -> Decision[ReleaseAnswer | None]:
+    """End the lease of a run whose holder, one of these, is known to be dead."""
+    if row is None or row.claim_id != claim_id or row.finished or row.locked_by not in holders:
+        return Decision(row, None)
+    row = replace(row, locked_until=min(row.locked_until, now))
+    return Decision(row, ReleaseAnswer(row.locked_until, now))
+
+
+def give_up(row: Row | None, claim_id: UUID, now: datetime) -> Decision[bool]:
+    """Finish a dead run that is not to be run again."""
+    if row is None or row.claim_id != claim_id or not row.is_dead(now):
+        return Decision(row, False)
+    ended: tuple[Run, ...] = ()
+    if row.handed_over:
+        row = replace(row, deaths=row.deaths + (not row.overran))
+    else:
+        row, ended = _died(row)
+    row = replace(row, finished_at=now, locked_until=max(now, row.window_until), handed_over=False)
+    return Decision(row, True, ended)
+
+
+def extend(
+    row: Row | None, claim_id: UUID, by: float, lease: float | None, now: datetime
+) -> Decision[LockTimes | None]:
+    """Move the end of a claim's maximum lock by seconds. ``None``: it stands no more."""
+    if row is None or not row.is_granted(claim_id, now):
+        return Decision(row, None)
+    run_until = later(row.run_until, by)
+    locked_until = max(row.locked_until, _leased(now, lease, run_until))
+    row = replace(row, run_until=run_until, locked_until=locked_until, overran=False)
+    return Decision(row, LockTimes(locked_until, run_until, now))
+
+
+def renew(row: Row | None, renewal: Renewal, now: datetime) -> Decision[LockTimes | None]:
+    """Let a claim stand for another lease. ``None``: it stands no more."""
+    if row is None or not row.is_granted(renewal.claim_id, now):
+        return Decision(row, None)
+    locked_until = max(row.locked_until, _leased(now, renewal.lease, row.run_until))
+    row = replace(row, locked_until=locked_until, overran=renewal.is_last)
+    return Decision(row, LockTimes(locked_until, row.run_until, now))
+
+
+def register(
+    row: Row | None, task: Registration, claim_id: UUID, now: datetime
+) -> Decision[Registered]:
+    """Note a task that a replica has: its schedule, and when it is due.
+
+    :param claim_id: of the row of a task that has none
+    """
+    if row is None:
+        due_at = _due(now, task.next_in)
+        row = replace(
+            _first_row(task.task_name, claim_id, NEVER, now),
+            finished_at=NEVER,
+            runs=task.runs,
+            schedule=task.schedule,
+            due_at=due_at,
+            overdue_at=None if due_at is None else later(due_at, task.grace),
+        )
+    elif task.repeated and row.schedule not in (None, task.schedule):
+        return Decision(row, Registered(task.task_name, None))
+    elif (
+        row.schedule != task.schedule
+        or task.moved
+        or (row.due_at is None and task.next_in is not None)
+        or row.due_in_pause
+    ):
+        row = _rescheduled(row, task, now)
+    return Decision(row, Registered(task.task_name, row.token))
+
+
+def _rescheduled(row: Row, task: Registration, now: datetime) -> Row:
+    """Note another schedule, whose first run time is not to be taken for one of the old window."""
+    due_at, window_until = _due(now, task.next_in), row.window_until
+    if row.schedule is not None and row.schedule != task.schedule and task.next_in is not None:
+        # A second sooner, as in the statement, which has been on its way.
+        first_run = max(later(now, task.next_in - 1), later(row.window_start, task.least_gap))
+        window_until = min(window_until, first_run)
+    if due_at is not None and due_at < window_until:
+        # A run time inside the window is refused: the one after it is due.
+        following = window_until if task.period is None else later(due_at, task.period)
+        due_at = max(following, window_until)
+    return replace(
+        row,
+        schedule=task.schedule,
+        window_until=window_until,
+        due_at=due_at,
+        overdue_at=None if due_at is None else later(due_at, task.grace),
+    )
+
+
+def retire(row: Row) -> Row:
+    """Let nobody wait for a task that no replica has any more."""
+    if not row.finished or row.one_off or row.due_at is None:
+        return row
+    return replace(row, due_at=None, overdue_at=None)
+
+
+def is_over(row: Row, age: float, now: datetime) -> bool:
+    """Tell whether the row is one of a one-off job that was over so many seconds ago."""
+    return row.one_off and max(row.times) < later(now, -age)
+
+
+def pause(
+    row: Row, seconds: float | None, now: datetime, by: str | None = None, reason: str | None = None
+) -> Row:
+    """Pause a task for so long; ``None``: until it is resumed."""
+    return replace(
+        row,
+        paused_by=by,
+        pause_reason=reason,
+        paused_at=row.paused_at if row.is_paused(now) else now,
+        paused_until=FOREVER if seconds is None else later(now, seconds),
+    )
+
+
+def resume(row: Row, now: datetime) -> Row:
+    """End a pause. Its run times stay behind its end: nobody makes up for them."""
+    until = now if row.is_paused(now) else row.paused_until
+    return replace(row, paused_by=None, pause_reason=None, paused_until=until)
+
+
+def request_run(row: Row, request_id: UUID, by: str, seconds: float, now: datetime) -> Row:
+    """Ask for a manual run, to be begun within so many seconds. One that is open stays."""
+    if row.is_requested(now) or not row.runs:
+        return row
+    return replace(
+        row,
+        request_id=request_id,
+        requested_by=by,
+        requested_at=now,
+        request_until=later(now, seconds),
+    )
+
+
+def calls_for_something(row: Row, now: datetime) -> bool:
+    """Tell whether a look at the rows finds it: dead, due, or asked for."""
+    return row.is_dead(now) or (row.finished and row.is_due(now)) or row.is_requested(now)
+
+
+def state_of(row: Row, now: datetime) -> RunState:
+    """Return what a look at the rows says of it."""
+    # A run that died and is not run again stands against no later one.
+    died = row.locked_until <= now and not (row.failover or row.handed_over)
+    return RunState(
+        task_name=row.task_name,
+        claim_id=row.claim_id,
+        token=row.token,
+        finished=row.finished,
+        dead=row.is_dead(now),
+        expired=row.run_until <= now,
+        failover=row.failover,
+        deaths=row.deaths,
+        handovers=row.handovers,
+        handed_over=row.handed_over,
+        runs=row.runs,
+        window_start=row.window_start,
+        holder=row.locked_by,
+        database_time=now,
+        manual=row.kind == "manual",
+        request_id=row.request_id if row.is_requested(now) else None,
+        schedule=row.schedule,
+        due_at=row.due_at if (row.finished or died) and row.is_due(now) else None,
+        overdue=row.is_overdue(now),
+        paused=row.is_paused(now),
+        due_in_pause=row.due_in_pause,
+    )
+
+
+def overtaken(runs: Iterable[Run], request: ReleaseRequest, now: datetime) -> list[Run]:
+    """Return a task's history after a release that found its claim no more.
+
+    Its run was taken for dead, and has ended only now.
+    """
+    is_late = request.end.ending is not Ending.HAND_OVER
+    return [
+        replace(run, outcome="overtaken", ended_at=now)
+        if is_late and run.token == request.token and run.outcome in ("died", "freed")
+        else run
+        for run in runs
+    ]
+
+
+def _followed(row: Row) -> tuple[Row, tuple[Run, ...]]:
+    """Return a row whose last run is followed by another claim, which gets the next token."""
+    ended: tuple[Run, ...] = ()
+    if row.finished or row.handed_over:
+        row = replace(row, last_outcome=None)
+    else:
+        row, ended = _died(row)
+    return replace(row, token=row.token + 1, overran=False), ended
+
+
+def _died(row: Row) -> tuple[Row, tuple[Run, ...]]:
+    """Note that the holder of the last run died, or let it overrun its maximum lock."""
+    outcome = "overran" if row.overran else "died"
+    row, ended = _recorded(row, RunEnd(outcome=outcome), row.locked_until)
+    row = replace(
+        row,
+        last_outcome=outcome,
+        deaths=row.deaths + (not row.overran),
+        failures=row.failures + 1,
+        failed_at=row.locked_until,
+        error_type=None,
+    )
+    return row, ended
+
+
+def _recorded(row: Row, end: RunEnd, ended_at: datetime) -> tuple[Row, tuple[Run, ...]]:
+    """Count the last run in the history, and return its entry. What never began has none."""
+    if not end.outcome:
+        return row, ()
+    kind = row.kind or "schedule"
+    run = Run(
+        task=row.task_name,
+        token=row.token,
+        scheduled_at=None if kind in ("hold", "manual") else row.window_start,
+        started_at=row.started_at,
+        ended_at=ended_at,
+        replica=row.locked_by,
+        kind=kind,
+        outcome=end.outcome,
+        error_type=end.error_type,
+        error=end.error,
+    )
+    return replace(row, recorded=row.recorded + 1), (run,)
+
+
+def _first_row(task_name: str, claim_id: UUID, then: datetime, now: datetime) -> Row:
+    # The first token comes from the clock, in milliseconds, so that the tokens of a row that comes
+    # back are larger.
+    token = ((now - EPOCH) // timedelta(microseconds=1) + 500) // 1000
+    return Row(task_name, then, then, then, then, "", claim_id, token, None, then)
+
+
+def _answer(row: Row, now: datetime) -> ClaimAnswer:
+    """Return what a row says of its last claim, which is neither granted nor refused yet."""
+    return ClaimAnswer(
+        granted=False,
+        running=row.is_running(now),
+        new_window=False,
+        unfinished=not row.finished,
+        waits=False,
+        paused=False,
+        window_start=row.window_start,
+        holder=row.locked_by,
+        token=row.token,
+        locked_until=row.locked_until,
+        run_until=row.run_until,
+        database_time=now,
+        claim_id=row.claim_id,
+        manual=row.kind == "manual",
+    )
+
+
+def _granted(row: Row, now: datetime) -> ClaimAnswer:
+    return _answer(row, now)._replace(granted=True, running=True)
+
+
+def _found(row: Row, claim_id: UUID, now: datetime, *, paused: bool) -> ClaimAnswer:
+    """Return what is said of a row to a takeover, or a manual run, that does not change it."""
+    return _answer(row, now)._replace(granted=row.is_granted(claim_id, now), paused=paused)
+
+
+def _leased(now: datetime, seconds: float | None, most: datetime) -> datetime:
+    """Return when a lease ends: with the maximum lock at the latest."""
+    return most if seconds is None else min(later(now, seconds), most)
+
+
+def _due(since: datetime, next_in: float | None, *, is_last: bool = False) -> datetime | None:
+    """Return when the next run time is due: never after the last one; ``None``: nobody knows."""
+    if is_last:
+        return FOREVER
+    return None if next_in is None else later(since, next_in)
