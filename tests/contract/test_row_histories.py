@@ -8,10 +8,12 @@ manual runs. The rule decides on rows in memory.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import count
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -40,11 +42,30 @@ from apscheduler_tasklock.testing.rule import FOREVER, Row
 from tests.contract.conftest import Memory
 
 STEPS = 250
+# A history may by chance be without a rare situation, and goes on then.
+MOST_STEPS = 2000
+# What a history must have come across, or it has shown nothing.
+EXPECTED = {
+    "manual run: of a task that nobody runs",
+    "manual run: after a run whose maximum lock has passed",
+    "manual run: after a dead run that nobody runs again",
+    "manual run: after a dead run, in a pause",
+    "manual run: in the place of a dead run that nobody has run again",
+    "manual run: taken over",
+    "manual run: a run time follows it",
+    "manual run: makes up for an overdue run time",
+    "manual run: the due time stays",
+    "a run has overrun",
+    "a run has overrun, and was handed over",
+    "a task was due in a pause",
+}
 TASKS = ("first", "second")
 REPLICAS = ("one", "two", "three")
 SECONDS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 
 Ask = Callable[[Any], Any]
+
+OPERATIONS = Operations(task_lock_table())
 
 
 @dataclass
@@ -54,16 +75,50 @@ class Requests:
     rng: random.Random
     memory: Memory
     claims: dict[str, list[UUID]] = field(default_factory=lambda: {task: [] for task in TASKS})
+    # What is asked next, and after how many seconds.
+    following: list[tuple[float, Callable[[], Ask]]] = field(default_factory=list)
+    turns: Iterator[int] = field(default_factory=count)
+
+    def next(self) -> tuple[float, Ask]:
+        """Return a request, and after how many seconds it comes."""
+        if self.following:
+            seconds, make = self.following.pop(0)
+            return seconds, make()
+        if self.chance(0.15):
+            self.following = list(self.manual_run())
+        # Always later: what ends in the microsecond in which another ended is nobody's case.
+        return self.rng.choice([0.001, 0.5, 1, 3, 9, 10, 30]), self.make()
+
+    def manual_run(self) -> Iterator[tuple[float, Callable[[], Ask]]]:
+        """Yield the steps of a manual run beside one of the schedule's, as they seldom come."""
+        task, choice, turn = self.task(), self.rng.choice, next(self.turns) % 4
+        is_dead = turn in (1, 2)
+        yield 0.5, partial(self.resume, task)
+        yield 0.5, partial(self.finish, task)
+        yield 400.0, partial(self.claim_surely, task, is_to_die=is_dead)
+        if turn == 0:
+            yield choice([1.0, 9.0]), partial(self.finish, task)
+        yield 1.0, partial(self.request_run, task, 100.0)
+        if turn == 1:
+            yield 0.5, partial(self.pause, task, 60.0)
+        claim = partial(self.claim_requested, task, surely=turn < 3)
+        yield {1: 5.0, 2: 30.0}.get(turn, choice([0.5, 5.0, 30.0])), claim
+        if self.chance(0.4):
+            yield choice([11.0, 30.0]), partial(self.take_over, task)
+        yield choice([1.0, 9.0, 30.0, 60.0]), partial(self.finish, task)
 
     def make(self) -> Ask:
-        """Return a request; it is called with a protocol."""
+        """Return a request at random; it is called with a protocol."""
         kinds = [
             *[self.claim] * 6,
             self.claim_many,
             self.find_taken,
             *[self.take_over] * 3,
             self.take_over_many,
-            *[self.claim_requested] * 3,
+            *[self.claim_requested] * 2,
+            *[self.request_run] * 2,
+            *[self.pause] * 2,
+            self.resume,
             *[self.release] * 4,
             self.release_many,
             self.end_lease,
@@ -127,6 +182,22 @@ class Requests:
         request, times = self.claim_request(self.task()), self.times()
         return lambda protocol: protocol.claim(protocol.cursor, request, times)
 
+    def claim_surely(self, task: str, *, is_to_die: bool) -> Ask:
+        """Claim a run that is likely to be granted, with a short lease."""
+        request = ClaimRequest(
+            task,
+            1.0,
+            300.0 if is_to_die else self.rng.choice([2.0, 300.0]),
+            lease=3.0,
+            failover=is_to_die or self.chance(0.5),
+            runs="f",
+            schedule="s",
+            next_in=self.rng.choice([10.0, 40.0, 100.0]),
+            grace=self.rng.choice([1.0, 12.0, 60.0]),
+            claim_id=self.new_claim(task),
+        )
+        return lambda protocol: protocol.claim(protocol.cursor, request, ReadTimes())
+
     def claim_many(self) -> Ask:
         requests, times = [self.claim_request(task) for task in TASKS], self.times()
 
@@ -146,21 +217,21 @@ class Requests:
         dead, lease = self.claim_of(task), self.rng.choice([None, 1.0, 5.0])
         return TakeoverRequest(task, dead, "", lease, self.chance(0.7), self.new_claim(task))
 
-    def take_over(self) -> Ask:
-        request = self.takeover_request(self.task())
+    def take_over(self, task: str | None = None) -> Ask:
+        request = self.takeover_request(task or self.task())
         return lambda protocol: protocol.take_over(protocol.cursor, request)
 
     def take_over_many(self) -> Ask:
         requests = [self.takeover_request(task) for task in TASKS]
         return lambda protocol: protocol.take_over_many(protocol.cursor, requests)
 
-    def claim_requested(self) -> Ask:
-        task, stable = self.task(), self.chance(0.8)
+    def claim_requested(self, task: str | None = None, *, surely: bool = False) -> Ask:
+        task, stable = task or self.task(), surely or self.chance(0.8)
         row = self.memory.locks.rows.get(task)
         asked_for = None if row is None else row.request_id
         request = ManualRequest(
             task,
-            asked_for if asked_for is not None and self.chance(0.9) else uuid4(),
+            asked_for if asked_for and (surely or self.chance(0.9)) else uuid4(),
             self.rng.choice([2.0, 10.0, 50.0, 300.0]),
             lease=self.rng.choice([None, 1.0, 3.0, 10.0]),
             failover=self.chance(0.6),
@@ -176,14 +247,22 @@ class Requests:
             ending = Ending.KEEP  # who hands over twice says the same both times
         end = RunEnd(
             ending,
-            self.rng.choice(["", "ok", "ok", "error", "cancelled"]),
+            self.rng.choice(["", "ok", "ok", "error", "cancelled", "overran"]),
             self.rng.choice([None, "Error"]),
             self.rng.choice([None, "why"]),
             self.seconds(None),
             self.chance(0.1),
+            self.chance(0.2),
         )
         token = None if row is None else self.rng.choice([None, row.token, row.token - 1])
         return ReleaseRequest(task, self.claim_of(task), end, token)
+
+    def finish(self, task: str) -> Ask:
+        """Release the last run, if there is one."""
+        row, next_in = self.memory.locks.rows.get(task), self.rng.choice([None, 10.0])
+        end = RunEnd(outcome=self.rng.choice(["ok", "ok", "error"]), next_in=next_in)
+        request = ReleaseRequest(task, uuid4() if row is None else row.claim_id, end)
+        return lambda protocol: protocol.release(protocol.cursor, request)
 
     def release(self) -> Ask:
         request = self.release_request(self.task())
@@ -209,7 +288,9 @@ class Requests:
         return lambda protocol: protocol.extend(protocol.cursor, task, claim_id, by, lease)
 
     def renew(self) -> Ask:
-        renewals = [Renewal(task, self.claim_of(task), self.seconds()) for task in TASKS]
+        renewals = [
+            Renewal(task, self.claim_of(task), self.seconds(), self.chance(0.3)) for task in TASKS
+        ]
         return lambda protocol: protocol.renew(protocol.cursor, renewals)
 
     def read(self) -> Ask:
@@ -241,6 +322,53 @@ class Requests:
     def prune(self) -> Ask:
         age = self.seconds(100.0)
         return lambda protocol: protocol.prune(protocol.cursor, age)
+
+    # What operators do, by a statement of theirs or by the rule.
+
+    def pause(self, task: str | None = None, seconds: float | None = None) -> Ask:
+        task, seconds = task or self.task(), seconds or self.seconds(None)
+        return self.operate(
+            task,
+            lambda cursor: OPERATIONS.pause(cursor, [task], seconds, "me", "why"),
+            lambda row, now: rule.pause(row, seconds, now, "me", "why"),
+        )
+
+    def resume(self, task: str | None = None) -> Ask:
+        task = task or self.task()
+        return self.operate(task, lambda cursor: OPERATIONS.resume(cursor, [task]), rule.resume)
+
+    def request_run(self, task: str | None = None, seconds: float | None = None) -> Ask:
+        task, seconds = task or self.task(), seconds or self.seconds(100.0)
+        request_id = uuid4()
+
+        def by_statement(cursor: Any) -> None:
+            nonlocal request_id
+            with suppress(TaskLockStateError):  # of a hold
+                request_id = OPERATIONS.request_run(cursor, task, "me", seconds).request_id
+
+        return self.operate(
+            task,
+            by_statement,
+            lambda row, now: rule.request_run(row, request_id, "me", seconds, now),
+        )
+
+    def operate(
+        self,
+        task: str,
+        by_statement: Callable[[Any], object],
+        by_rule: Callable[[Row, datetime], Row],
+    ) -> Ask:
+        rows = self.memory.locks.rows
+
+        def ask(protocol: Any) -> None:
+            if task not in rows:
+                return
+            if protocol.cursor is not None:
+                by_statement(raw_cursor(protocol.cursor.connection, guest=True))
+            else:
+                rows[task] = by_rule(rows[task], self.memory.time)
+
+        return ask
 
 
 # Python has no infinite times.
@@ -278,6 +406,7 @@ def in_order(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(entries, key=lambda entry: (entry["task"], entry["token"], entry["ended_at"]))
 
 
+@pytest.mark.timeout(600)  # on a busy machine
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("history", [HISTORY, 3])
 def test_the_rule_decides_as_the_statements_do(
@@ -286,6 +415,7 @@ def test_the_rule_decides_as_the_statements_do(
     memory = Memory()
     memory.locks.history = history
     requests = Requests(rng, memory)
+    seen: set[str] = set()
     with psycopg.connect(direct_url, autocommit=True) as connection:
         connection.execute("SET timezone = 'UTC'")
         # Only what a replica that is alive has can be asked for.
@@ -293,19 +423,17 @@ def test_the_rule_decides_as_the_statements_do(
             "INSERT INTO task_lock_replica VALUES ('one', 'host', '1.0', now(), '2100-01-01', %s)",
             [list(TASKS)],
         )
-        for step in range(STEPS):
-            # Always later: what ends in the microsecond in which another ended is nobody's case.
-            memory.time += timedelta(seconds=rng.choice([0.001, 0.5, 1, 3, 9, 10, 30]))
+        for step in range(MOST_STEPS):
+            seconds, ask = requests.next()
+            memory.time += timedelta(seconds=seconds)
             connection.execute("UPDATE travel.clock SET time = %s", [memory.time])
-            task, name = requests.task(), rng.choice(REPLICAS)
-            if task in memory.locks.rows and requests.chance(0.2):
-                operate(requests, connection, task)
+            name = rng.choice(REPLICAS)
             in_memory: Any = memory.locks.protocol(name)
             in_memory.cursor = None
             statements: Any = TaskLockProtocol(task_lock_table(), name, 10, history)
             statements.cursor = raw_cursor(connection)
 
-            ask = requests.make()
+            before = dict(memory.locks.rows)
             expected, answer = ask(statements), ask(in_memory)
 
             where = f"step {step}: {ask.__qualname__}"
@@ -318,21 +446,40 @@ def test_the_rule_decides_as_the_statements_do(
             kept = [entry_of(run) for each in rows for run in memory.locks.runs(each)]
             assert in_order(kept) == in_order(all_of(connection, ENTRY)), where
 
+            for task, row in before.items():
+                if task in rows:
+                    seen.update(situations(row, rows[task], memory.time))
+            if step >= STEPS and seen >= EXPECTED:
+                break
+    assert seen >= EXPECTED, EXPECTED - seen
 
-def operate(requests: Requests, connection: Any, task: str) -> None:
-    """Pause or resume a task, or ask for a run of it, as operators do."""
-    rows, now = requests.memory.locks.rows, requests.memory.time
-    operations, cursor = Operations(task_lock_table()), raw_cursor(connection, guest=True)
-    what = requests.rng.choice(["pause", "resume", "request", "request"])
-    if what == "pause":
-        seconds = requests.seconds(None)
-        operations.pause(cursor, [task], seconds, "me", "why")
-        rows[task] = rule.pause(rows[task], seconds, now, "me", "why")
-    elif what == "resume":
-        operations.resume(cursor, [task])
-        rows[task] = rule.resume(rows[task], now)
-    else:
-        seconds, request_id = requests.seconds(100.0), uuid4()
-        with suppress(TaskLockStateError):  # of a hold
-            request_id = operations.request_run(cursor, task, "me", seconds).request_id
-        rows[task] = rule.request_run(rows[task], request_id, "me", seconds, now)
+
+def situations(before: Row, after: Row, now: datetime) -> Iterator[str]:
+    """Yield what a step came across, in a few words."""
+    if after.last_outcome == "overran" != before.last_outcome:
+        yield "a run has overrun" + (", and was handed over" if after.handed_over else "")
+    if after.due_in_pause:
+        yield "a task was due in a pause"
+    if after.kind == "manual" and after.claim_id != before.claim_id:
+        yield f"manual run: {why_granted(before, after, now)}"
+    if before.kind == "manual" and after.finished and not before.finished:
+        if after.due_at == before.due_at:
+            yield "manual run: the due time stays"
+        elif after.due_at == now:
+            yield "manual run: a run time follows it"
+        else:
+            yield "manual run: makes up for an overdue run time"
+
+
+def why_granted(before: Row, after: Row, now: datetime) -> str:
+    if after.request_id is not None or before.request_id is None:
+        return "taken over"
+    if before.finished:
+        return "of a task that nobody runs"
+    if before.run_until <= now:
+        return "after a run whose maximum lock has passed"
+    if not (before.failover or before.handed_over):
+        return "after a dead run that nobody runs again"
+    if before.is_paused(now):
+        return "after a dead run, in a pause"
+    return "in the place of a dead run that nobody has run again"
