@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.chaos.history import Event
 from tests.chaos.plan import NEAR_SKEW, Newcomer
 from tests.chaos.settings import ONE_OFFS, Settings
+from tests.chaos.work import SHOW_STACKS
 from tests.support.proxy import Proxy, Rule, pass_on, proxy_to
 
 CHECKOUT = Path(__file__).parent.parent.parent
@@ -31,6 +32,9 @@ _END_TIMEOUT = 30.0
 
 # Seconds for which worker processes may be there after the replica that they belong to.
 _LAST_WORKERS = 5.0
+# Seconds in which a process that hangs writes its stacks.
+_SHOWING = 0.5
+
 _WORKERS_LEFT = "worker processes outlived its end"
 
 Note = Callable[[Event], None]
@@ -147,6 +151,8 @@ class Member:
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
+            self._signal_group(SHOW_STACKS)
+            time.sleep(_SHOWING)
             self.process.kill()
             self.process.wait()
         if not self.killed:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -71,9 +73,13 @@ class Workplace:
 
 _settled: list[Workplace] = []
 
+# On this signal a process writes the stacks of its threads into its log.
+SHOW_STACKS = signal.SIGUSR1
+
 
 def settle(name: str, settings: Settings) -> Workplace:
     """Let the jobs in this process be those of a replica."""
+    faulthandler.register(SHOW_STACKS)
     _settled[:] = [Workplace(name, settings)]
     return _settled[0]
 
