@@ -249,6 +249,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._jobs.list_tasks,
             lambda: self._adapter.state,
             self._poll_interval,
+            lease=self._defaults.lease if self._defaults.failover else None,
         )
         self._notices = JobNotices()  # of jobs that are left alone
         self._registrar = Registrar(
@@ -567,7 +568,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         hand_out = hand_out_of(job)
         if hand_out is not None and hand_out.following is None:
             return  # its store finds out if its last run dies
-        if task.options is not None and not self._poll.knows(task.name, key):
+        # A stored job was listed without its lease.
+        is_known = hand_out is None and self._poll.knows(task.name, key)
+        if task.options is not None and not is_known:
             self._poll.know(task.name, key, self._jobs.lease(job, jobstore, task))
 
     def _submit(self, submission: Submission) -> None:

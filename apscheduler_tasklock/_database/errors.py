@@ -121,6 +121,8 @@ def is_rolled_back(error: BaseException) -> bool:
     """Tell whether the statement that failed with this error has certainly changed nothing."""
     if isinstance(error, (UnicodeError, UnstorableNameError)):
         return True  # it could not even be sent
+    if isinstance(error, RowLockedError):
+        return True
     state = error.sqlstate if isinstance(error, psycopg.Error) else None
     if state is None:
         return False

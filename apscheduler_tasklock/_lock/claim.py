@@ -40,6 +40,7 @@ CLOCK_JUMPS = (
     "its clock, or this machine's, jumps back and forth, or it answers too late for a lease"
 )
 TOO_LATE = "it answers too late for a lease"
+CAME_LATE = "the claim came when nobody waited for it any more"
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,8 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
             answer = context.protocol.claim(cursor, self.request, times)
             is_bound = context.learn([answer], sent, times.latest)
             if self._is_usable(answer, sent, is_bound=is_bound):
-                if answer.looks_free:
-                    raise _locked()
+                if error := self._why_again(answer, times):
+                    raise error
                 return Decision(answer, sent)
         raise TaskLockDatabaseError(CLOCK_JUMPS)
 
@@ -182,7 +183,7 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
             answers |= protocol.first_claim_many(cursor, those, their_lags, times)
         is_bound = context.learn(answers.values(), sent, times.latest)
         return [
-            attempt._decided(answers.get(attempt.request.claim_id), sent, is_bound=is_bound)
+            attempt._decided(answers.get(attempt.request.claim_id), sent, times, is_bound=is_bound)
             for attempt in requests
         ]
 
@@ -206,13 +207,23 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
         return max(0.0, _local_time() - self._due)
 
     def _decided(
-        self, answer: ClaimAnswer | None, sent: float, *, is_bound: bool
+        self, answer: ClaimAnswer | None, sent: float, times: ReadTimes, *, is_bound: bool
     ) -> Decision | TaskLockDatabaseError:
-        if answer is None or answer.looks_free:
+        if answer is None:
             return _locked()
+        if error := self._why_again(answer, times):
+            return error
         if not self._is_usable(answer, sent, is_bound=is_bound):
             return ConflictError(CLOCK_JUMPS)
         return Decision(answer, sent)
+
+    def _why_again(self, answer: ClaimAnswer, times: ReadTimes) -> ConflictError | None:
+        """Return why a claim that nothing stands against is asked for again, if it is."""
+        if not answer.looks_free or answer.claim_id == self.request.claim_id:
+            return None
+        if answer.stays_refused(self.request, times):
+            return ConflictError(CAME_LATE)
+        return _locked()
 
     def _is_usable(self, answer: ClaimAnswer, sent: float, *, is_bound: bool) -> bool:
         """Tell whether an answer can be relied on; if not, what was granted is to be undone.

@@ -335,6 +335,15 @@ class ClaimAnswer(NamedTuple):
         stands_against = self.running or self.granted or self.waits or self.paused
         return self.new_window and not (stands_against or self.withdrawn)
 
+    def stays_refused(self, request: ClaimRequest, times: ReadTimes) -> bool:
+        """Tell whether the claim is refused, although nothing stands against it.
+
+        It was granted before, and is over; or nobody waits for it any more.
+        """
+        return self.claim_id == request.claim_id or (
+            times.not_after is not None and self.database_time > times.not_after
+        )
+
     def looks_dead(self, claim_id: UUID) -> bool:
         """Tell whether this claim is still the last one, and could be taken over.
 

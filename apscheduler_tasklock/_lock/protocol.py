@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from itertools import accumulate
 from typing import Any
 from uuid import UUID
 
@@ -44,7 +45,7 @@ from apscheduler_tasklock._lock.statements import (
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.schema.check import explain_refusal, find_problem
-from apscheduler_tasklock.schema.table import job_table, replica_table, run_table
+from apscheduler_tasklock.schema.table import LARGEST_REPLICA, job_table, replica_table, run_table
 from apscheduler_tasklock.status import RunningRun
 
 logger = logger_of(__name__)
@@ -59,6 +60,9 @@ LOCK_TIMEOUT = 0.03
 # The row of one task has a value that nothing can be reckoned with, such as the last time that
 # PostgreSQL knows. The others of a batch are not to suffer.
 _ERROR_OF_ONE = psycopg.DataError
+
+# The most bytes of the names of a replica's tasks. In the row some take twice as many.
+MOST_TOLD = LARGEST_REPLICA * 2 // 5
 
 # How many runs of each task the run history keeps, unless an option says otherwise.
 HISTORY = 100
@@ -99,6 +103,7 @@ class TaskLockProtocol:
         name, runs = for_template(table), history_beside(table, history)
         self._table = table
         self._rejections = rejections or Rejections()
+        self._has_told_of_most = False
         self._own: dict[str, object] = {
             "replica_id": replica_id,
             "lock_timeout": f"{max(1, round(lock_timeout * 1000))}ms",
@@ -162,7 +167,9 @@ class TaskLockProtocol:
                 self._execute(cursor, self._first_claim_many, first | times.parameters)
                 answer = self._first_claim_many.by_claim_id(cursor).get(request.claim_id)
             # One that looks free is the row before another claim won, for which this one waited.
-            if answer is not None and not answer.looks_free:
+            if answer is not None and (
+                not answer.looks_free or answer.stays_refused(request, times)
+            ):
                 return answer
         if answer is not None:
             return answer
@@ -452,7 +459,7 @@ class TaskLockProtocol:
         parameters = {
             "host": host,
             "version": version,
-            "tasks": [name for name in tasks if not lacking(connection, name)],
+            "tasks": self._fitting([name for name in tasks if not lacking(connection, name)]),
             "rejected": [ascii(text) if lacking(connection, text) else text for text in rejected],
             "started_at": started_at,
             "running": _reported(running),
@@ -461,6 +468,20 @@ class TaskLockProtocol:
         row = self._execute(cursor, self._report_replica, parameters).fetchone()
         started: datetime = row["started_at"]
         return started
+
+    def _fitting(self, names: list[str]) -> list[str]:
+        """Return as many names as a replica's row takes, and warn once of the rest."""
+        sizes = accumulate(len(name.encode()) for name in names)
+        count = sum(size <= MOST_TOLD for size in sizes)
+        if count < len(names) and not self._has_told_of_most:
+            self._has_told_of_most = True
+            logger.warning(
+                "Of %s tasks of this replica, operators are told of %s: their names are too long "
+                "for its row",
+                len(names),
+                count,
+            )
+        return names[:count]
 
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
         """Let nobody wait any more for tasks that no replica has, if they were removed.

@@ -268,8 +268,7 @@ class ExecutorJobs:
         submission = self._next(job, key[1], task)
         [run_time] = submission.run_times
         if self._scheduler.hands_out(key[1]):
-            # What a row's trigger raises leaves the job alone, as that of one that is due.
-            period = period_after(submission.trigger, run_time)
+            period = self._stored_period(submission, run_time)
         else:
             period = submission.period(run_time)
         min_lock, _ = submission.lock_times(period)
@@ -285,6 +284,18 @@ class ExecutorJobs:
             submission.runs,
             period=period,
         )
+
+    def _stored_period(self, submission: Submission, run_time: datetime) -> float | None:
+        """Return the period of a stored job; ``None``: that of its option ``period`` counts.
+
+        :raises Exception: whatever its trigger raises, which leaves the job alone
+        """
+        try:
+            return period_after(submission.trigger, run_time)
+        except Exception:
+            if submission.options is None or submission.options.period is None:
+                raise
+            return None
 
     def _resolved(self, job: Any, jobstore: str) -> ResolvedTask | None:
         """Return the task that a job is, if it has a lock and its options are valid."""

@@ -57,6 +57,7 @@ class Poll:
     :param state: returns the scheduler's state
     :param interval: seconds between two looks, at most
     :param prune_interval: seconds between two deletions of rows that are over
+    :param lease: of jobs with failover, unless they have another one
     :ivar has_looked: whether a look has succeeded
     """
 
@@ -67,6 +68,7 @@ class Poll:
         state: Callable[[], int],
         interval: float,
         prune_interval: float = PRUNE_INTERVAL,
+        lease: float | None = None,
     ) -> None:
         self._locks = locks
         self._list_tasks = list_tasks
@@ -81,7 +83,7 @@ class Poll:
         self._listed = False
         self._is_first = True  # the look when it starts, which waits for nothing
         self._tasks: dict[JobKey, str] = {}
-        self._shortest_lease = float("inf")
+        self._shortest_lease = float("inf") if lease is None else lease
         self._thread: threading.Thread | None = None
         self.has_looked = False
 

@@ -405,7 +405,11 @@ def _first_from(trigger: Any, moment: datetime, steps: Steps) -> datetime | None
 
 
 def _skip_days(trigger: Any, moment: datetime) -> None:
-    """Let a calendar interval of days begin shortly before a moment: each date is a step."""
+    """Let a calendar interval of days begin shortly before a moment: each date is a step.
+
+    Where a clock change skipped a date of it, as in Apia in 2011, its own walk went on from the
+    date after. That is not known here.
+    """
     days = trigger.days + 7 * trigger.weeks
     if days and not trigger.months and not trigger.years:
         passed = (moment.astimezone(trigger.timezone).date() - trigger.start_date).days

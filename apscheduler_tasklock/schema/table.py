@@ -37,9 +37,9 @@ DEFAULT_TABLE = "task_lock"
 VERSION_SUFFIX = "_alembic_version"
 
 # PostgreSQL's limit, in bytes; the table's name needs room for the longest suffix, which is that of
-# Alembic's table.
+# the primary key of Alembic's table.
 LONGEST_IDENTIFIER = 63
-LONGEST_TABLE = LONGEST_IDENTIFIER - len(VERSION_SUFFIX)
+LONGEST_TABLE = LONGEST_IDENTIFIER - len(f"{VERSION_SUFFIX}_pkc")
 
 # What the tables beside the task lock table are called: its own name, and this.
 RUN_SUFFIX = "_run"

@@ -176,18 +176,21 @@ class Claim:
     :ivar reckoned: its run time, as the replica's clock has it, by the clock of the rows
     :ivar now: the time
     :ivar stable: whether the rows can be believed
+    :ivar wanted: whether somebody still waits for it
     """
 
     request: ClaimRequest
     reckoned: datetime
     now: datetime
     stable: bool
+    wanted: bool
 
     @classmethod
     def of(cls, request: ClaimRequest, times: ReadTimes, now: datetime) -> Claim:
         """Return a claim with what its replica has read besides."""
         latest = now if times.latest is None else min(now, times.latest)
-        return cls(request, later(latest, -times.lag), now, times.stable)
+        wanted = times.not_after is None or now <= times.not_after
+        return cls(request, later(latest, -times.lag), now, times.stable, wanted)
 
     @property
     def fired(self) -> datetime:
@@ -233,6 +236,7 @@ class Claim:
             and self.is_new_after(row)
             and not self.waits_for(row)
             and not self.is_paused(row)
+            and self.wanted
         )
 
     def found(self, row: Row) -> ClaimAnswer:

@@ -728,3 +728,15 @@ def test_a_name_and_a_limit_are_values_and_never_sql(operator: Operator) -> None
     assert operator.tasks([like_of(odd)], 1) == []
     assert operator.runs(outcome=odd, since=datetime.now(timezone.utc), limit=1) == []
     assert str(uuid4()) not in str(operator.replicas())
+
+
+def test_of_very_many_tasks_a_replica_tells_as_many_as_its_row_takes(
+    one: Replica, connection: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"{number:05}" + '"' * 995 for number in range(10_001)]
+    for _ in range(2):
+        one.protocol.report_replica(one.cursor, "host", "1.0", names)
+    found = connection.execute("SELECT cardinality(tasks) FROM task_lock_replica").fetchone()
+    assert found == (4000,)
+    [warning] = [each for each in caplog.records if "of this replica" in each.getMessage()]
+    assert "Of 10001 tasks of this replica, operators are told of 4000" in warning.getMessage()

@@ -174,8 +174,12 @@ class Requests:
 
     def times(self) -> ReadTimes:
         latest = self.memory.time + timedelta(seconds=self.rng.choice([-3, 0, 3]))
+        not_after = self.memory.time + timedelta(seconds=self.rng.choice([-1, 0, 1]))
         return ReadTimes(
-            self.seconds(400.0), latest if self.chance(0.3) else None, self.chance(0.8)
+            self.seconds(400.0),
+            latest if self.chance(0.3) else None,
+            self.chance(0.8),
+            not_after if self.chance(0.2) else None,
         )
 
     def claim(self) -> Ask:

@@ -11,6 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from apscheduler_tasklock._lock.messages import ClaimRequest, ReleaseRequest, RunEnd
+from apscheduler_tasklock._lock.protocol import HISTORY
 from tests.contract.conftest import Replica, row
 from tests.support.polling import eventually
 
@@ -116,9 +118,7 @@ class TestLockTimeout:
     ) -> None:
         session.execute(f"SET lock_timeout = '{chosen}'")
         names = lead_a_life(Replica("one", session, lock_timeout=2.5), travel)
-        # A takeover passes over what is locked.
-        expected = [chosen if name == "takeover" else "2500ms" for name in names]
-        assert [timeout for _, timeout in noted()] == expected, names
+        assert [timeout for _, timeout in noted()] == ["2500ms"] * len(names), names
         assert setting(session, "lock_timeout") == chosen
 
     @pytest.mark.parametrize(
@@ -146,6 +146,30 @@ class TestLockTimeout:
                 ask(replica, dead)
         assert setting(session, "lock_timeout") == "0"
         assert ask(replica, dead) is not None
+
+    def test_it_ends_the_wait_for_a_locked_entry_of_the_history(
+        self, session: Connection, direct_url: str, travel: Travel
+    ) -> None:
+        """A row of the task that is locked is passed over; one of its history is waited for."""
+        replica = Replica("one", session, lock_timeout=0.05)
+        for _ in range(HISTORY):  # all entries are there, so that the next one overwrites one
+            ended, _ = replica.claim(**LEASED)
+            replica.end(ended, outcome="ok")
+            travel(60)
+        dead, _ = replica.claim(**LEASED)
+        travel(60)
+        request = ClaimRequest("task", **LEASED)
+        release = ReleaseRequest("task", dead, RunEnd(outcome="ok"))
+        for ask in (
+            lambda: replica.take_over(dead, lease=30),
+            lambda: replica.claim_many(request),
+            lambda: replica.release_many([release]),
+        ):
+            with psycopg.connect(direct_url) as blocker:
+                blocker.execute("SELECT FROM task_lock_run FOR UPDATE")
+                with pytest.raises(psycopg.errors.LockNotAvailable):
+                    ask()
+        assert replica.takes_over(dead, lease=30)
 
     def test_it_ends_the_wait_for_a_first_claim_that_is_not_committed(
         self, session: Connection, connection: Connection

@@ -26,6 +26,7 @@ from apscheduler_tasklock import (
     HeldLock,
     TaskLockDatabaseError,
     TaskLockError,
+    TaskLockExecutor,
     TaskLocks,
     current_lock,
 )
@@ -49,6 +50,16 @@ MakeTaskLocks = Callable[..., TaskLocks]
 Connection = psycopg.Connection[Any]
 
 RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
+
+
+def test_a_new_replica_looks_some_times_in_a_lease_also_for_stored_jobs(database_url: str) -> None:
+    """It knows their leases from its own options: their rows are not read for that."""
+    looks = {}
+    for failover in (True, False):
+        executor = TaskLockExecutor(database_url, failover=failover, lease=1.5)
+        looks[failover] = executor._poll.interval
+        executor.shutdown()
+    assert looks == {True: 0.5, False: 5.0}
 
 
 def locked_until(connection: Connection, task: str = "job") -> datetime:

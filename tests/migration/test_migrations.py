@@ -186,7 +186,8 @@ def test_a_migration_leaves_the_callers_lock_timeout_as_it_was(empty_database_ur
         "{a}",
         "two  spaces",
         "%(task_name)s",
-        "é" * 23,
+        "é" * 21,
+        "x" * 43,
     ],
 )
 def test_the_printed_sql_serves_any_name(empty_database_url: str, run: Run, name: str) -> None:

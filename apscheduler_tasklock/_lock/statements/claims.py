@@ -14,7 +14,6 @@ from apscheduler_tasklock._lock.statements.answers import (
 )
 from apscheduler_tasklock._lock.statements.history import History, death_entry
 from apscheduler_tasklock._lock.statements.parts import (
-    DURABLY,
     HANDED_OUT_TO_NOBODY,
     IS_PAUSED,
     NEVER,
@@ -213,7 +212,7 @@ def claim_many(table: str, history: History | None = None) -> str:
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), claimed AS (
             UPDATE {table} AS lock SET {_MANY.changes} FROM asked JOIN free USING (task_name)
-            WHERE lock.task_name = free.task_name AND {DURABLY}
+            WHERE lock.task_name = free.task_name AND {SAFELY}
             RETURNING {RETURNED}
         ){death_entry(history, table)}
         SELECT asked.claim_id AS asked_claim_id,

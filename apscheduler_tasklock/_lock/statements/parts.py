@@ -31,7 +31,8 @@ JUST_BEFORE = """GREATEST(interval '1 microsecond',
 DURABLY = """CASE WHEN current_setting('synchronous_commit') = 'off'
     THEN set_config('synchronous_commit', 'local', true) IS NOT NULL ELSE true END"""
 
-# Nor is a row that somebody has locked waited for for long: others want the connection.
+# Nor is a row that somebody has locked waited for for long, of the run history neither: others want
+# the connection.
 SAFELY = f"({DURABLY} AND set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL)"
 
 # What a job's row says once its run time is run, missed or changed.

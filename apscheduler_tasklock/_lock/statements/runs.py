@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock._lock.statements.parts import (
     DUE_IN_PAUSE,
-    DURABLY,
     IS_PAUSED,
     JUST_BEFORE,
     SAFELY,
@@ -176,7 +175,7 @@ def release_many(table: str, history: History | None = None) -> str:
 
     def update(changes: str, which: str) -> str:
         return f"""UPDATE {table} AS lock SET {changes} FROM asked JOIN free USING (task_name)
-                   WHERE lock.task_name = free.task_name AND {which} AND {DURABLY}
+                   WHERE lock.task_name = free.task_name AND {which} AND {SAFELY}
                    RETURNING {release.ended}"""
 
     released = update(release.changes, "NOT asked.hand_over")

@@ -13,7 +13,6 @@ from apscheduler_tasklock._lock.statements.answers import (
 )
 from apscheduler_tasklock._lock.statements.history import History, death_entry
 from apscheduler_tasklock._lock.statements.parts import (
-    DURABLY,
     ENDED_UNSEEN,
     IS_PAUSED,
     NOT_RUNNING,
@@ -92,7 +91,7 @@ def take_over_many(table: str, history: History | None = None) -> str:
         ), claimed AS (
             UPDATE {table} AS lock SET {_TAKE_OVER.changes}
             FROM asked JOIN free USING (task_name)
-            WHERE lock.task_name = free.task_name AND {DURABLY}
+            WHERE lock.task_name = free.task_name AND {SAFELY}
             RETURNING {RETURNED}
         ){death_entry(history, table)}
         SELECT asked.claim_id AS asked_claim_id, {_TAKE_OVER.made_or_found}
