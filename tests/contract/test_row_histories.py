@@ -41,7 +41,7 @@ from apscheduler_tasklock.testing import rule
 from apscheduler_tasklock.testing.rule import FOREVER, Row
 from tests.contract.conftest import Memory
 
-STEPS = 250
+STEPS = 600
 # A history may by chance be without a rare situation, and goes on then.
 MOST_STEPS = 2000
 # What a history must have come across, or it has shown nothing.
@@ -230,7 +230,7 @@ class Requests:
         return lambda protocol: protocol.take_over_many(protocol.cursor, requests)
 
     def claim_requested(self, task: str | None = None, *, surely: bool = False) -> Ask:
-        task, stable = task or self.task(), surely or self.chance(0.8)
+        task, stable = task or self.task(), self.chance(0.8)
         row = self.memory.locks.rows.get(task)
         asked_for = None if row is None else row.request_id
         request = ManualRequest(
