@@ -5,7 +5,6 @@ Each mutation that would lose or double a run time has a test here that fails by
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -260,17 +259,16 @@ class TestFetch:
             found += [row.id for row in page]
             assert page[-1].next_run_time is not None
             after = page[-1].next_run_time, page[-1].id
-        assert pages == [500, 500, 203]
+        assert pages == [100] * 12 + [3]
         assert sorted(found) == sorted(f"job {number}" for number in range(1203))
         assert found[:3] == ["job 1200", "job 1201", "job 1202"]
 
-    def test_a_page_ends_after_a_large_row(self, one: JobReplica) -> None:
-        # Digits that PostgreSQL cannot compress much.
-        large = {"args": ["".join(hashlib.sha256(b"%d" % n).hexdigest() for n in range(40_000))]}
-        for number in range(3):
-            one.add(f"job {number}", due_in=number - 3, arguments=large)
-        [first] = one.jobs.due(one.cursor, ["default"], one.now, None)
-        assert first.id == "job 0"
+    def test_a_page_ends_after_large_rows(self, one: JobReplica) -> None:
+        """Also where PostgreSQL has compressed them to few bytes."""
+        for number in range(5):
+            one.add(f"job {number}", due_in=number - 5, arguments={"args": ["x" * 490_000]})
+        found = one.jobs.due(one.cursor, ["default"], one.now, None)
+        assert [row.id for row in found] == ["job 0", "job 1", "job 2"]
 
     def test_what_has_a_long_name_is_read_cut_or_not_at_all(self, one: JobReplica) -> None:
         """Under its whole id a job can be removed."""
