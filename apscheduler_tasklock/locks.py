@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import getpass
 import os
@@ -14,10 +15,13 @@ from contextlib import ExitStack
 from datetime import datetime, timedelta
 from functools import partial
 from inspect import (
+    isasyncgen,
     isasyncgenfunction,
+    isawaitable,
     isclass,
     iscoroutine,
     iscoroutinefunction,
+    isgenerator,
     isgeneratorfunction,
 )
 from typing import Any, TypeVar
@@ -128,6 +132,8 @@ def make_replica_id() -> str:
 class TaskLocks:
     """The task locks of one database, as one replica uses them. Safe to share between threads.
 
+    A context manager, sync or async, which closes them when it is left.
+
     :param database: a URL, or an SQLAlchemy engine with the psycopg driver
     :param schema: schema of the task lock table; ``None`` leaves it to the ``search_path``
     :param table: name of the task lock table
@@ -172,6 +178,20 @@ class TaskLocks:
     def replica_id(self) -> str:
         """Who claims, shown in logs."""
         return self._client.replica_id
+
+    def __enter__(self) -> TaskLocks:
+        """Return the task locks, which are closed when the block is left."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> TaskLocks:
+        """Return the task locks, which are closed when the block is left."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
 
     def check(self) -> None:
         """Make sure that the tables are there, new enough, and permitted: but that of stored jobs.
@@ -475,7 +495,11 @@ class Hold:
     def __call__(self, function: Function) -> Function:
         """Hold the lock around each call of a function or coroutine function.
 
-        :raises TaskLockOptionError: a call of it only makes something that runs later, unlocked
+        What a call returns must not run later, without the lock: no coroutine, task, future or
+        generator. Such a call raises a :class:`TaskLockOptionError`, and a task or future that it
+        has begun is cancelled.
+
+        :raises TaskLockOptionError: a call of it only makes something that runs later
         """
         if isclass(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
             raise self._runs_later(function)
@@ -484,20 +508,26 @@ class Hold:
             @functools.wraps(function)
             async def held_coroutine(*args: Any, **kwargs: Any) -> Any:
                 async with self._new():
-                    return await function(*args, **kwargs)
+                    return self._result(function, await function(*args, **kwargs))
 
             return held_coroutine  # type: ignore[return-value]  # it has the same signature
 
         @functools.wraps(function)
         def held(*args: Any, **kwargs: Any) -> Any:
             with self._new():
-                result = function(*args, **kwargs)
-                if iscoroutine(result):
-                    result.close()
-                    raise self._runs_later(function)
-                return result
+                return self._result(function, function(*args, **kwargs))
 
         return held  # type: ignore[return-value]  # it has the same signature
+
+    def _result(self, function: Callable[..., Any], result: Any) -> Any:
+        """Return what a call has returned, if that is not what runs later."""
+        if isinstance(result, (asyncio.Future, concurrent.futures.Future)):
+            result.cancel()
+        elif iscoroutine(result) or isgenerator(result):
+            result.close()
+        elif not (isawaitable(result) or isasyncgen(result)):
+            return result
+        raise self._runs_later(function)
 
     def _runs_later(self, function: Callable[..., Any]) -> TaskLockOptionError:
         name = getattr(function, "__qualname__", repr(function))

@@ -164,8 +164,27 @@ def test_it_does_not_decorate_what_runs_after_the_call(make_task_locks: MakeLock
     for function in (generator, async_generator, Class):
         with pytest.raises(TaskLockOptionError, match="runs after the call"):
             make_task_locks().hold("import", **TIMES)(function)
-    with pytest.raises(TaskLockOptionError, match="runs after the call"):
-        make_task_locks().hold("import", **TIMES)(partial(returns, coroutine))()
+    with ThreadPoolExecutor(1) as pool:
+        gate = threading.Event()
+        pool.submit(gate.wait)
+        queued: list[Any] = []
+
+        def submits() -> Any:
+            queued.append(pool.submit(print))
+            return queued[0]
+
+        for returned in (coroutine, generator, async_generator, submits):
+            with pytest.raises(TaskLockOptionError, match="runs after the call"):
+                make_task_locks().hold("import", **TIMES)(partial(returns, returned))()
+        assert queued[0].cancelled()
+        gate.set()
+
+
+def test_closed_when_its_block_is_left(database_url: str) -> None:
+    with TaskLocks(database_url) as locks, locks.hold("import", **TIMES) as lock:
+        assert lock.name == "import"
+    with pytest.raises(TaskLockError, match="closed"):
+        locks.hold("import", **TIMES).__enter__()
 
 
 def test_an_interrupted_claim_is_given_back(

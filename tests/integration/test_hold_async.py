@@ -11,7 +11,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock import HeldLock, TaskLockRefusedError, TaskLocks, current_lock
+from apscheduler_tasklock import (
+    HeldLock,
+    TaskLockError,
+    TaskLockOptionError,
+    TaskLockRefusedError,
+    TaskLocks,
+    current_lock,
+)
 from tests.support.internals import pools_lock
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
@@ -65,6 +72,43 @@ def test_it_works_for_coroutines(
 
     asyncio.run(main())
     assert connection.execute("SELECT FROM task_lock WHERE finished_at IS NULL").rowcount == 0
+
+
+def test_what_returns_a_task_is_an_error_and_the_task_is_cancelled(
+    make_task_locks: MakeLocks,
+) -> None:
+    async def later() -> None:
+        await asyncio.sleep(3600)
+
+    tasks: list[asyncio.Task[None]] = []
+
+    def begins() -> asyncio.Task[None]:
+        tasks.append(asyncio.create_task(later()))
+        return tasks[-1]
+
+    async def returns() -> asyncio.Task[None]:
+        return begins()
+
+    async def main() -> None:
+        locks = make_task_locks()
+        with pytest.raises(TaskLockOptionError, match="begins, whose body runs after the call"):
+            locks.hold("one", **TIMES)(begins)()
+        with pytest.raises(TaskLockOptionError, match="returns, whose body runs after the call"):
+            await locks.hold("other", **TIMES)(returns)()
+        await asyncio.wait(tasks)
+        assert [task.cancelled() for task in tasks] == [True, True]
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_closed_when_its_async_block_is_left(database_url: str) -> None:
+    async def main() -> None:
+        async with TaskLocks(database_url) as locks, locks.hold("import", **TIMES) as lock:
+            assert lock.name == "import"
+        with pytest.raises(TaskLockError, match="closed"):
+            await locks.hold("import", **TIMES).__aenter__()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_an_object_whose_call_is_a_coroutine_is_held(make_task_locks: MakeLocks) -> None:
