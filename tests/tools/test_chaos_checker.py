@@ -45,8 +45,8 @@ class Story:
         self.tell(LAST, "closing")
 
     def tell(self, at: float, kind: str, replica: str = "", **details: Any) -> None:
-        for name in ("due", "until"):
-            if name in details:
+        for name in ("due", "until", "run_until"):
+            if details.get(name) is not None:
                 details[name] += BASE
         self.events.append(Event(BASE + at, kind, replica, **details))
 
@@ -70,6 +70,7 @@ class Story:
         *,
         window: float | None = None,
         lasts: float = LEASE,
+        run_until: float | None = None,
     ) -> None:
         self.tell(
             at + DELAY,
@@ -79,6 +80,7 @@ class Story:
             token=token,
             due=(at if window is None else window) + UNDER_WAY / 10,
             until=at + DELAY + lasts,
+            run_until=run_until,
         )
 
     def one_off(self, name: str, at: float) -> None:
@@ -918,6 +920,42 @@ def test_a_window_taken_over_right_after_an_outage() -> None:
     story.takes_over(4, "b", 8.1, 4.0)
     story.goes_on(5, "b", 8.7)
     assert faults(story) == [BELIEVED_TOO_SOON]
+
+
+@pytest.mark.parametrize(
+    ("run_until", "found"),
+    [pytest.param(10.6, set(), id="over"), pytest.param(10.8, {BELIEVED_TOO_SOON}, id="not over")],
+)
+def test_a_dead_run_needs_no_grace_past_its_maximum_lock(run_until: float, found: set[str]) -> None:
+    """It stands against nothing any more, also on a replica that has just started."""
+    story = Story()
+    story.without(kind="starting", replica="b")
+    story.without(kind="ready", replica="b")
+    story.fires("a", ended=4.1)
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.claims(3, "a", 4.0, run_until=run_until)
+    story.begins(3, "a", 4.0)
+    story.tell(4.3, "killed", "a")
+    story.starts(10.5, "b")
+    story.fires("b", begun=10.5)
+    story.goes_on(4, "b", 10.7)
+    assert set(faults(story, AT_MOST_ONCE)) == found
+
+
+@pytest.mark.parametrize(
+    ("run_until", "found"),
+    [pytest.param(7.0, [RUN_TWICE], id="over"), pytest.param(7.5, [], id="not over")],
+)
+def test_a_window_is_not_taken_over_past_its_maximum_lock(
+    run_until: float, found: list[str]
+) -> None:
+    """It is given up then."""
+    story = killed()
+    story.without(kind="claimed", token=3)
+    story.claims(3, "a", 4.0, run_until=run_until)
+    claim = story.events.pop()
+    story.events.insert([event.token for event in story.events].index(3), claim)
+    assert faults(story) == found
 
 
 def test_a_lease_that_is_longer_than_it_should_be() -> None:
