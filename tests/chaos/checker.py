@@ -11,8 +11,8 @@ A pure function of the history and of what the tasks are; the rules are in the m
 - ``stops.py``: a replica that ended as it was told to left a lock behind, or took too long
 
 Nor may a replica end on its own, log an error, or run a job that is not due for long. Of the runs
-in a pool of which a worker process was killed, APScheduler logs errors; and where SIGTERM ended the
-worker processes, or what starts them.
+in a pool of which a worker process was killed, APScheduler logs errors until the pool is replaced;
+and where SIGTERM ended the worker processes, or what starts them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from collections.abc import Iterator, Sequence
 from math import inf
 
 from tests.chaos import exclusion, misses, repeats, stops
+from tests.chaos.bounds import POOL_BACK
 from tests.chaos.finding import Finding
 from tests.chaos.history import POOL, Event
-from tests.chaos.records import Records
+from tests.chaos.records import PROCESS, Records
 from tests.chaos.tasks import ChaosTask
 
 # How APScheduler tells of runs in such a pool, and of one whose workers cannot be started any more.
@@ -55,14 +56,23 @@ def _all(records: Records, tasks: Sequence[ChaosTask]) -> Iterator[Finding]:
 
 
 def _was_broken(records: Records, event: Event) -> bool:
-    """Tell whether an error is one of a pool of which a worker was killed, or the group ended."""
+    """Tell whether an error is one of a pool of which a worker was killed, or the group ended.
+
+    A pool of which a worker was killed is replaced soon, and then runs jobs again.
+    """
     ended = records.ended_groups.get(event.replica, inf) < event.at
     if UNSTARTED in event.detail:
         return ended
     return BROKEN in event.detail and (
         ended
         or any(
-            replica == event.replica + POOL and at < event.at
+            replica == event.replica + POOL and at < event.at <= _replaced_by(records, replica, at)
             for replica, at in records.killed_workers.values()
         )
     )
+
+
+def _replaced_by(records: Records, pool: str, killed: float) -> float:
+    """Return by when a replica that runs has replaced a pool of which a worker was killed."""
+    takes = POOL_BACK + records.reaction(killed)
+    return records.able_by(pool.removesuffix(POOL), killed, takes, PROCESS)

@@ -67,13 +67,14 @@ def _had_no_answer(records: Records, task: ChaosTask, run: Run) -> bool:
     A lease that has ended is no loss: the renewal that revives it, or finds another claim, tells.
     So a holder that was stopped, or cut off, believes until its next renewal is answered. That
     renewal is due at once when the trouble is over, a third of the lease after the one before; it
-    may have to wait for an attempt that still waits for an answer, and be sent again.
+    may have to wait for an attempt that still waits for an answer, and be sent again. A worker
+    process renews by itself, whatever becomes of its replica's process and of other workers.
     """
     assert run.believed is not None
     bound = max(RECOVERY, task.longest_silence / 3 + BURST_REACTION)
     return any(
         trouble.begun <= run.believed and trouble.ended >= run.believed - bound
-        for trouble in records.troubles(run.replica, PROCESS + PATH + LATE)
+        for trouble in records.troubles(run.holder, PROCESS + PATH + LATE)
     )
 
 

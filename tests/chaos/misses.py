@@ -348,19 +348,10 @@ def _left_to_the_lease(
         ):
             continue
         process = replica.removesuffix(POOL)
-        by = _able_by(records, process, killed, FREED + records.reaction(killed))
+        by = records.able_by(process, killed, FREED + records.reaction(killed))
         if claim.until > by and by < records.lives[process].ended:
             text = f"{claim}, of a worker that was killed {killed:.3f}, stood until its lease ended"
             yield Finding(SILENT, task.name, by, text)
-
-
-def _able_by(records: Records, replica: str, at: float, takes: float) -> float:
-    """Return by when a replica has had so many seconds without trouble since then."""
-    by = at + takes
-    for trouble in sorted(records.troubles(replica, ANY), key=lambda trouble: trouble.begun):
-        if trouble.begun <= by and trouble.ended + RECOVERY >= at:
-            by = max(by, trouble.ended + RECOVERY + takes)
-    return by
 
 
 def _is_busy(records: Records, task: str, replica: str, begun: float, ended: float) -> bool:

@@ -161,8 +161,9 @@ class Monkey:
             self._later(time.monotonic() + _WORKER_PAUSE, again)
 
     def _continue_worker(self, member: Member, run: Event) -> None:
-        if member.signal_worker(run.worker, signal.SIGCONT):
-            self._note_worker("worker continued", run)
+        # Noted also where the worker is gone: nothing is stopped any more.
+        member.signal_worker(run.worker, signal.SIGCONT)
+        self._note_worker("worker continued", run)
 
     def _note_worker(self, kind: str, run: Event) -> None:
         self._history.append(Event(time.monotonic(), kind, run.replica, worker=run.worker))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from tests.chaos.bounds import BURST, BURST_NEAR, BURST_REACTION, POOL_BACK, REACTION
+from tests.chaos.bounds import BURST, BURST_NEAR, BURST_REACTION, POOL_BACK, REACTION, RECOVERY
 from tests.chaos.history import ALONE, END_GROUP, FAR, POOL, Event
 from tests.chaos.tasks import OneOff
 
@@ -38,6 +38,11 @@ class Run:
     cut: float | None = None
     worker: int = 0
     killed: float | None = None
+
+    @property
+    def holder(self) -> str:
+        """Whose troubles are those of its renewals."""
+        return _holder(self.replica, self.worker)
 
     @property
     def over(self) -> float | None:
@@ -87,7 +92,7 @@ class Claim:
     @property
     def holder(self) -> str:
         """Whose troubles are those of its renewals."""
-        return _holder(self.replica, self.worker) if self.worker else self.replica
+        return _holder(self.replica, self.worker)
 
     def takes_over(self, before: Claim | None) -> bool:
         """Tell whether it took the window of the claim before it over."""
@@ -235,6 +240,14 @@ class Records:
             for trouble in self.troubles(replica, kinds)
         )
 
+    def able_by(self, replica: str, at: float, takes: float, kinds: str = ANY) -> float:
+        """Return by when a replica has had so many seconds without trouble since then."""
+        by = at + takes
+        for trouble in sorted(self.troubles(replica, kinds), key=lambda trouble: trouble.begun):
+            if trouble.begun <= by and trouble.ended + RECOVERY >= at:
+                by = max(by, trouble.ended + RECOVERY + takes)
+        return by
+
     def runs_there(self, task: str, replica: str) -> bool:
         """Tell whether it is this part of a replica that runs a task: it, or its pool."""
         if replica in self._pools:
@@ -346,14 +359,16 @@ _OF_THE_PROCESS = (
 # What the task lock table shows.
 _ROWS = ("claimed", "renewed", "released", "handed over", "given up")
 
-_LASTING = {
-    "killed": ("", PROCESS),
-    "stopped": ("continued", PROCESS),
-    "hung": ("freed", PATH),
-    "down": ("up", PATH),
-    "slowed": ("quick", LATE),
-    "worker killed": ("", PROCESS),
-    "worker stopped": ("worker continued", PROCESS),
+# What begins a trouble, what ends it, and its kind.
+_LASTING: dict[str, tuple[tuple[str, ...], str]] = {
+    "killed": ((), PROCESS),
+    "stopped": (("continued",), PROCESS),
+    "hung": (("freed",), PATH),
+    "down": (("up",), PATH),
+    "slowed": (("quick",), LATE),
+    "worker killed": ((), PROCESS),
+    # A kill ends it as well, since that process cannot be continued. What is left is its kill.
+    "worker stopped": (("worker continued", "worker killed"), PROCESS),
 }
 _TO_WORKERS = ("worker killed", "worker stopped")
 
@@ -395,8 +410,8 @@ def _trouble(event: Event, events: Sequence[Event]) -> Trouble | None:
 
 
 def _lasting(event: Event, events: Sequence[Event]) -> Trouble:
-    end, kind = _LASTING[event.kind]
-    return Trouble(event.at, _end(events, end), kind)
+    ends, kind = _LASTING[event.kind]
+    return Trouble(event.at, _end(events, *ends), kind)
 
 
 def _is_of_workers(event: Event) -> bool:
@@ -410,7 +425,8 @@ def _is_of_workers(event: Event) -> bool:
 
 
 def _holder(replica: str, worker: int) -> str:
-    return f"{replica} {worker}"
+    """Return who renews: a worker process, or the replica if there is none."""
+    return f"{replica} {worker}" if worker else replica
 
 
 def _outages(ordered: Sequence[Event]) -> list[Stretch]:
@@ -421,8 +437,8 @@ def _outages(ordered: Sequence[Event]) -> list[Stretch]:
     ]
 
 
-def _end(events: Sequence[Event], kind: str) -> float:
-    """Return when what the first event began was over."""
-    whose = (kind, events[0].replica, events[0].worker)
-    ends = (event.at for event in events if (event.kind, event.replica, event.worker) == whose)
+def _end(events: Sequence[Event], *kinds: str) -> float:
+    """Return when what the first event began was over: at the first of these kinds of event."""
+    whose = (events[0].replica, events[0].worker)
+    ends = (e.at for e in events if e.kind in kinds and (e.replica, e.worker) == whose)
     return next(ends, inf)

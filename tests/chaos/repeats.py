@@ -70,6 +70,8 @@ def _unfounded(records: Records, task: ChaosTask, before: Claim, claim: Claim) -
     runs = [run for run in records.runs[task.name] if run.token == before.token]
     if before.released is not None and before.released <= claim.at:
         return f"{before}, was released {before.released:.3f}"
+    if before.run_until <= claim.at:
+        return f"{before}, was to be given up: its maximum lock ended {before.run_until:.3f}"
     if before.handed_over is not None and before.handed_over <= claim.at:
         return _kept_back(task, before, claim.at, runs)
     if not task.failover:
@@ -111,7 +113,8 @@ def _believed_too_soon(records: Records, before: Claim, claim: Claim) -> Iterato
     """Find dead runs that were followed right after the start of a replica, or after an outage.
 
     A holder that lives may not have had the time to renew, or to release. At the end of its maximum
-    lock it has lost the task all the same.
+    lock it has lost the task all the same: other windows need no grace then, and its own is not
+    taken over any more, see `_unfounded`.
     """
     ends = (before.released, before.handed_over, before.given_up, before.run_until)
     if any(end is not None and end <= claim.at for end in ends):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import history
-from tests.chaos.bounds import RECOVERY, UNDER_WAY
+from tests.chaos.bounds import POOL_BACK, REACTION, RECOVERY, UNDER_WAY
 from tests.chaos.checker import BROKEN, check
 from tests.chaos.exclusion import OLD_TOKEN_WRITTEN, OVERLAP, TOKEN_WENT_BACK
 from tests.chaos.history import ALONE, Event
@@ -45,8 +45,8 @@ class Story:
         self.tell(LAST, "closing")
 
     def tell(self, at: float, kind: str, replica: str = "", **details: Any) -> None:
-        for name in ("due", "until"):
-            if name in details:
+        for name in ("due", "until", "run_until"):
+            if details.get(name) is not None:
                 details[name] += BASE
         self.events.append(Event(BASE + at, kind, replica, **details))
 
@@ -70,6 +70,7 @@ class Story:
         *,
         window: float | None = None,
         lasts: float = LEASE,
+        run_until: float | None = None,
     ) -> None:
         self.tell(
             at + DELAY,
@@ -79,6 +80,7 @@ class Story:
             token=token,
             due=(at if window is None else window) + UNDER_WAY / 10,
             until=at + DELAY + lasts,
+            run_until=run_until,
         )
 
     def one_off(self, name: str, at: float) -> None:
@@ -920,6 +922,42 @@ def test_a_window_taken_over_right_after_an_outage() -> None:
     assert faults(story) == [BELIEVED_TOO_SOON]
 
 
+@pytest.mark.parametrize(
+    ("run_until", "found"),
+    [pytest.param(10.6, set(), id="over"), pytest.param(10.8, {BELIEVED_TOO_SOON}, id="not over")],
+)
+def test_a_dead_run_needs_no_grace_past_its_maximum_lock(run_until: float, found: set[str]) -> None:
+    """It stands against nothing any more, also on a replica that has just started."""
+    story = Story()
+    story.without(kind="starting", replica="b")
+    story.without(kind="ready", replica="b")
+    story.fires("a", ended=4.1)
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.claims(3, "a", 4.0, run_until=run_until)
+    story.begins(3, "a", 4.0)
+    story.tell(4.3, "killed", "a")
+    story.starts(10.5, "b")
+    story.fires("b", begun=10.5)
+    story.goes_on(4, "b", 10.7)
+    assert set(faults(story, AT_MOST_ONCE)) == found
+
+
+@pytest.mark.parametrize(
+    ("run_until", "found"),
+    [pytest.param(7.0, [RUN_TWICE], id="over"), pytest.param(7.5, [], id="not over")],
+)
+def test_a_window_is_not_taken_over_past_its_maximum_lock(
+    run_until: float, found: list[str]
+) -> None:
+    """It is given up then."""
+    story = killed()
+    story.without(kind="claimed", token=3)
+    story.claims(3, "a", 4.0, run_until=run_until)
+    claim = story.events.pop()
+    story.events.insert([event.token for event in story.events].index(3), claim)
+    assert faults(story) == found
+
+
 def test_a_lease_that_is_longer_than_it_should_be() -> None:
     story = killed_without_failover()
     story.renews(3, "a", 4.02)
@@ -1049,14 +1087,81 @@ def test_a_stopped_worker_is_a_reason_not_to_renew() -> None:
     assert faults(in_pool(story)) == []
 
 
-def test_errors_of_a_pool_that_was_not_broken_by_us() -> None:
-    told = {"detail": f"apscheduler.executors.pool: Error running job job: {BROKEN}()"}
+@pytest.mark.parametrize(
+    ("trouble", "worker", "over", "excused"),
+    [
+        pytest.param("killed", 0, "", False, id="its replica is killed alone"),
+        pytest.param("stopped", 0, "continued", False, id="its replica is stopped"),
+        pytest.param("worker stopped", 8, "worker continued", False, id="another one is stopped"),
+        pytest.param("worker killed", 8, "", False, id="another one is killed"),
+        pytest.param("worker stopped", WORKER, "worker continued", True, id="it is stopped"),
+        pytest.param("hung", 0, "freed", True, id="it is cut off"),
+    ],
+)
+def test_a_worker_that_believed_is_excused_by_its_own_troubles_alone(
+    trouble: str, worker: int, over: str, excused: bool
+) -> None:
+    """It renews by itself, so that nothing else keeps it from learning that its lock is lost."""
+    story = Story()
+    story.fires("a", ended=4.1)
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 4.0)
+    story.claims(3, "a", 4.0)
+    story.begins(3, "a", 4.0)
+    replica = "a pool" if worker else "a"
+    story.tell(4.3, trouble, replica, worker=worker, detail=ALONE * (trouble == "killed"))
+    if over:
+        story.tell(7.5, over, replica, worker=worker)
+    story.takes_over(4, "b", 7.4, 4.0)
+    story.believes(3, "a", 7.7)
+    story.goes_on(5, "b", 8.7)
+    assert (OVERLAP not in faults(in_pool(story))) == excused
+
+
+def test_a_pool_is_expected_to_run_again_after_its_stopped_worker_was_killed() -> None:
+    """Nobody can continue that worker any more."""
     story = worker_killed(freed=True)
-    story.tell(4.0, "erred", "a", **told)
-    assert faults(story) == ["error logged"]
-    story.without(kind="erred")
-    story.tell(4.2, "erred", "a", **told)
+    story.tell(4.05, "worker stopped", "a pool", worker=WORKER)
     assert faults(story) == []
+    # The first one's window owns the next run time of the pool, too, but not the one after it.
+    story.events = [event for event in story.events if event.token not in (12, 13)]
+    texts = [finding.text for finding in check(story.events, [TASK])]
+    assert any(" of a pool, which was able to" in text for text in texts), texts
+
+
+LOGGED = {"detail": f"apscheduler.executors.pool: Error running job job: {BROKEN}()"}
+# The worker process is killed at 4.1. So much later its pool has been replaced.
+REPLACED = 4.1 + POOL_BACK + REACTION
+
+
+@pytest.mark.parametrize(
+    ("at", "found"),
+    [
+        pytest.param(4.0, ["error logged"], id="before"),
+        pytest.param(4.2, [], id="at once"),
+        pytest.param(REPLACED - 0.1, [], id="soon"),
+        pytest.param(REPLACED + 0.1, ["error logged"], id="late"),
+        pytest.param(30.0, ["error logged"], id="for good"),
+    ],
+)
+def test_errors_of_a_pool_of_which_a_worker_was_killed(at: float, found: list[str]) -> None:
+    """They end when it is replaced."""
+    story = worker_killed(freed=True)
+    story.tell(at, "erred", "a", **LOGGED)
+    assert faults(story) == found
+
+
+def test_a_stopped_replica_tells_late_that_its_pool_is_broken() -> None:
+    story = worker_killed(freed=True)
+    story.tell(4.2, "stopped", "a")
+    story.tell(9.0, "continued", "a")
+    story.tell(9.1, "erred", "a", **LOGGED)
+    assert "error logged" not in faults(story)
+    story.tell(30.0, "erred", "a", **LOGGED)
+    assert "error logged" in faults(story)
+
+
+def test_errors_of_a_pool_that_was_not_broken_by_us() -> None:
     story = in_pool(handed_over())
-    story.tell(30.0, "erred", "a", **told)
+    story.tell(30.0, "erred", "a", **LOGGED)
     assert faults(story) == ["error logged"]
