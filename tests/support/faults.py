@@ -11,8 +11,8 @@ from tests.support.proxy import Last, Proxy
 # What a statement of the library has that no other has. The text of a statement goes over the wire
 # for as long as psycopg does not prepare it, which is the first five times on a connection.
 CLAIM = b"), claimed AS ("
-TAKEOVER = b"WITH claimed AS ("
-FIRST_CLAIM = b"ON CONFLICT DO NOTHING RETURNING true AS granted"
+TAKEOVER = b"dead_claim_id uuid"
+FIRST_CLAIM = b"ON CONFLICT DO NOTHING RETURNING lock.claim_id AS asked_claim_id"
 RELEASE = b"finished_at = COALESCE("
 RENEWAL = b"AS renewal ("
 READ = b"AS read_only) AS server"
