@@ -38,6 +38,7 @@ from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from tests.support import claims, pool_jobs
 from tests.support.claims import row
 from tests.support.hosts import AsyncIO, Host
+from tests.support.internals import look_interval
 from tests.support.outages import BACK, UNAVAILABLE, said, said_by_its_end
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -57,7 +58,7 @@ def test_a_new_replica_looks_some_times_in_a_lease_also_for_stored_jobs(database
     looks = {}
     for failover in (True, False):
         executor = TaskLockExecutor(database_url, failover=failover, lease=1.5)
-        looks[failover] = executor._poll.interval
+        looks[failover] = look_interval(executor)
         executor.shutdown()
     assert looks == {True: 0.5, False: 5.0}
 

@@ -52,6 +52,12 @@ def coroutines(executor: Any) -> set[Any]:
     return pending
 
 
+def look_interval(executor: Any) -> float:
+    """Return the seconds between two looks of an executor at its tasks."""
+    seconds: float = executor._poll.interval
+    return seconds
+
+
 def abandon(executor: Any) -> None:
     """End an executor's threads, as at the end of a process that has not shut it down."""
     executor.locks.close()
