@@ -117,6 +117,9 @@ _RECURS = "trigger ->> 'type'::text IS DISTINCT FROM 'date'"
 _HAS_SHORT_ID = f"octet_length(job.id) <= {4 * LONGEST_NAME} AND length(job.id) <= {LONGEST_NAME}"
 # A task's name is no longer than this in bytes.
 _HAS_SHORT_NAMES = f"octet_length(task_name) <= {LONGEST_NAME} AND {_HAS_SHORT_ID}"
+# Of how many recurring jobs the tasks are listed. Whoever can write the table can write any number,
+# and a replica has their names in memory, and reads their rows with each look.
+MOST_RECURRING = 10_000
 # How many due rows are read at a time that are not handed out, and how many bytes of them.
 _PAGE, _PAGE_SIZE = 100, 1_000_000
 # Neither waits long for a row that somebody has locked. See ``statements/parts.py``.
@@ -343,8 +346,11 @@ class JobRows:
                                   OR (job.changed_at > lock.started_at
                                       AND lock.finished_at > {shortly_before_due}))
                    END AS is_stale
-            FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
-            WHERE NOT job.ended AND {_HAS_SHORT_NAMES} AND {_RECURS}
+            FROM (
+                SELECT * FROM {jobs} AS job
+                WHERE NOT ended AND {_HAS_SHORT_NAMES} AND {_RECURS}
+                ORDER BY next_run_time NULLS LAST, id LIMIT {MOST_RECURRING + 1}
+            ) AS job LEFT JOIN {lock} AS lock USING (task_name)
         """)
         self._add = Statement(_add(jobs))
         self._added_id = Statement(f"SELECT added_id FROM {jobs} WHERE id = %(job_id)s")
@@ -469,7 +475,11 @@ class JobRows:
         return found
 
     def recurring(self, cursor: Any) -> list[StoredTask]:
-        """Return the tasks of all jobs that come again, whichever replica has added them."""
+        """Return the tasks of jobs that come again, whichever replica has added them.
+
+        They are those of the jobs that are due next, and one more than ``MOST_RECURRING`` if there
+        are more than that.
+        """
         cursor.row_factory = class_row(StoredTask)
         found: list[StoredTask] = self._execute(cursor, self._recurring, {}).fetchall()
         return found

@@ -32,7 +32,7 @@ from apscheduler_tasklock._database.listener import Listener
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.jobs import JobChange, JobRow, StoredTask
+from apscheduler_tasklock._lock.jobs import MOST_RECURRING, JobChange, JobRow, StoredTask
 from apscheduler_tasklock._lock.stand_in import current_standing
 from apscheduler_tasklock._scheduler.functions import check_runs
 from apscheduler_tasklock._scheduler.notices import JobNotices
@@ -159,6 +159,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             )
         self._missing = Backoff()  # modules
         self._notices = JobNotices()  # of jobs that are left alone
+        self._has_told_of_most = False
         self._told_misplaced: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
         self._inside: SchedulerInside | None = None
         self._due: DueJobs | None = None
@@ -301,11 +302,21 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             self._due.job_begun(event.job_id)
 
     def recurring_tasks(self) -> Sequence[StoredTask]:
-        """Return the tasks of all jobs that come again, whichever replica has added them.
+        """Return the tasks of the jobs that come again, whichever replica has added them.
+
+        They are those of the 10,000 that are due next.
 
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        return self._ask(self.locks.jobs.recurring)
+        found = self._ask(self.locks.jobs.recurring)
+        if len(found) > MOST_RECURRING and not self._has_told_of_most:
+            self._has_told_of_most = True
+            logger.warning(
+                "The job store has more than %s recurring jobs: those due later than that many are "
+                "run, but nobody is told when they are overdue",
+                MOST_RECURRING,
+            )
+        return found[:MOST_RECURRING]
 
     # ---- users' calls --------------------------------------------------------------------------
 

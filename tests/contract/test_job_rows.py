@@ -16,6 +16,7 @@ import pytest
 
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.jobs import (
+    MOST_RECURRING,
     Fetched,
     HandedOutRow,
     JobChange,
@@ -603,6 +604,26 @@ class TestClaim:
                 JobReplicaInAHurry("one", one.connection).claim_job(found)
         assert not one.claims_job(found)
         assert row(one.connection, "task of job")["locked_by"] == "other"
+
+
+def test_of_very_many_recurring_jobs_those_due_next_are_listed(
+    one: JobReplica, connection: psycopg.Connection[Any]
+) -> None:
+    one.add("later", due_in=3 * 10**6, task_name="later")
+    one.add("soon", due_in=1, task_name="soon")
+    connection.execute(
+        """
+        INSERT INTO task_lock_job (id, func, trigger, options, arguments, executor, version,
+                                   added_id, next_run_time, ended, task_name)
+        SELECT 'many ' || n, func, trigger, options, arguments, executor, version, added_id,
+               now() + interval '1 day', false, 'many ' || n
+        FROM task_lock_job, generate_series(1, %s) AS n WHERE id = 'later'
+        """,
+        [MOST_RECURRING],
+    )
+    found = [task.job_id for task in one.jobs.recurring(one.cursor)]
+    assert (found.count("soon"), found.count("later")) == (1, 0)
+    assert len(found) == MOST_RECURRING + 1
 
 
 class TestStaleTasks:

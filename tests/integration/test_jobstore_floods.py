@@ -18,6 +18,7 @@ from apscheduler.triggers.cron import CronTrigger
 
 from apscheduler_tasklock import TaskLockOptionError
 from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock.jobstore import store
 from apscheduler_tasklock.jobstore.bad_rows import MOST_GOOD
 from apscheduler_tasklock.jobstore.triggers import encode_trigger
 from apscheduler_tasklock.schema.table import LARGEST_DEFINITION, LONGEST_TEXT
@@ -186,6 +187,18 @@ def test_a_name_that_is_too_long_is_an_error_when_its_job_is_added(
     assert len(str(raised.value)) < 2000
     assert replica.scheduler.get_jobs() == []
     replica.run_at(note, key, after=3600, name="x" * 1000)
+
+
+def test_of_too_many_recurring_jobs_some_are_not_listed_which_is_told(
+    make: Make, key: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MOST_RECURRING", 2)
+    replica = make()
+    for number in range(3):
+        replica.scheduler.add_job(note, "interval", hours=1, args=[key], id=f"{key}-{number}")
+    for _ in range(2):
+        assert len(replica.store.recurring_tasks()) == 2
+    assert caplog.text.count("has more than 2 recurring jobs") == 1
 
 
 def test_a_job_that_is_too_large_is_an_error_when_it_is_added_or_changed(
