@@ -26,11 +26,11 @@ from apscheduler_tasklock import EVENT_TASK_LOCK_REFUSED, TaskLockExecutor
 
 
 def tick():
-    print("ran the recurring one")
+    print("ran the recurring one\\n", end="")
 
 
 def remind():
-    print("ran the one-off")
+    print("ran the one-off\\n", end="")
 
 
 def main():
