@@ -245,6 +245,7 @@ def test_a_service_that_hangs_delays_neither_jobs_nor_the_shutdown_for_long(
     assert len(service.paths) == 1
 
 
+@pytest.mark.timeout(300)
 def test_too_many_check_ins_are_dropped_with_one_warning(
     make_replica: MakeReplica,
     attach: Callable[..., CheckIns],
@@ -264,7 +265,9 @@ def test_too_many_check_ins_are_dropped_with_one_warning(
     run_times = [now - timedelta(seconds=s) for s in range(LONGEST_QUEUE, 0, -1)]
     replica.executor.submit_job(job, run_times)
     eventually(lambda: "are dropped" in caplog.text)
-    eventually(lambda: len([e for e in replica.of("many") if e.code == EVENT_JOB_EXECUTED]) > 900)
+    eventually(
+        lambda: len([e for e in replica.of("many") if e.code == EVENT_JOB_EXECUTED]) > 900, 240
+    )
     replica.scheduler.remove_job("many")
     replica.shutdown()
     assert [r.levelname for r in told(caplog) if "are dropped" in r.message] == ["WARNING"]
