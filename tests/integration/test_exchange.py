@@ -420,9 +420,9 @@ class TestFailures:
         outcomes: list[Outcome[int]] = []
         go_on = Event()
         setup.background.run(partial(go_on.wait, 60))
-        begun = time.monotonic()
         setup.exchange.submit([Numbers(1)], Deadline(setup.closing), [outcomes.append], 0.001)
-        eventually(lambda: time.monotonic() > begun + 0.001)
+        submitted = time.monotonic()  # its time began before
+        eventually(lambda: time.monotonic() > submitted + 0.001)
         go_on.set()
         eventually(lambda: outcomes)
         assert isinstance(outcomes[0].error, NotSentError)
