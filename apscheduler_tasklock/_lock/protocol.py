@@ -278,10 +278,6 @@ class TaskLockProtocol:
         parameters = {**statements.many(asked), **times.parameters}
         return self._answers(cursor, statement, parameters)
 
-    def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:
-        """Try to take over the claim of a dead holder; see :meth:`take_over_many`."""
-        return self.take_over_many(cursor, [request]).get(request.claim_id)
-
     def take_over_many(
         self, cursor: Any, requests: Sequence[TakeoverRequest]
     ) -> dict[UUID, ClaimAnswer]:

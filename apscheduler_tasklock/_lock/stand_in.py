@@ -77,9 +77,6 @@ class LockProtocol(Protocol):
     ) -> ClaimAnswer | None:
         """Try to begin a run that was asked for by hand."""
 
-    def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:
-        """Try to take over the claim of a dead holder."""
-
     def take_over_many(
         self, cursor: Any, requests: Sequence[TakeoverRequest]
     ) -> dict[UUID, ClaimAnswer]:

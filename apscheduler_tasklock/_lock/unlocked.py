@@ -185,9 +185,6 @@ class UnlockedProtocol:
     ) -> ClaimAnswer | None:
         """Return nothing: nobody asks for runs by hand."""
 
-    def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:
-        """Return nothing: nobody dies."""
-
     def take_over_many(
         self, cursor: Any, requests: Sequence[TakeoverRequest]
     ) -> dict[UUID, ClaimAnswer]:

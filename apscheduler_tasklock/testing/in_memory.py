@@ -186,19 +186,18 @@ class MemoryProtocol:
             lambda row, now: rule.claim_manual(row, request, self._replica_id, now, stable=stable),
         )
 
-    def take_over(self, cursor: Any, request: TakeoverRequest) -> ClaimAnswer | None:
-        """Try to take over the claim of a dead holder. ``None``: the task has no row."""
-        return self._locks.decide(
-            request.task_name,
-            lambda row, now: rule.take_over(row, request, self._replica_id, now),
-        )
-
     def take_over_many(
         self, cursor: Any, requests: Sequence[TakeoverRequest]
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take over many claims. Those of tasks without a row are missing."""
-        answers = {request.claim_id: self.take_over(cursor, request) for request in requests}
+        answers = {request.claim_id: self._take_over(request) for request in requests}
         return {claim_id: each for claim_id, each in answers.items() if each is not None}
+
+    def _take_over(self, request: TakeoverRequest) -> ClaimAnswer | None:
+        return self._locks.decide(
+            request.task_name,
+            lambda row, now: rule.take_over(row, request, self._replica_id, now),
+        )
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
         """End a claim. ``None`` means that it no longer stood, and that nothing was changed."""

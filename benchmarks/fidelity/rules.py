@@ -347,7 +347,9 @@ class TaskLockRule(Rule):
         """Run the window of a dead holder again, unless somebody else does."""
         lease = self._lease(period)
         request = TakeoverRequest(TASK, dead.claim_id, dead.holder, lease, self.failover)
-        answer = self.protocol_of(replica).take_over(self.cursor(), request)
+        answer = (
+            self.protocol_of(replica).take_over_many(self.cursor(), [request]).get(request.claim_id)
+        )
         if answer is None or not answer.granted:
             return None
         run_time = seconds(answer.window_start)

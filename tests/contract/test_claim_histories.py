@@ -471,7 +471,7 @@ class ClaimHistory(RuleBasedStateMachine):
             requests = [TakeoverRequest("nobody's", request.dead_claim_id, "dead"), request]
             answer = protocol.take_over_many(self.cursor, requests).get(request.claim_id)
         else:
-            answer = protocol.take_over(self.cursor, request)
+            answer = protocol.take_over_many(self.cursor, [request]).get(request.claim_id)
         after = decision.row
         self.note(situations.of_takeover(before, after, request, self.time))
         self.happened(task, after, wrote=after is not before)

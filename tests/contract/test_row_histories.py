@@ -223,7 +223,9 @@ class Requests:
 
     def take_over(self, task: str | None = None) -> Ask:
         request = self.takeover_request(task or self.task())
-        return lambda protocol: protocol.take_over(protocol.cursor, request)
+        return lambda protocol: protocol.take_over_many(protocol.cursor, [request]).get(
+            request.claim_id
+        )
 
     def take_over_many(self) -> Ask:
         requests = [self.takeover_request(task) for task in TASKS]

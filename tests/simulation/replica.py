@@ -149,7 +149,7 @@ class SimulatedClient(LockClient):
     def _decide(self, request: ClaimRequest | TakeoverRequest) -> ClaimAnswer | None:
         cursor = NoCursor()
         if isinstance(request, TakeoverRequest):
-            return self._protocol.take_over(cursor, request)
+            return self._protocol.take_over_many(cursor, [request]).get(request.claim_id)
         times = ReadTimes(self.lag_of(request.run_time), None, self.stable)
         return self._protocol.claim(cursor, request, times)
 
