@@ -49,7 +49,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=PREPARED_STATEMENTS,
         help="run the tests through pgbouncer, with prepared statements on or off",
     )
-    parser.addoption("--seed", type=int, help="seed of the random tests; printed by every run")
+    parser.addoption(
+        "--seed",
+        default="1",
+        help="seed of the random tests, or `random` for one that is drawn; printed by every run",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its options
@@ -59,7 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     # Each of several processes has a server of its own, so that what tests count in it is theirs.
     seed = getattr(config, "workerinput", {}).get("seed", config.getoption("--seed"))
-    config.stash[_SEED] = random.randrange(2**32) if seed is None else seed  # noqa: S311  # repeatable, not secret
+    # A change is judged by the same examples as the one before it; `--seed random` tries others.
+    config.stash[_SEED] = random.randrange(2**32) if seed == "random" else int(seed)  # noqa: S311  # repeatable, not secret
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(config.stash[_SEED])
 

@@ -261,7 +261,7 @@ def _following(
         times = [_following(part, previous, now, steps) for part in trigger.triggers]
         found = min((time for time in times if time is not None), default=None, key=_timestamp)
     elif isinstance(trigger, AndTrigger):
-        found = _agreed_after(trigger, now - _INSTANT if previous is None else previous, steps)
+        found = _agreed_after(trigger, previous or _moved(now, -_INSTANT), steps)
     else:
         return _asked(trigger, previous, now, steps)
     if found is None or not trigger.jitter:
@@ -363,7 +363,7 @@ def _agreed_after(trigger: AndTrigger, moment: datetime, steps: Steps) -> dateti
     ``AndTrigger.get_next_fire_time`` does not stop looking when they never do, and a look here
     must not hang a worker.
     """
-    earliest = moment + _INSTANT
+    earliest = _moved(moment, _INSTANT)
     for _ in range(AND_TRIGGER_ROUNDS):
         times = []
         for part in trigger.triggers:
@@ -386,7 +386,7 @@ def _first_from(trigger: Any, moment: datetime, steps: Steps) -> datetime | None
     """Return the trigger's first run time at or after ``moment``, whatever it ran before."""
     is_stock = type(trigger) in _STOCK
     if not is_stock and isinstance(trigger, AndTrigger):
-        return _agreed_after(trigger, moment - _INSTANT, steps)
+        return _agreed_after(trigger, _moved(moment, -_INSTANT), steps)
     if not is_stock and isinstance(trigger, OrTrigger):
         times = [_first_from(part, moment, steps) for part in trigger.triggers]
         return min((time for time in times if time is not None), default=None, key=_timestamp)
@@ -426,7 +426,7 @@ def _last_until(trigger: Any, first: datetime, end: datetime, steps: Steps) -> d
 
 def _later(trigger: Any, *, previous: datetime, moment: datetime, steps: Steps) -> datetime | None:
     """Return what a trigger gives after ``previous``, unless that is no later."""
-    for now in (moment, moment + _INSTANT):
+    for now in (moment, _moved(moment, _INSTANT)):
         following = _asked(trigger, previous, now, steps)
         if following is None or following.timestamp() > previous.timestamp():
             return following

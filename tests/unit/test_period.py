@@ -372,6 +372,21 @@ def test_calendar_interval_that_never_agrees_is_not_walked_from_its_start_again(
 
 
 @needs_calendar
+@zones
+def test_parts_that_meet_in_the_hour_that_comes_twice_meet_later_next(
+    zone_of: Callable[[str], Any],
+) -> None:
+    zone = zone_of("Europe/Berlin")
+    start = at("2025-10-25 14:06", zone)
+    minutes = CronTrigger(hour=2, minute="30,59", timezone=zone)
+    both = AndTrigger([IntervalTrigger(minutes=7, start_date=start, timezone=zone), minutes])
+    met = datetime(2025, 10, 26, 1, 59, tzinfo=timezone.utc).astimezone(zone)
+    assert (met.timestamp() - start.timestamp()) % 420 == 0
+    following = datetime(2025, 10, 29, 1, 30, tzinfo=timezone.utc)
+    assert period_after(both, met) == following.timestamp() - met.timestamp()
+
+
+@needs_calendar
 @pytest.mark.parametrize("every", [{"days": 1}, {"days": 3}, {"weeks": 1, "days": 2}])
 def test_a_calendar_interval_of_a_hundred_years_ago_agrees_with_others(
     every: dict[str, int],
