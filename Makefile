@@ -47,11 +47,14 @@ test-postgres: $(VENV)/.dev ## Run the tests of statements on PostgreSQL 14 to 1
 	$(BIN)/pytest -n $(WORKERS) --postgres-version $(VERSION) -m "not own_server and not faults and not slow" \
 		tests/contract tests/executors tests/integration tests/migration $(PYTEST_ARGS)
 
-# PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built.
+# PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built. What that
+# changes is how the statements of claims, leases and stored jobs are sent.
+PREPARING := $(addprefix tests/integration/test_,first_claims.py together.py lost_statements.py releases.py \
+	leases.py failover.py faults.py faults_answers.py faults_server.py hold.py jobstore.py operations.py)
 test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an installed pgbouncer
 	$(BIN)/pytest -n $(WORKERS) --pgbouncer off tests/contract tests/integration $(PYTEST_ARGS)
 	PGBOUNCER=$${PGBOUNCER:-$$(tests/support/build-pgbouncer)} && export PGBOUNCER \
-		&& $(BIN)/pytest -n $(WORKERS) --pgbouncer on tests/contract tests/integration \
+		&& $(BIN)/pytest -n $(WORKERS) --pgbouncer on tests/contract $(PREPARING) \
 		tests/acceptance/test_pgbouncer.py $(PYTEST_ARGS)
 
 # An environment that another Python has made is made anew.
