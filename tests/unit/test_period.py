@@ -18,6 +18,7 @@ from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._scheduler.triggers import (
+    following_run_time,
     has_next_run,
     is_shared,
     nominal_time,
@@ -39,6 +40,10 @@ BERLIN = ZoneInfo("Europe/Berlin")
 
 needs_calendar = pytest.mark.skipif(
     CalendarIntervalTrigger is None, reason="APScheduler 3.10 has no calendar interval trigger"
+)
+needs_both_hours = pytest.mark.skipif(
+    CalendarIntervalTrigger is None,
+    reason="APScheduler 3.10 answers in the hour that comes twice with times of the first one",
 )
 zones = pytest.mark.parametrize(
     "zone_of",
@@ -371,7 +376,7 @@ def test_calendar_interval_that_never_agrees_is_not_walked_from_its_start_again(
     assert 2000 < steps < 6_300  # few for each of up to 2,000 rounds
 
 
-@needs_calendar
+@needs_both_hours
 @zones
 def test_parts_that_meet_in_the_hour_that_comes_twice_meet_later_next(
     zone_of: Callable[[str], Any],
@@ -384,6 +389,22 @@ def test_parts_that_meet_in_the_hour_that_comes_twice_meet_later_next(
     assert (met.timestamp() - start.timestamp()) % 420 == 0
     following = datetime(2025, 10, 29, 1, 30, tzinfo=timezone.utc)
     assert period_after(both, met) == following.timestamp() - met.timestamp()
+
+
+@needs_both_hours
+@pytest.mark.parametrize("combine", [None, AndTrigger, OrTrigger])
+def test_jitter_leads_forward_in_the_hour_that_comes_twice(
+    combine: Any, draw: Callable[[float], None]
+) -> None:
+    """Not back into the first one, where the trigger would seem to stand still."""
+    draw(0.5)
+    trigger = cron(minute="*", jitter=30)
+    if combine:
+        trigger = combine([cron(minute="*"), cron(second=0)], jitter=30)
+    now = datetime(2025, 10, 26, 1, 10, 30, tzinfo=timezone.utc).astimezone(BERLIN)
+    following = following_run_time(trigger, now, now)
+    assert following is not None
+    assert following.timestamp() - now.timestamp() == 30 + 15
 
 
 @needs_calendar
