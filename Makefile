@@ -20,7 +20,7 @@ LOWEST_PYTHON ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-faults test-slow test-postgres test-pgbouncer test-lowest test-foreign \
-	chaos chaos-store fidelity lint types docs reference pictures bench bench-results dist \
+	chaos chaos-store simulate fidelity lint types docs reference pictures bench bench-results dist \
 	release-notes clean
 
 help: ## Show the targets
@@ -34,7 +34,7 @@ demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 secon
 
 ##@ Tests, on a real PostgreSQL (PYTEST_ARGS, WORKERS)
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/pytest -n $(WORKERS) -m "not faults and not slow" $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) -m "not faults and not slow and not simulate" $(PYTEST_ARGS)
 
 test-faults: $(VENV)/.dev ## Run the tests of broken connections that `make test` leaves out
 	$(BIN)/pytest -n $(WORKERS) -m faults tests/integration $(PYTEST_ARGS)
@@ -75,6 +75,9 @@ chaos: $(VENV)/.dev ## Put real replicas under random faults for three minutes, 
 
 chaos-store: $(VENV)/.dev ## The same for the job store that all replicas share, for two minutes (CHAOS_ARGS)
 	$(BIN)/python -m tests.chaos_store $(CHAOS_ARGS)
+
+simulate: $(VENV)/.dev ## Put simulated replicas under a tenth of all pairs of faults, for some 15 minutes
+	$(BIN)/pytest -m simulate tests/simulation $(PYTEST_ARGS)
 
 fidelity: $(VENV)/.bench ## Live through thousands of windows under each rule, and count what goes wrong (FIDELITY_ARGS)
 	$(BIN)/python -m benchmarks.fidelity $(FIDELITY_ARGS)

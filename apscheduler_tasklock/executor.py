@@ -115,8 +115,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     Plugin alias: ``tasklock``
 
-    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with the psycopg driver, which is
-        used as it is, except for autocommit
+    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with the psycopg driver: a
+        connection is opened as the engine opens its own, and its pool is not used
     :param executor: executor to wrap: an instance, a plugin alias such as ``"processpool"``, or a
         mapping as in a scheduler's configuration, ``{"type": "processpool", "max_workers": 2}``;
         by default the scheduler's own default executor
@@ -381,16 +381,17 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             over_at += time.monotonic() - begun
         if wait:  # an operator sees what runs until then
             self._registrar.report_stop(())
-        deadline = time.monotonic() + CLOSING_TIMEOUT
+        # What is left then is for releases that have to be sent once more.
+        deadline = min(time.monotonic() + CLOSING_TIMEOUT, over_at - 1.0)
         runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
         # Coroutines that the wrapped executor has cancelled, and that have not noticed.
-        calls = [self.locks.offload.release(r.cutting()) for r in runs if not r.is_being_released]
-        self.locks.claiming.wait(CLOSING_TIMEOUT)
-        for call in calls:
-            call.wait(max(0.0, deadline - time.monotonic()))
+        cut = [(run, ticket) for run in runs if (ticket := run.begin_cut()) is not None]
+        self.locks.claiming.wait(max(0.0, deadline - time.monotonic()))
+        for run, ticket in cut:
+            run.report_end(ticket, max(0.0, deadline - time.monotonic()))
         for run in runs:
             if run.is_being_released:
-                run.wait_for_release(max(0.0, deadline - time.monotonic()))
+                run.report_at_stop(max(0.0, deadline - time.monotonic()))
         self._remove_listeners()
         self.locks.close(blocking=True, until=over_at)
         self._started_in = None

@@ -9,7 +9,6 @@ import getpass
 import os
 import secrets
 import socket
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime, timedelta
@@ -29,16 +28,10 @@ from typing import Any, TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.deadline import RELEASE_LIMIT
-from apscheduler_tasklock._database.exchange import Outcome
-from apscheduler_tasklock._lock.claim import Decision
-from apscheduler_tasklock._lock.client import AnyAttempt, LockClient, LockSettings, client_now
-from apscheduler_tasklock._lock.completion import result_of
+from apscheduler_tasklock._lock.client import LockClient, LockSettings, Released, client_now
 from apscheduler_tasklock._lock.forking import replace_in_each_child
-from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, Refusal, ReleaseAnswer, RunEnd
-from apscheduler_tasklock._lock.offload import Operation
+from apscheduler_tasklock._lock.messages import ClaimRequest, Refusal, RunEnd
 from apscheduler_tasklock._lock.operations import Operations, like_of
-from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._values import LONGEST_MESSAGE, logger_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -134,7 +127,8 @@ class TaskLocks:
 
     A context manager, sync or async, which closes them when it is left.
 
-    :param database: a URL, or an SQLAlchemy engine with the psycopg driver
+    :param database: a URL, or an SQLAlchemy engine with the psycopg driver: a connection is opened
+        as the engine opens its own, and its pool is not used
     :param schema: schema of the task lock table; ``None`` leaves it to the ``search_path``
     :param table: name of the task lock table
     :param replica_id: who claims, shown in logs; by default host, process and a random part
@@ -466,18 +460,7 @@ class Hold:
 
     async def __aenter__(self) -> HeldLock:
         with self._entering():
-            client = self._client
-            attempt = client.attempt(self._request())  # raises if they are closed
-            wanted_at = time.monotonic()
-
-            def claim(first: Outcome[Any] | None) -> HeldLock:
-                return self._granted(client.claim(attempt, wanted_at, first))
-
-            with client.in_use:
-                held = await client.offload.claim(
-                    _HoldClaim(attempt, claim),
-                    partial(self._release, end=RunEnd(Ending.OPEN)),
-                )
+            held = await self._claim_async()
             held.runs_on(asyncio.get_running_loop())
             return self._make_current(held)
 
@@ -487,10 +470,17 @@ class Hold:
         exception: BaseException | None = None,
         _traceback: object = None,
     ) -> None:
-        held, client = self._leave(), self._client
-        release = _HoldRelease(held, self._end_after(held, exception), client, self._release)
-        # It goes on when this is cancelled.
-        await result_of(client.offload.release(release))
+        held = self._leave()
+        if held.inherited:
+            return
+        is_unknown = held.has_lost_callback
+        try:
+            # It goes on when this is cancelled.
+            released = await self._client.release_async(held, self._end_after(held, exception))
+        except TaskLockError as error:
+            self._tell_failure(held, error)
+        else:
+            self._tell_lost(held, released, is_unknown=is_unknown)
 
     def __call__(self, function: Function) -> Function:
         """Hold the lock around each call of a function or coroutine function.
@@ -560,16 +550,27 @@ class Hold:
         return self._stands_in or self._get_client()
 
     def _claim(self) -> HeldLock:
-        return self._granted(self._client.claim(self._request()))
-
-    def _granted(self, claimed: HeldLock | Refusal | None) -> HeldLock:
-        """Return a lock that was granted, maybe after a while.
+        """Return the lock, maybe after a while.
 
         A run whose lease has ended counts as dead only after a while, in which it may be renewed
         or released: right after an outage, and in a process that has just started.
         """
-        while isinstance(claimed, Refusal) and claimed.waits and not self._client.wait(PAUSE):
-            claimed = self._client.claim(self._request())
+        client = self._client
+        claimed = client.claim(self._request())
+        while isinstance(claimed, Refusal) and claimed.waits and not client.wait(PAUSE):
+            claimed = client.claim(self._request())
+        return self._granted(claimed)
+
+    async def _claim_async(self) -> HeldLock:
+        """Do the same in a coroutine."""
+        client = self._client
+        claimed = await client.begin_claim(self._request()).result()
+        while isinstance(claimed, Refusal) and claimed.waits and not client.closed:
+            await asyncio.sleep(PAUSE)
+            claimed = await client.begin_claim(self._request()).result()
+        return self._granted(claimed)
+
+    def _granted(self, claimed: HeldLock | Refusal | None) -> HeldLock:
         assert claimed is not None
         if not isinstance(claimed, HeldLock):
             raise TaskLockRefusedError(
@@ -594,28 +595,30 @@ class Hold:
         redact = self._client.settings.redact
         return RunEnd.of(exception, redact=redact, overran=held.seconds_left == 0)
 
-    def _release(
-        self,
-        held: HeldLock,
-        end: RunEnd,
-        sent: Release | None = None,
-        first: Outcome[ReleaseAnswer | None] | None = None,
-    ) -> None:
+    def _release(self, held: HeldLock, end: RunEnd) -> None:
         if held.inherited:
             return
         is_unknown = held.has_lost_callback
         try:
-            released = self._client.release(held, end, sent, first)
-        except TaskLockDatabaseError:
-            return  # logged as an outage; the release is pending
+            released = self._client.release(held, end)
         except TaskLockError as error:
-            logger.error(
-                "Task %r: its lock could not be released, and is tried again until it ends by "
-                "itself: %s",
-                held.name,
-                error,
-            )
-            return
+            self._tell_failure(held, error)
+        else:
+            self._tell_lost(held, released, is_unknown=is_unknown)
+
+    @staticmethod
+    def _tell_failure(held: HeldLock, error: TaskLockError) -> None:
+        if isinstance(error, TaskLockDatabaseError):
+            return  # logged as an outage; the release is pending
+        logger.error(
+            "Task %r: its lock could not be released, and is tried again until it ends by itself: "
+            "%s",
+            held.name,
+            error,
+        )
+
+    @staticmethod
+    def _tell_lost(held: HeldLock, released: Released | None, *, is_unknown: bool) -> None:
         if released is None and is_unknown:
             logger.warning(LOST, held.name, held.token)
 
@@ -640,48 +643,6 @@ def _operator() -> str:
     except (OSError, KeyError):  # a container's user may have no name
         user = "somebody"
     return f"{user}@{socket.gethostname()}"
-
-
-class _HoldClaim(Operation[HeldLock]):
-    """The claim of a coroutine that holds a lock."""
-
-    def __init__(
-        self, attempt: AnyAttempt, claim: Callable[[Outcome[Decision] | None], HeldLock]
-    ) -> None:
-        self._attempt = attempt
-        self._claim = claim
-
-    def prepare(self) -> AnyAttempt:
-        return self._attempt
-
-    def finish(self, outcome: Outcome[Decision] | None) -> HeldLock:
-        return self._claim(outcome)
-
-    def waits_after(self, answer: Decision) -> bool:
-        return answer.answer is not None and answer.answer.waits  # see `Hold._granted`
-
-
-class _HoldRelease(Operation[None]):
-    """The release of a coroutine that has held a lock."""
-
-    limit = RELEASE_LIMIT
-
-    def __init__(
-        self, held: HeldLock, end: RunEnd, client: LockClient, release: Callable[..., None]
-    ) -> None:
-        self._held = held
-        self._end = end
-        self._client = client
-        self._release = release
-        self._sent: Release | None = None
-
-    def prepare(self) -> Release | None:
-        if not self._held.inherited:
-            self._sent = self._client.prepare_release(self._held, self._end)
-        return self._sent
-
-    def finish(self, outcome: Outcome[ReleaseAnswer | None] | None) -> None:
-        self._release(self._held, self._end, self._sent, outcome)
 
 
 def _call_of(function: Callable[..., Any]) -> Any:

@@ -106,24 +106,18 @@ def bounded_waits(
             attributes["wait"] = before
 
 
-def raw_cursor(
-    connection: psycopg.Connection[Any], *, guest: bool = False
-) -> psycopg.RawCursor[Any]:
+def raw_cursor(connection: psycopg.Connection[Any]) -> psycopg.RawCursor[Any]:
     """Return a cursor for our statements, whatever the connection makes of an application's.
 
     It takes PostgreSQL's own numbered parameters, and gives tuples. Times come in binary form,
     which is the same under each ``DateStyle``.
-
-    :param guest: whether the connection is an application's, and must stay as it is
     """
     cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
     cursor.format = psycopg.pq.Format.BINARY
-    if guest:
-        cursor.adapters.register_loader("timestamptz", _AnyTimeLoader)
     return cursor
 
 
-class _AnyTimeLoader(Loader):
+class AnyTimeLoader(Loader):
     """Reads each time that PostgreSQL has: what Python lacks comes as the nearest that it knows.
 
     ``infinity``, which an operator may have set, is the last one. A time that could not be read
@@ -288,18 +282,27 @@ def connector(
         timeout = 2 if hurried else max(2, int(attempt))
         connection = psycopg.connect(**{"connect_timeout": timeout, **parameters}, autocommit=True)
         try:
-            connection.adapters.register_loader("timestamptz", _AnyTimeLoader)
-            with bounded_waits(connection, attempt, Deadline(closing)):
-                # In a burst a replica hardly sends more than ten statements of each kind, and
-                # PostgreSQL parses each of them anew: that takes twice as long as the rest. To
-                # prepare one is a round trip of its own, so that it waits until the second time.
-                connection.prepare_threshold = 1 if is_direct(connection) else None
+            set_up(connection, attempt, closing)
         except BaseException:
             connection.close()
             raise
         return connection
 
     return connect
+
+
+def set_up(connection: psycopg.Connection[Any], attempt: float, closing: Closing | None) -> None:
+    """Set a connection of ours up, in autocommit mode.
+
+    :param attempt: seconds within which each answer has to come
+    :param closing: when it says that claiming is stopped, waits are short
+    """
+    connection.adapters.register_loader("timestamptz", AnyTimeLoader)
+    with bounded_waits(connection, attempt, Deadline(closing)):
+        # In a burst a replica hardly sends more than ten statements of each kind, and PostgreSQL
+        # parses each of them anew: that takes twice as long as the rest. To prepare one is a round
+        # trip of its own, so that it waits until the second time.
+        connection.prepare_threshold = 1 if is_direct(connection) else None
 
 
 def connect_parameters(url: URL) -> dict[str, Any]:
@@ -312,6 +315,13 @@ def connect_parameters(url: URL) -> dict[str, Any]:
         # Not a standby that happens to be named first.
         parameters.setdefault("target_session_attrs", "read-write")
     return parameters
+
+
+def host_count(url: URL) -> int:
+    """Return how many hosts a connection is tried to, one after the other."""
+    parameters = url.get_dialect()().create_connect_args(url)[1]
+    hosts = parameters.get("host") or parameters.get("hostaddr") or os.environ.get("PGHOST", "")
+    return str(hosts).count(",") + 1
 
 
 def is_direct(connection: psycopg.Connection[Any]) -> bool:

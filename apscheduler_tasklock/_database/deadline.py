@@ -20,8 +20,6 @@ Until = float | Callable[[], float]
 # any more; and a release, which a database that answers late should get all the same.
 ATTEMPT_LIMIT = 1.5
 RELEASE_LIMIT = 3.0
-# The same for the end of what a shutdown cuts: there has to be time left to send it once more.
-CUT_LIMIT = 2.0
 # Seconds within which all is over that a shutdown does not have to wait for.
 SHUTDOWN_LIMIT = 4.8
 # The last of these seconds, for a request to the server to cancel what it was asked.
@@ -88,48 +86,66 @@ class Deadline:
         self._until: Callable[[], float] = until if callable(until) else lambda: until
 
     @property
-    def seconds_left(self) -> float:
-        """Seconds for which the attempt may wait from now on; there is time to cancel after it."""
+    def over_at(self) -> float:
+        """When the attempt waits no longer, on the monotonic clock; there is time to cancel it."""
         over_at = self._until()
         if self._closing is not None:
             over_at = min(over_at, self._closing.over_at(self._since, self._limit))
-        return over_at - CANCEL_LIMIT - time.monotonic()
+        return over_at - CANCEL_LIMIT
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds for which the attempt may wait from now on."""
+        return self.over_at - time.monotonic()
+
+    def of_attempt(self, closing: Closing, limit: float) -> Deadline:
+        """Return that of one attempt which begins now, of what is tried again until this one.
+
+        :param limit: the seconds that it may take once claiming is stopped
+        """
+        return Deadline(closing, self._until, limit)
 
     @classmethod
     def latest(cls, deadlines: Sequence[Deadline]) -> Deadline:
-        """Return the one that passes last of several without ``until``, as of what travels."""
-        return max(deadlines, key=lambda deadline: (deadline._limit, deadline._since))
+        """Return the one that passes last of several, as of what travels together."""
+        return max(deadlines, key=lambda each: (each._until(), each._limit, each._since))
 
-    def check(self) -> None:
-        """Raise an error if there is no time left.
-
-        :raises TaskLockDatabaseError: the deadline has passed
-        """
-        if self.seconds_left <= 0:
-            raise _out_of_time()
-
-    def call(self, function: Callable[[], Result], discard: Callable[[Result], Any]) -> Result:
+    def call(
+        self,
+        function: Callable[[], Result],
+        discard: Callable[[Result], Any],
+        within: float = inf,
+        started: Callable[[threading.Thread], object] = lambda _thread: None,
+    ) -> Result:
         """Call a function that opens a connection, and give it up at the deadline.
 
-        Nothing can interrupt libpq while it looks a host's name up, nor an application's pool. So a
-        thread makes the call, and goes on with it when it is given up.
+        Nothing can interrupt libpq while it looks a host's name up, nor the listeners of an
+        application's engine. So a thread makes the call, and goes on with it when it is given up.
 
         :param discard: is given what the function returns if nobody waits for it any more
+        :param within: seconds after which it is given up in any case
+        :param started: gets the thread
         :raises TaskLockDatabaseError: the deadline has passed
         """
         call = AbandonableCall(function, discard)
+        thread = threading.Thread(target=call.run, name="tasklock-connect", daemon=True)
         try:
-            threading.Thread(target=call.run, name="tasklock-connect", daemon=True).start()
+            thread.start()
         except RuntimeError:  # threads are limited, or the interpreter ends and starts none
             return function()
+        started(thread)
+        given_up_at = time.monotonic() + within
         try:
-            while (left := self.seconds_left) > 0 and not call.wait(min(left, WAKE_INTERVAL)):
-                pass
+            while (left := min(self.seconds_left, given_up_at - time.monotonic())) > 0:
+                if call.wait(min(left, WAKE_INTERVAL)):
+                    break
         except BaseException:
             if not call.give_up():
                 call.discard()
             raise
         if call.give_up():
+            if self.seconds_left > 0:
+                raise TaskLockDatabaseError(f"no connection came within {within:.1f} sec")
             raise _out_of_time()
         return call.result()
 
@@ -178,4 +194,4 @@ class AbandonableCall(Generic[Result]):
 
 
 def _out_of_time() -> TaskLockDatabaseError:
-    return TaskLockDatabaseError("the database did not answer in the time that a shutdown leaves")
+    return TaskLockDatabaseError("the database did not answer in time")

@@ -60,6 +60,10 @@ class UnstorableNameError(TaskLockError):
     """The database's encoding lacks a character of a task's name. Nothing was sent."""
 
 
+class NoThreadError(TaskLockError):
+    """No thread can be started that would renew a lease. Nothing runs then, also unlocked."""
+
+
 class TableLockedError(TaskLockDatabaseError):
     """The server is there, and another session has a whole table locked.
 
@@ -73,10 +77,6 @@ class ServerFullError(TaskLockDatabaseError):
 
 class NotSentError(TaskLockDatabaseError):
     """A request whose turn did not come in time. The database knows nothing of it."""
-
-
-class NoConnectionError(NotSentError):
-    """Its turn did not come since no connection did, as where an application's pool is used up."""
 
 
 def as_unavailable(error: BaseException) -> TaskLockDatabaseError | None:

@@ -20,9 +20,9 @@ from apscheduler_tasklock._database.connection import (
 )
 from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, Closing, Deadline
 from apscheduler_tasklock._database.errors import as_unavailable, one_line
-from apscheduler_tasklock._database.pool import open_apart
 from apscheduler_tasklock._database.rejections import NOTIFICATIONS, Rejections
-from apscheduler_tasklock._database.retry import jittered
+from apscheduler_tasklock._database.session import open_apart
+from apscheduler_tasklock._database.thread import jittered
 from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._values import logger_of
 
@@ -65,7 +65,7 @@ class Listener:
     ) -> None:
         self._closing = Closing()
         self._connect: Callable[[], psycopg.Connection[Any]] = (
-            partial(open_apart, database)
+            partial(open_apart, database, attempt)
             if isinstance(database, Engine)
             else connector(as_url(database), attempt, application_name, self._closing)
         )
@@ -118,7 +118,6 @@ class Listener:
         connection = deadline.call(self._connect, lambda late: late.close())
         try:
             with bounded_waits(connection, self._attempt, deadline):
-                connection.autocommit = True
                 if not is_direct(connection):
                     logger.info(
                         "A pooler is before the database, so that changes of jobs on other "

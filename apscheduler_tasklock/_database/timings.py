@@ -17,8 +17,8 @@ class Timings:
         doubt, at least
     :ivar renewals_per_lease: how often a claim is renewed during one lease, so that a renewal may
         fail and be tried again
-    :ivar release_timeout: for which a release is tried by the job's own worker, before it is left
-        to the background
+    :ivar release_timeout: for which the job's own worker waits for a release that fails. Then the
+        worker goes on, and the release is sent again
     :ivar release_interval: after which a release that could not be sent is sent again; sooner if
         somebody waits for it
     :ivar rejected_interval: after which what the database rejects is tried again, as until somebody

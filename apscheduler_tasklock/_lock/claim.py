@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 
 from apscheduler_tasklock._database.encoding import unstorable
 from apscheduler_tasklock._database.errors import ConflictError, RowLockedError, is_rolled_back
-from apscheduler_tasklock._database.exchange import Request
 from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.requests import Request
 from apscheduler_tasklock._lock.clock import DatabaseClock
 from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
@@ -24,7 +24,6 @@ from apscheduler_tasklock._lock.messages import (
     RunEnd,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.releases import PendingReleases
 from apscheduler_tasklock._lock.stand_in import LockProtocol
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
@@ -53,7 +52,6 @@ class ClaimContext:
     protocol: LockProtocol
     clock: DatabaseClock
     outage: Outage
-    pending: PendingReleases
     claim_timeout: float
 
     def read_times(self, sent: float, lag: float = 0.0) -> ReadTimes:
@@ -124,7 +122,7 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
     @property
     def goes_alone(self) -> bool:
         """Whether something has to be sent for the task first, on the same cursor."""
-        return self._to_take_back is not None or self._context.pending.has(self.task_name)
+        return self._to_take_back is not None
 
     def send(self, cursor: Any) -> Decision | TaskLockError:
         """Ask, again if the answer cannot be used. A name that cannot be stored is not asked for.
@@ -137,8 +135,6 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
             return problem
         for _ in range(MOST_ANSWERS):
             self._take_back(cursor)
-            # Otherwise the claim could be refused on account of this replica's own last run.
-            context.pending.send_for(self.task_name, cursor)
             # Both clocks are read as late as can be, on a connection that stands.
             sent, lag = time.monotonic(), self._lag()
             times = context.read_times(sent, lag)
@@ -258,18 +254,12 @@ class TakeoverAttempt(_Attempt[TakeoverRequest]):
         super().__init__(request, context)
         self.kind = TakeoverAttempt
 
-    @property
-    def goes_alone(self) -> bool:
-        """Whether something has to be sent for the task first, on the same cursor."""
-        return self._context.pending.has(self.task_name)
-
     def send(self, cursor: Any) -> Decision:
         """Ask; the answer is ``None`` if the row is gone.
 
         :raises TaskLockDatabaseError: its row is locked, or the answer took longer than the lease
             that it grants; it is to be asked again
         """
-        self._context.pending.send_for(self.task_name, cursor)
         [decided] = self.send_together(cursor, [self])
         if isinstance(decided, TaskLockDatabaseError):
             raise decided
@@ -314,7 +304,6 @@ class _LoneAttempt(_Attempt[Asked]):
         :raises TaskLockDatabaseError: answers take longer than the lease that they grant
         """
         context = self._context
-        context.pending.send_for(self.task_name, cursor)
         sent = time.monotonic()
         answer = self._ask(cursor)
         if answer is not None:

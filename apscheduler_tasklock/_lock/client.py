@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -18,25 +18,24 @@ from psycopg.errors import InsufficientPrivilege
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.background import BackgroundThreads
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.deadline import (
-    RELEASE_LIMIT,
     SHUTDOWN_LIMIT,
     Closing,
     Deadline,
 )
-from apscheduler_tasklock._database.errors import NotSentError, RowLockedError, ServerFullError
-from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Call, Exchange, Outcome
+from apscheduler_tasklock._database.errors import NoThreadError
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._database.pool import NoDatabase, Pool, make_pool, make_second_pool
 from apscheduler_tasklock._database.rejections import (
     CLAIMS,
     REGISTRATIONS,
     RUN_HISTORY,
     Rejections,
 )
-from apscheduler_tasklock._database.retry import BACKOFF, LOCKED_BACKOFF, Retrier, jittered
+from apscheduler_tasklock._database.requests import Call, Outcome
+from apscheduler_tasklock._database.session import NoSession, Session, make_session
+from apscheduler_tasklock._database.side import MOST_TOGETHER
+from apscheduler_tasklock._database.thread import TURN, Asked, DatabaseThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
 from apscheduler_tasklock._lock.claim import (
@@ -52,7 +51,7 @@ from apscheduler_tasklock._lock.clock import DatabaseClock
 from apscheduler_tasklock._lock.commands import command_line
 from apscheduler_tasklock._lock.heartbeat import Heartbeat
 from apscheduler_tasklock._lock.jobs import JobRows
-from apscheduler_tasklock._lock.lifetime import InProgress, Lifetime, off_the_loop
+from apscheduler_tasklock._lock.lifetime import InProgress, off_the_loop
 from apscheduler_tasklock._lock.messages import (
     NOT_BEGUN,
     ClaimRequest,
@@ -70,9 +69,8 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.offload import ThreadOffload
 from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
-from apscheduler_tasklock._lock.releases import PendingRelease, PendingReleases, Release
+from apscheduler_tasklock._lock.releases import PendingRelease, Release, ReleaseTicket
 from apscheduler_tasklock._lock.stand_in import LockProtocol, StandIn, current_standing
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
@@ -98,10 +96,9 @@ logger = logger_of(__name__)
 Answer = TypeVar("Answer")
 AnyAttempt: TypeAlias = ClaimAttempt | TakeoverAttempt | ManualAttempt | HandOutAttempt
 
-# The share of a lease in which a renewal must have been sent; else it gets a connection of its own.
-RENEWAL_TURN = 1 / 6
-# Seconds that stand for the lease of a claim without one, for the time that its renewal may take.
-UNLEASED_RENEWAL = 3.0
+# Seconds that pending releases have at a shutdown in any case, whatever else of it took long.
+SHORTEST_CLOSING = 0.7
+CLOSED = "these locks are closed"
 # Seconds for which extending a lock is tried.
 EXTEND_TIMEOUT = 2.0
 
@@ -153,13 +150,11 @@ class LockClient:
     It is ready when it is made, and is closed once. A forked child makes one of its own.
 
     :raises TaskLockOptionError: the task lock cannot use the database
-    :ivar offload: does what coroutines want of the database
     :ivar clock: what is known of the database's clock
     :ivar outage: what is known of its outages
     :ivar rejections: what it rejects of this replica's work now
     :ivar jobs: the statements of the job store, for :meth:`ask`
     :ivar claiming: counts the claims that are being made, and given back if nobody wants them
-    :ivar in_use: counts who still needs the threads after :meth:`close`
     """
 
     def __init__(self, settings: LockSettings) -> None:
@@ -176,21 +171,17 @@ class LockClient:
         self._closing = Closing()
         self._released_at = 0.0
         self.claiming = InProgress()
-        background = BackgroundThreads(1, "tasklock-background")
-        finishing = BackgroundThreads(1, "tasklock-finishing")
+        self._give_up_at = inf  # when pending releases are given up, on the monotonic clock
         self.outage = Outage(self.where, attempt_limit(settings.claim_timeout), settings.timings)
         self.rejections = Rejections(settings.timings.rejected_interval)
         self._rights_at = 0.0  # when they are looked at, on the monotonic clock
-        self._pool, self._second_pool = self._make_pools()
-        self._exchange = Exchange(self._pool, self.outage, self._explain, background, finishing)
-        self.offload = ThreadOffload(
-            self._exchange, background, finishing, self._closing, self.claiming, self._timeout
-        )
-        self._second = Exchange(
-            self._second_pool, self.outage, self._explain, background, finishing
-        )
-        self._retrier = Retrier(self._exchange, self.outage, self._closing, self.where)
+        session = self._make_session()
         self._protocol = self._make_protocol()
+        # The database's thread has it.
+        self._heartbeat = Heartbeat(self._renew, session.attempt, settings.timings, self.rejections)
+        self._database = DatabaseThread(
+            session, self.outage, self._explain, self._closing, self._heartbeat
+        )
         self.jobs = JobRows(
             self.table,
             settings.replica_id,
@@ -199,25 +190,17 @@ class LockClient:
             self.rejections,
         )
         self.clock = DatabaseClock(self.outage.clock_stepped)
-        self._pending = PendingReleases(
-            self._exchange, self._protocol, self._closing, settings.timings
-        )
         self._context = ClaimContext(
-            self._protocol, self.clock, self.outage, self._pending, settings.claim_timeout
+            self._protocol, self.clock, self.outage, settings.claim_timeout
         )
         self._running: dict[UUID, tuple[HeldLock, datetime]] = {}  # and since when
-        self._heartbeat = Heartbeat(
-            self._renew, self._second_pool.close_idle, settings.timings, self.rejections
-        )
-        self.in_use = Lifetime(self.offload.close)
 
-    def _make_pools(self) -> tuple[Pool, Pool]:
-        """Return the connections of the database, and one beside them."""
+    def _make_session(self) -> Session:
+        """Return the connection."""
         settings = self.settings
         if settings.stand_in is not None:
-            nothing = NoDatabase(attempt_limit(settings.claim_timeout))
-            return nothing, nothing
-        first = make_pool(
+            return NoSession(attempt_limit(settings.claim_timeout))
+        return make_session(
             settings.database,
             timeout=settings.claim_timeout,
             application_name=self._application_name,
@@ -225,13 +208,6 @@ class LockClient:
             ended=self.outage.idle_connection_ended,
             lock_query=lock_query(list(self.table.metadata.tables.values())),
         )
-        second = make_second_pool(
-            settings.database,
-            timeout=settings.claim_timeout,
-            application_name=self._application_name,
-            ended=self.outage.idle_connection_ended,
-        )
-        return first, second
 
     def _make_protocol(self) -> LockProtocol:
         settings = self.settings
@@ -271,7 +247,7 @@ class LockClient:
     @property
     def waiting(self) -> int:
         """How many requests wait for their turn on the connection."""
-        return self._exchange.waiting
+        return self._database.waiting
 
     @property
     def stable(self) -> bool:
@@ -347,19 +323,8 @@ class LockClient:
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects the statement; the message names the remedy
         """
-        until, attempt = time.monotonic() + seconds, 0
-        told: TaskLockDatabaseError | None = None
-        while True:
-            try:
-                return self._exchange.ask(Call(statement), Deadline(self._closing, until), seconds)
-            except TaskLockDatabaseError as error:
-                # The last attempt may have had no time left; the one before it says why.
-                if told is None or not isinstance(error, NotSentError):
-                    told = error
-                pause = jittered(BACKOFF[min(attempt, len(BACKOFF) - 1)])
-                if time.monotonic() + pause > until or self._closing.wait(pause):
-                    raise told from None
-                attempt += 1
+        deadline = Deadline(self._closing, time.monotonic() + seconds)
+        return self._database.ask(Call(statement), deadline, turn_within=seconds, tried_for=seconds)
 
     def attempt(self, request: AnyRequest) -> AnyAttempt:
         """Return a claim that can be sent, and then :meth:`claim` be called with its outcome.
@@ -367,9 +332,7 @@ class LockClient:
         :raises TaskLockError: these task locks are closed
         """
         if self.closed or self._pid != os.getpid():
-            raise TaskLockError(
-                f"task {request.task_name!r} is not claimed: these locks are closed"
-            )
+            raise TaskLockError(f"task {request.task_name!r} is not claimed: {CLOSED}")
         if isinstance(request, TakeoverRequest):
             return TakeoverAttempt(request, self._context)
         if isinstance(request, ManualRequest):
@@ -382,15 +345,15 @@ class LockClient:
         self,
         wanted: AnyRequest | AnyAttempt,
         since: float | None = None,
-        first: Outcome[Decision] | None = None,
+        known: Decision | None = None,
     ) -> HeldLock | Refusal | None:
         """Claim a task for one run time, or take a dead holder's run over.
 
         It is tried again while the database is unavailable.
 
-        :param wanted: a request; or the attempt that was made of one, if it was sent already
+        :param wanted: a request, or the attempt that was made of one
         :param since: when the claim was wanted, from :func:`time.monotonic`, if that was not now
-        :param first: what became of the attempt that was sent already
+        :param known: what would become of it, if that is known already
         :return: the held lock, which must be released; or why it was refused; or ``None`` if the
             row of what was to be taken over is gone
         :raises TaskLockDatabaseError: the database stayed unavailable for ``claim_timeout``. A
@@ -398,25 +361,104 @@ class LockClient:
         :raises TaskLockError: the database rejects the statement, and the message names the
             remedy; or these task locks are closed
         """
-        claimed = None
-        self.in_use.begin_use()
+        if isinstance(wanted, (ClaimRequest, TakeoverRequest, ManualRequest)):
+            wanted = self.attempt(wanted)
+        if known is not None:
+            return self._claimed(wanted.request, known)
+        return self._database.get(self._asked(wanted, since))
+
+    def begin_claim(
+        self, wanted: AnyRequest, since: float | None = None
+    ) -> Asked[Decision, HeldLock | Refusal | None]:
+        """Begin a claim in a coroutine, which awaits its ``result``: see :meth:`claim`.
+
+        What is granted to one that is cancelled is given back.
+        """
+        asked = self._asked(self.attempt(wanted), since, asyncio.get_running_loop())
+        self.claiming.begin()
+        self._database.submit(asked)
+        return asked
+
+    def _asked(
+        self,
+        attempt: AnyAttempt,
+        since: float | None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> Asked[Decision, HeldLock | Refusal | None]:
+        """Return a claim that can be sent.
+
+        :param loop: on which a coroutine waits for it
+        """
+        now = time.monotonic()
+        begun = now if since is None else since
+        reason = self.outage.reason
+        if reason is not None and now > begun + self._timeout:
+            raise TaskLockDatabaseError(self._gave_up(begun, reason))
+
+        asked = Asked(
+            attempt,
+            Deadline(self._closing),
+            partial(self._conclude, attempt, begun)
+            if loop is None
+            else partial(self._conclude_on, loop, attempt, begun),
+            partial(self._hand_over, attempt.request),
+            came=now,
+            turn_until=now + TURN * attempt_limit(self._timeout),
+            tried_until=begun + self._timeout,
+        )
+        asked.follows_releases = True
+        return asked
+
+    def _conclude(
+        self, attempt: AnyAttempt, begun: float, outcome: Outcome[Decision]
+    ) -> HeldLock | Refusal | None:
+        """Make what was claimed of a claim's outcome, in the database's thread."""
+        error = outcome.error
+        if error is None:
+            claimed = self._claimed(attempt.request, outcome.result())
+            if self.closed and isinstance(claimed, HeldLock):
+                # Whoever waits for this may not be there any more.
+                self._hand_over(attempt.request, claimed)
+                raise TaskLockError(f"task {claimed.name!r} is not claimed: {CLOSED}")
+            if not isinstance(claimed, HeldLock):
+                # It was refused when it was sent again. The first time it may have been held up on
+                # its way, and be granted yet, when nobody waits for it any more.
+                self._end_in_doubt(attempt)
+            return claimed
+        if isinstance(error, TaskLockSchemaError):
+            self.rejections.suspect()
+        self._end_in_doubt(attempt)
+        if isinstance(error, TaskLockDatabaseError):
+            raise type(error)(self._gave_up(begun, str(error))) from error.__cause__
+        raise error
+
+    def _conclude_on(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        attempt: AnyAttempt,
+        begun: float,
+        outcome: Outcome[Decision],
+    ) -> HeldLock | Refusal | None:
+        """Do the same for a coroutine."""
         try:
-            if isinstance(wanted, (ClaimRequest, TakeoverRequest, ManualRequest)):
-                wanted = self.attempt(wanted)
-            try:
-                decision = self._retrier.run_until(
-                    self._timeout, wanted, since=since, wait=self._closing.wait, first=first
-                )
-            except BaseException as error:
-                if isinstance(error, TaskLockSchemaError):
-                    self.rejections.suspect()
-                self._end_in_doubt(wanted)
-                raise
-            claimed = self._claimed(wanted.request, decision)
+            claimed = self._conclude(attempt, begun, outcome)
+            if isinstance(claimed, HeldLock):
+                claimed.runs_on(loop)
             return claimed
         finally:
-            if not isinstance(claimed, HeldLock):
-                self.in_use.end_use()
+            self.claiming.end()
+
+    def _hand_over(self, request: AnyRequest, claimed: HeldLock | Refusal | None) -> None:
+        """Give back what was claimed, and nobody wants any more."""
+        if isinstance(claimed, HeldLock):
+            is_hold = isinstance(request, ClaimRequest) and not request.runs
+            self.begin_release(claimed, RunEnd(Ending.OPEN if is_hold else Ending.HAND_OVER))
+
+    def _gave_up(self, since: float, reason: str) -> str:
+        return (
+            f"the task lock database ({self.where}) could not be used for "
+            f"{time.monotonic() - since:.1f} sec: {reason}"
+        )
 
     def find_taken(self, requests: Sequence[ClaimRequest]) -> dict[UUID, Decision]:
         """Tell which claims would be refused, since their windows are taken, without sending them.
@@ -428,17 +470,17 @@ class LockClient:
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects the statement
         """
-        attempts = [
-            ClaimAttempt(request, self._context)
-            for request in requests[:MOST_TOGETHER]
+        attempts = [ClaimAttempt(request, self._context) for request in requests[:MOST_TOGETHER]]
+
+        def find(cursor: Any) -> dict[UUID, Decision]:
             # Else it could be refused on account of this replica's own last run.
-            if not self._pending.has(request.task_name)
-        ]
-        if not attempts:
-            return {}
-        find = Call(partial(ClaimAttempt.find_taken, requests=attempts))
+            releasing = self._database.releasing
+            wanted = [each for each in attempts if each.task_name not in releasing]
+            return ClaimAttempt.find_taken(cursor, wanted) if wanted else {}
+
         # The claims of those who wait for this would only come later, if it has no turn for long.
-        return self._exchange.ask(find, Deadline(self._closing), self._pool.attempt)
+        limit = attempt_limit(self._timeout)
+        return self._database.ask(Call(find), Deadline(self._closing), turn_within=limit)
 
     def _end_in_doubt(self, attempt: AnyAttempt) -> None:
         """See to it that a claim that was sent and not answered is ended."""
@@ -452,7 +494,10 @@ class LockClient:
         else:
             ending, seconds = request.ending_in_doubt, request.max_lock
         in_doubt = ReleaseRequest(request.task_name, request.claim_id, RunEnd(ending))
-        self._pending.add(in_doubt, seconds=seconds)
+        now = time.monotonic()
+        # No claim is granted later than its `not_after`, and an answer takes no longer than this.
+        granted_until = now + self._timeout + attempt_limit(self._timeout)
+        self._database.submit(self._ticket_of(in_doubt, now + seconds, stays_until=granted_until))
 
     def _claimed(self, request: AnyRequest, decision: Decision) -> HeldLock | Refusal | None:
         answer, sent = decision.answer, decision.sent
@@ -478,14 +523,14 @@ class LockClient:
             dead_holder=dead_holder,
             extender=self._extend,
         )
-        try:
-            self._heartbeat.add(held)
-        except BaseException:  # threads are limited, and the lease could not be renewed
-            if held.lease is not None:
-                is_hold = isinstance(request, ClaimRequest) and not request.runs
-                ending = Ending.OPEN if is_hold else Ending.HAND_OVER
-                self._pending.add(_release_of(held, RunEnd(ending)), seconds=held.seconds_left)
-                raise
+        if held.lease is not None and not self._database.has_thread:
+            # Threads are limited, and the lease could not be renewed.
+            self._hand_over(request, held)
+            raise NoThreadError(
+                f"task {held.name!r} is not claimed: no thread can be started that would renew "
+                "its lease"
+            )
+        self._heartbeat.add(held)
         self._running[held.claim_id] = (held, answer.database_time)
         return held
 
@@ -496,82 +541,90 @@ class LockClient:
             for held, since in list(self._running.values())
         ]
 
-    def prepare_release(self, held: HeldLock, end: RunEnd) -> Release | None:
-        """Return a release that can be sent, and then :meth:`release` be called with it.
-
-        ``None``: there is no time to send it, and :meth:`release` says so.
-        """
-        if self.outage.reason is not None and self._closing.is_over(RELEASE_LIMIT):
-            return None
-        self._heartbeat.remove(held)
-        self._released_at = time.monotonic()
-        return Release(self._protocol, _release_of(held, end))
-
-    def release(
-        self,
-        held: HeldLock,
-        end: RunEnd = NOT_BEGUN,
-        sent: Release | None = None,
-        first: Outcome[ReleaseAnswer | None] | None = None,
-    ) -> Released | None:
+    def release(self, held: HeldLock, end: RunEnd = NOT_BEGUN) -> Released | None:
         """End a claim, now or in the background.
 
         :param held: the lock to release
         :param end: how its run ended
-        :param sent: its release, if it was sent already
-        :param first: what became of that
         :return: until when its window is taken, or ``None`` if the claim had expired and was
             somebody else's
         :raises TaskLockDatabaseError: the database is unavailable. The release is pending: it is
             sent again in the background until the claim's end.
         :raises TaskLockError: the database rejects the statement. The release is pending as well.
         """
-        self._heartbeat.remove(held)
-        request = sent or Release(self._protocol, _release_of(held, end))
-        self._released_at = max(self._released_at, request.made_at)
-        try:
-            self._check_time_to_release(first)
-            answer = self._retrier.run_until(
-                self._timings.release_timeout,
-                request,
-                limit=RELEASE_LIMIT,
-                # In an outage many are tried one after the other, and each would take that long.
-                since=None if self.outage.reason is None else request.made_at,
-                first=first,
-            )
-            if answer is None and request.in_doubt and held.lease_left > 0:
-                # It stood when it was released; somebody has claimed the task since then.
-                return Released()
-            return None if answer is None else Released(answer.locked_until)
-        except BaseException as error:
-            if isinstance(error, TaskLockSchemaError):
-                self.rejections.suspect()
-            # Also when it is rejected, as while a role lacks a right, or interrupted, and beyond
-            # the end of a lease: until somebody takes the run over, the row can be told its end.
-            self._pending.add(_release_of(held, end), seconds=held.seconds_left)
-            raise
-        finally:
-            self._running.pop(held.claim_id, None)
-            if held.end():
-                self.in_use.end_use()
+        return self.released(held, self.begin_release(held, end))
 
-    def _check_time_to_release(self, first: Outcome[ReleaseAnswer | None] | None) -> None:
-        """Raise an error in an outage if the time for releases is over, after a stop.
+    async def release_async(self, held: HeldLock, end: RunEnd = NOT_BEGUN) -> Released | None:
+        """Do the same in a coroutine. It goes on when that is cancelled."""
+        return await self.released_async(held, self.begin_release(held, end))
 
-        Many releases one after the other, each with a limit of its own, would keep the process from
-        ending.
+    def begin_release(self, held: HeldLock, end: RunEnd = NOT_BEGUN) -> ReleaseTicket:
+        """Begin to end a claim, and do not wait; see :meth:`released`. Never waits for a lock."""
+        ticket = self._release_ticket(held, end)
+        self._database.submit(ticket)
+        return ticket
+
+    def released(
+        self, held: HeldLock, ticket: ReleaseTicket, seconds: float | None = None
+    ) -> Released | None:
+        """Wait for what becomes of a release that was begun; see :meth:`release`.
+
+        :param seconds: for how long at most; ``None``: without a limit of its own
         """
-        reason = self.outage.reason
-        has_failed = first is None or first.error is not None
-        if reason is not None and has_failed and self._closing.is_over(RELEASE_LIMIT):
-            raise TaskLockDatabaseError(reason)
+        return self._made_of(held, ticket, self._database.result(ticket, seconds))
+
+    async def released_async(self, held: HeldLock, ticket: ReleaseTicket) -> Released | None:
+        """Do the same in a coroutine."""
+        return self._made_of(held, ticket, await ticket.result())
+
+    def _made_of(
+        self, held: HeldLock, ticket: ReleaseTicket, answer: ReleaseAnswer | None
+    ) -> Released | None:
+        if answer is None and ticket.release.in_doubt and held.lease_left > 0:
+            # It stood when it was released; somebody has claimed the task since then.
+            return Released()
+        return None if answer is None else Released(answer.locked_until)
+
+    def _release_ticket(self, held: HeldLock, end: RunEnd) -> ReleaseTicket:
+        self._released_at = time.monotonic()
+        self._running.pop(held.claim_id, None)
+        held.end()
+        # Also beyond the end of a lease: until somebody takes the run over, the row can be told its
+        # end.
+        return self._ticket_of(
+            _release_of(held, end),
+            time.monotonic() + held.seconds_left,
+            partial(self._heartbeat.remove, held),
+        )
+
+    def _ticket_of(
+        self,
+        request: ReleaseRequest,
+        until: float,
+        on_taken: Callable[[], object] = lambda: None,
+        stays_until: float = -inf,
+    ) -> ReleaseTicket:
+        return ReleaseTicket(
+            Release(self._protocol, request),
+            Deadline(None, lambda: self._give_up_at),
+            until,
+            self._timings,
+            lambda: self._give_up_at < inf,
+            self._suspecting,
+            on_taken,
+            stays_until=stays_until,
+        )
+
+    def _suspecting(self, outcome: Outcome[ReleaseAnswer | None]) -> ReleaseAnswer | None:
+        if isinstance(outcome.error, TaskLockSchemaError):
+            self.rejections.suspect()
+        return outcome.result()
 
     def abandon(self, held: HeldLock) -> None:
         """Renew a claim no more, and never release it, as if its process were killed."""
-        self._heartbeat.remove(held)
+        self._database.call(lambda: self._heartbeat.remove(held))
         self._running.pop(held.claim_id, None)
-        if held.end():
-            self.in_use.end_use()
+        held.end()
 
     def believe(self) -> None:
         """Believe that holders died whose leases have ended, unless an outage is known here.
@@ -708,13 +761,33 @@ class LockClient:
         """
         return self.ask(partial(self.jobs.settle_missed, hand_out=hand_out, task_name=task_name))
 
+    async def settle_missed_async(self, hand_out: HandOut, task_name: str) -> bool:
+        """Do the same in a coroutine."""
+        asked = self._asked_once(
+            partial(self.jobs.settle_missed, hand_out=hand_out, task_name=task_name)
+        )
+        self._database.submit(asked)
+        return await asked.result()
+
+    def _asked_once(self, statement: Callable[[Any], Answer]) -> Asked[Answer, Answer]:
+        """Return a statement that is sent once, if its turn comes in time."""
+        now = time.monotonic()
+        turn_until = now + TURN * attempt_limit(self._timeout)
+        return Asked(
+            Call(statement),
+            Deadline(self._closing),
+            Outcome.result,
+            came=now,
+            turn_until=turn_until,
+        )
+
     def give_back(self, hand_out: HandOut) -> None:
         """End a hand-out whose task is running; its run time is handed out again after that.
 
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that
+        Does not wait for that.
         """
-        self.ask(partial(self.jobs.give_back, handed_ids=[hand_out.handed_id], waits=True))
+        give_back = partial(self.jobs.give_back, handed_ids=[hand_out.handed_id], waits=True)
+        self._database.submit(self._asked_once(give_back))
 
     def give_up(self, dead: RunState) -> bool:
         """Finish a dead run that is not to be run again; tell whether this replica did.
@@ -748,12 +821,13 @@ class LockClient:
 
     def take_pending(self) -> list[PendingRelease]:
         """Return the releases that could not be sent, for another process to send them."""
-        return self._pending.take()
+        taken = self._database.take_releases()
+        return [ticket.pending for ticket in taken if isinstance(ticket, ReleaseTicket)]
 
     def adopt_pending(self, releases: Sequence[PendingRelease]) -> None:
         """Send releases that another process could not send."""
         for release in releases:
-            self._pending.adopt(release)
+            self._database.submit(self._ticket_of(release.request, release.until))
 
     def command_line(self, command: str, *options: str, task: str) -> str:
         """Return the command line by which an operator does something to a task."""
@@ -767,9 +841,10 @@ class LockClient:
     def stop_claiming(self) -> None:
         """End what claims under way wait for. Releases still go through.
 
-        From now on each attempt at a claim ends within 1.5 seconds, and at a release within 3.
+        From now on each attempt at a claim ends within 1.5 seconds.
         """
         self._closing.stop()
+        self._database.wake()
 
     def stop_claiming_in_a_signal_handler(self) -> None:
         """Do the same where the interrupted code may hold any lock."""
@@ -785,20 +860,24 @@ class LockClient:
         :param until: when they are not tried any more in any case, on the monotonic clock
         """
         self._closing.stop()
-        send_pending = partial(self._send_pending, until)
-        if blocking:
-            send_pending()
-        else:
-            off_the_loop(send_pending)
-        self._heartbeat.close()
-        self._pool.close()
-        self._second_pool.close()
-        self.in_use.close()
-
-    def _send_pending(self, until: float) -> None:
+        now = time.monotonic()
         # From the stop on, or from when the last job ended that was waited for.
         limit = self._closing.over_at(self._released_at, SHUTDOWN_LIMIT)
-        self._pending.close(min(until, limit))
+        latest = min(now + self._timings.closing_timeout, until, limit)
+        close = partial(self._close, max(now + SHORTEST_CLOSING, latest))
+        if blocking:
+            close()
+        else:
+            off_the_loop(close)
+
+    def _close(self, give_up_at: float) -> None:
+        self._give_up_at = min(self._give_up_at, give_up_at)
+        try:
+            self._database.call(self._heartbeat.close)
+            self._database.hurry_releases()
+            self._database.close(give_up_at)
+        finally:
+            self._give_up_at = inf
 
     def ask(self, statement: Callable[[Any], Answer]) -> Answer:
         """Run a short statement on this replica's connection, when it is its turn.
@@ -815,7 +894,7 @@ class LockClient:
             except InsufficientPrivilege as error:
                 raise explain_refusal(cursor, error, self.table, self._url.username) from error
 
-        return self._exchange.ask(Call(run), Deadline(self._closing))
+        return self._database.ask(Call(run), Deadline(self._closing))
 
     def _explain(self, error: Any) -> TaskLockError:
         return explain_rejection(error, self.table, self._url.username, self.where)
@@ -826,77 +905,73 @@ class LockClient:
         self.clock.learn(sent=sent, answered=now, database_time=database_time, bound=bound)
 
     def _extend(self, held: HeldLock, by: float) -> bool:
-        begun = time.monotonic()
-        while True:
-            sent = time.monotonic()
-            try:
-                times = self._ask_beside(
-                    lambda cursor: self._protocol.extend(
-                        cursor, held.name, held.claim_id, by, held.lease
-                    ),
-                    turn_within=EXTEND_TIMEOUT / 2,
-                    until=sent + 2 * self._timeout,
-                )
-            except RowLockedError:
-                if time.monotonic() > begun + EXTEND_TIMEOUT:
-                    raise
-                time.sleep(jittered(LOCKED_BACKOFF[-1]))
-                continue
-            if times is not None:
-                _note(held, times, sent)
-            return times is not None
+        sent = 0.0
 
-    def _renew(self, held: Sequence[HeldLock], last: frozenset[UUID]) -> dict[UUID, bool]:
+        def extend(cursor: Any) -> LockTimes | None:
+            nonlocal sent
+            sent = time.monotonic()
+            return self._protocol.extend(cursor, held.name, held.claim_id, by, held.lease)
+
+        # What goes on after a shutdown has begun has the time that it always has.
+        deadline = Deadline(None, time.monotonic() + 2 * self._timeout)
+        times = self._database.ask(
+            Call(extend), deadline, turn_within=self._timeout, tried_for=EXTEND_TIMEOUT
+        )
+        if times is not None:
+            _note(held, times, sent)
+        return times is not None
+
+    def renew_now(self, held: HeldLock) -> bool:
+        """Renew a claim at once; tell whether it stands. ``False`` too if that is not known."""
+        try:
+            return self._database.get(self._renewal_of(held))
+        except TaskLockError as error:
+            return _not_renewed(held, error)
+
+    async def renew_now_async(self, held: HeldLock) -> bool:
+        """Do the same in a coroutine."""
+        asked = self._renewal_of(held)
+        self._database.submit(asked)
+        try:
+            return await asked.result()
+        except TaskLockError as error:
+            return _not_renewed(held, error)
+
+    def _renewal_of(self, held: HeldLock) -> Asked[bool, bool]:
+        return self._asked_once(
+            lambda cursor: bool(self._renew(cursor, [held], frozenset()).get(held.claim_id))
+        )
+
+    def _renew(
+        self, cursor: Any, held: Sequence[HeldLock], last: frozenset[UUID]
+    ) -> dict[UUID, bool]:
         """Renew claims with one statement; return which stand, and whether each was renewed.
 
         :param last: the ids of those that are renewed for the last time
         """
         sent = time.monotonic()
-        lease = min(claim.lease or UNLEASED_RENEWAL for claim in held)
-        renewals = [
-            Renewal(claim.name, claim.claim_id, claim.lease, is_last=claim.claim_id in last)
-            for claim in held
-        ]
-        times = self._ask_beside(
-            lambda cursor: self._protocol.renew(cursor, renewals),
-            turn_within=lease * RENEWAL_TURN,
-            until=sent + max(1.0, lease / self._timings.renewals_per_lease),
+        times = self._protocol.renew(
+            cursor,
+            [
+                Renewal(claim.name, claim.claim_id, claim.lease, is_last=claim.claim_id in last)
+                for claim in held
+            ],
         )
         for claim in held:
             if claim.claim_id in times:
                 _note(claim, times[claim.claim_id], sent)
         return {claim_id: end.locked_until is not None for claim_id, end in times.items()}
 
-    def _ask_beside(
-        self, statement: Callable[[Any], Answer], turn_within: float, until: float
-    ) -> Answer:
-        """Send what must not wait long for others: on a second connection, if it would.
-
-        :param turn_within: seconds within which it must be its turn on the one connection
-        :param until: when nothing is waited for any more, on the monotonic clock
-        """
-        # What goes on after a shutdown has begun has the time that it always has.
-        deadline = Deadline(None, until)
-        # The running job may have the only connection of its application's pool.
-        if not isinstance(self.settings.database, Engine):
-            with suppress(NotSentError):
-                answer = self._exchange.ask(Call(statement), deadline, turn_within)
-                self._second_pool.close_idle()
-                return answer
-        try:
-            return self._second.ask(Call(statement), deadline)
-        except ServerFullError:
-            # The server has no connection left, but this replica may have one.
-            return self._exchange.ask(Call(statement), deadline)
-        finally:
-            if self._heartbeat.is_idle:
-                self._second_pool.close_idle()
-
 
 def _note(held: HeldLock, times: LockTimes, sent: float) -> None:
     """Note until when a claim stands."""
     ends_at = sent + (times.run_until - times.database_time).total_seconds()
     held.note_renewal(times.locked_until or held.locked_until, times.run_until, ends_at)
+
+
+def _not_renewed(held: HeldLock, error: TaskLockError) -> bool:
+    logger.debug("Task %r: its lease could not be renewed before its run: %s", held.name, error)
+    return False
 
 
 def _release_of(held: HeldLock, end: RunEnd) -> ReleaseRequest:

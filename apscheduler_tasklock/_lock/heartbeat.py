@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
+from typing import Any
 from uuid import UUID
 
+from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.rejections import RENEWALS, Rejections
-from apscheduler_tasklock._database.retry import jittered
+from apscheduler_tasklock._database.requests import Call, Outcome
+from apscheduler_tasklock._database.side import Ticket
+from apscheduler_tasklock._database.thread import jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.lock import HeldLock
 
 logger = logger_of(__name__)
 
-# Seconds for which the thread waits for a claim while there is nothing to renew.
-LINGER = 5.0
 # Seconds after which a renewal that failed is tried again, or sooner if the lease is short.
 RETRY_INTERVAL = 0.5
 # Seconds before the end of a maximum lock at which it is renewed for the last time, or a fifth of
 # what is left of it when it begins.
 LAST_RENEWAL = 1.0
 LAST_RENEWAL_SHARE = 0.2
+# Seconds that stand for the lease of a claim without one, for the time that its renewal may take.
+UNLEASED_RENEWAL = 3.0
 
-Renew = Callable[[Sequence[HeldLock], "frozenset[UUID]"], "dict[UUID, bool]"]
+# Sends the renewals of claims on a cursor; gets the ids of those that are renewed for the last
+# time, notes their new ends, and returns which stand, by id, and whether each was renewed.
+Renew = Callable[[Any, Sequence[HeldLock], "frozenset[UUID]"], "dict[UUID, bool]"]
 
 
 @dataclass(eq=False)
@@ -49,14 +55,11 @@ class Heartbeat:
     The last renewal, right before the maximum lock ends, says that the run is about to overrun it
     while its holder lives. A claim without a lease has that one only.
 
-    One thread, which starts with the first lease and is gone some time after the last. The workers
-    and event loops that the jobs run on have no part in it, and may be as busy as they like.
+    The database's thread alone uses it. The workers and event loops that the jobs run on have no
+    part in it, and may be as busy as they like.
 
-    :param renew: gets claims, and the ids of those that are renewed for the last time; renews them,
-        notes their new ends, and returns which stand, by id, and whether each was renewed; raises
-        ``TaskLockDatabaseError`` if the database is unavailable, and ``TaskLockError`` if it
-        rejects that
-    :param on_idle: called when there is nothing to renew any more, after a renewal
+    :param renew: sends renewals
+    :param attempt: seconds within which an answer has to come
     :param timings: has the number of renewals in a lease
     :param rejections: is told if the database rejects a renewal
     """
@@ -64,98 +67,59 @@ class Heartbeat:
     def __init__(
         self,
         renew: Renew,
-        on_idle: Callable[[], None],
+        attempt: float,
         timings: Timings,
         rejections: Rejections | None = None,
     ) -> None:
         self._rejections = rejections or Rejections()
         self._renew = renew
-        self._on_idle = on_idle
+        self._attempt = attempt
         self._per_lease = timings.renewals_per_lease
-        self._changed = threading.Condition()
         self._leases: dict[UUID, _Lease] = {}  # by the claim's id
-        self._looks_at = 0.0  # when the thread looks at them again, on the monotonic clock
-        self._idle_since: float | None = None
-        self._has_renewed = False
-        self._closed = False
-        self._thread: threading.Thread | None = None
+        self._due_at = inf
+        self._is_sent = False
+
+    @property
+    def due_at(self) -> float:
+        """When something is due to be renewed, on the monotonic clock; ``inf``: nothing is."""
+        return inf if self._is_sent else self._due_at
+
+    @property
+    def urgent_at(self) -> float:
+        """When a renewal has to be sent at the latest: two answers before the first lease ends.
+
+        On the monotonic clock.
+        """
+        left = [
+            each.held.lease_left
+            for each in self._leases.values()
+            # A shorter one leaves no time for two.
+            if each.held.lease is not None and each.held.lease > 2 * self._attempt
+        ]
+        # Those that have ended, as in an outage, are urgent no more.
+        shortest = min((seconds for seconds in left if seconds > 0), default=inf)
+        return time.monotonic() + shortest - 2 * self._attempt
 
     def add(self, held: HeldLock) -> None:
         """Renew a claim from now on, until it is removed or lost."""
-        with self._changed:
-            if self._thread is None:
-                thread = threading.Thread(target=self._work, name="tasklock-renewals", daemon=True)
-                # Before all else: where threads are limited, it fails, and nobody gets the lock.
-                thread.start()
-                self._thread = thread
-            lease = self._leases[held.claim_id] = self._lease_of(held)
-            # Else the thread looks early enough. To wake it for each claim costs as much as one.
-            if lease.due < self._looks_at:
-                self._changed.notify_all()
+        lease = self._leases[held.claim_id] = self._lease_of(held)
+        self._due_at = min(self._due_at, lease.due)
 
     def remove(self, held: HeldLock) -> None:
         """Renew a claim no longer."""
-        with self._changed:
-            self._leases.pop(held.claim_id, None)
-            if not self._leases and (self._has_renewed or self._closed):
-                self._changed.notify_all()
+        if self._leases.pop(held.claim_id, None) is not None and not self._leases:
+            self._due_at = inf
+            self._rejections.end(RENEWALS)  # there is none to be rejected
 
     def close(self) -> None:
-        """Let the thread end as soon as there is nothing to renew."""
-        with self._changed:
-            self._closed = True
-            for lease in [each for each in self._leases.values() if each.held.lease is None]:
-                del self._leases[lease.held.claim_id]
-            self._changed.notify_all()
+        """Renew no more what has no lease: nobody is left who would tell of an overrun."""
+        for lease in [each for each in self._leases.values() if each.held.lease is None]:
+            self.remove(lease.held)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether there is nothing to renew."""
-        return not self._leases
-
-    def _work(self) -> None:
-        while (batch := self._wait()) is not None:
-            try:
-                self._renew_all(batch)
-            except Exception:  # nothing may end this thread unseen
-                logger.exception("Locks could not be renewed; trying again")
-                _put_off(batch)
-
-    def _wait(self) -> list[_Lease] | None:
-        """Wait for leases to renew; ``None`` if there has been none for a while."""
-        with self._changed:
-            while True:
-                now = time.monotonic()
-                if self._leases:
-                    self._idle_since = None
-                    leases = self._leases.values()
-                    due = min(lease.due for lease in leases)
-                    if due <= now:
-                        return [lease for lease in leases if self._is_nearly_due(lease)]
-                    # Not as late as a long lease is due: what ends meanwhile does not wake it.
-                    self._looks_at = min(due, now + LINGER)
-                else:
-                    self._looks_at = self._note_idle(now) + LINGER
-                    if self._closed or self._looks_at <= now:
-                        self._thread = None
-                        return None
-                self._changed.wait(self._looks_at - now)
-
-    def _note_idle(self, now: float) -> float:
-        """Note that there is nothing to renew; return since when, on the monotonic clock."""
-        if self._idle_since is None:
-            self._idle_since = now
-        if self._has_renewed:
-            self._has_renewed = False
-            self._rejections.end(RENEWALS)  # there is none to be rejected
-            self._on_idle()
-        return self._idle_since
-
-    def _renew_all(self, batch: Sequence[_Lease]) -> None:
-        """Renew what stands, and tell of what is lost."""
+    def ticket(self, now: float) -> Ticket[Any] | None:
+        """Return the renewal of what is due. What is lost is told, whatever becomes of it."""
         standing = []
-        # First: what is lost is told, whatever becomes of the others' renewal.
-        for lease in batch:
+        for lease in [each for each in self._leases.values() if self._is_nearly_due(each, now)]:
             if lease.held.abandoned:
                 logger.warning(
                     "Task %r: its event loop was closed while it ran; its lock (token %s) is no "
@@ -168,41 +132,58 @@ class Heartbeat:
                 self._lose(lease)  # without a lease its job is told when it ends
             else:
                 standing.append(lease)
+        self._look_again()
         if not standing:
-            return
+            return None
+        self._is_sent = True
+        return _RenewalTicket(self, standing, now, self._until(standing, now))
+
+    def _until(self, leases: Sequence[_Lease], now: float) -> float:
+        shortest = min(lease.held.lease or UNLEASED_RENEWAL for lease in leases)
+        return now + max(1.0, shortest / self._per_lease)
+
+    def send(self, leases: Sequence[_Lease], cursor: Any) -> dict[UUID, bool]:
+        """Renew what stands by now; return which do, and whether each was renewed."""
+        wanted = [each for each in leases if each.held.claim_id in self._leases]
+        last = frozenset(each.held.claim_id for each in wanted if each.is_last)
+        if not wanted:
+            return {}
+        renewed = self._renew(cursor, [each.held for each in wanted], last)
         now = time.monotonic()
-        self._has_renewed = True
-        try:
-            last = frozenset(lease.held.claim_id for lease in standing if lease.is_last)
-            renewed = self._renew([lease.held for lease in standing], last)
-        except TaskLockError as error:
-            self._note_rejected(error)
-            _put_off(standing)
-            return
-        self._rejections.end(RENEWALS)
-        for lease in standing:
-            is_last = lease.held.claim_id in last
+        for lease in wanted:
+            claim_id = lease.held.claim_id
+            is_last = claim_id in last
             lease.due = self._due(lease, now, is_last=is_last)
-            is_over = lease.held.lease is None and is_last and renewed.get(lease.held.claim_id)
-            if lease.held.claim_id not in renewed or is_over:
+            is_over = lease.held.lease is None and is_last and renewed.get(claim_id)
+            if claim_id not in renewed or is_over:
                 self._lose(lease)
         # Somebody has their rows locked, maybe for a moment only.
-        _put_off([lease for lease in standing if renewed.get(lease.held.claim_id) is False])
+        _put_off([lease for lease in wanted if renewed.get(lease.held.claim_id) is False])
+        return renewed
 
-    def _note_rejected(self, error: TaskLockError) -> None:
-        if not isinstance(error, TaskLockDatabaseError):  # which is logged as an outage
-            self._rejections.begin(RENEWALS, error)
+    def sent(self, leases: Sequence[_Lease], error: Exception | None) -> None:
+        """Note what became of a renewal."""
+        self._is_sent = False
+        if error is None:
+            self._rejections.end(RENEWALS)
+        else:
+            _put_off(leases)
+            if not isinstance(error, TaskLockDatabaseError):  # which is logged as an outage
+                self._rejections.begin(RENEWALS, error)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._due_at = min((lease.due for lease in self._leases.values()), default=inf)
 
     def _lose(self, lost: _Lease) -> None:
-        with self._changed:
-            released = self._leases.pop(lost.held.claim_id, None) is None
-        if not released and lost.held.lease is not None:
+        is_held = self._leases.pop(lost.held.claim_id, None) is not None
+        if is_held and lost.held.lease is not None:
             lost.held.lose()
 
-    def _is_nearly_due(self, lease: _Lease) -> bool:
+    def _is_nearly_due(self, lease: _Lease, now: float) -> bool:
         """Tell whether a lease is renewed together with those that are due, in one statement."""
         early = 0.0 if lease.held.lease is None else lease.held.lease / self._per_lease / 2
-        return lease.due <= time.monotonic() + early
+        return lease.due <= now + early
 
     def _lease_of(self, held: HeldLock) -> _Lease:
         last = last_renewal(held)
@@ -220,6 +201,27 @@ class Heartbeat:
         left = lease.held.seconds_left - (0.0 if is_last else lease.last)
         interval = inf if lease.held.lease is None else lease.held.lease / self._per_lease
         return now + max(0.0, min(interval, left))
+
+
+class _RenewalTicket(Ticket["dict[UUID, bool]"]):
+    """A renewal on its way. It goes before all else."""
+
+    def __init__(
+        self, heartbeat: Heartbeat, leases: Sequence[_Lease], now: float, until: float
+    ) -> None:
+        super().__init__(
+            # What goes on after a shutdown has begun has the time that it always has.
+            Call(partial(heartbeat.send, leases)),
+            Deadline(None, until),
+            came=now,
+        )
+        self.by = -inf
+        self._heartbeat = heartbeat
+        self._leases = leases
+
+    def finish(self, outcome: Outcome[dict[UUID, bool]]) -> None:
+        """Note what became of it."""
+        self._heartbeat.sent(self._leases, outcome.error)
 
 
 def last_renewal(held: HeldLock) -> float:

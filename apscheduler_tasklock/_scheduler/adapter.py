@@ -12,6 +12,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from inspect import iscoroutine
@@ -24,7 +26,6 @@ from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED, BaseSchedu
 from apscheduler.util import maybe_ref
 
 from apscheduler_tasklock._lock.jobs import StoredTask
-from apscheduler_tasklock._lock.loops import call_on
 from apscheduler_tasklock._scheduler.notify import Dispatch
 from apscheduler_tasklock._scheduler.submission import JobKey, RunResult
 from apscheduler_tasklock.errors import TaskLockOptionError
@@ -488,7 +489,13 @@ def _tornado_loop(inner: Any) -> Any:
 
 
 def _dispatch_on(loop: asyncio.AbstractEventLoop, dispatch: Dispatch, event: Any) -> None:
+    with suppress(RuntimeError):  # no loop runs
+        if asyncio.get_running_loop() is loop:
+            # At once, so that listeners hear of it before what comes after; in a context of its
+            # own, since they may set variables.
+            copy_context().run(dispatch, event)
+            return
     try:
-        call_on(loop, partial(dispatch, event))
+        loop.call_soon_threadsafe(dispatch, event)
     except RuntimeError:  # the loop is closed
         dispatch(event)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -17,14 +17,12 @@ from weakref import ref
 
 from apscheduler.events import EVENT_JOB_ERROR
 
-from apscheduler_tasklock._database.deadline import CUT_LIMIT, RELEASE_LIMIT
-from apscheduler_tasklock._database.errors import NoConnectionError, NotSentError, RowLockedError
-from apscheduler_tasklock._database.exchange import Outcome
+from apscheduler_tasklock._database.errors import NoThreadError, NotSentError, RowLockedError
+from apscheduler_tasklock._database.thread import Asked
 from apscheduler_tasklock._lock.claim import AnyRequest, Decision
-from apscheduler_tasklock._lock.client import AnyAttempt, LockClient
-from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, Refusal, ReleaseAnswer, RunEnd
-from apscheduler_tasklock._lock.offload import Operation
-from apscheduler_tasklock._lock.releases import Release
+from apscheduler_tasklock._lock.client import LockClient, Released
+from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, HandOut, Refusal, RunEnd
+from apscheduler_tasklock._lock.releases import ReleaseTicket
 from apscheduler_tasklock._scheduler.lateness import is_late, is_later_than
 from apscheduler_tasklock._scheduler.notify import Notifier, Reports
 from apscheduler_tasklock._scheduler.request import request_of
@@ -35,12 +33,15 @@ from apscheduler_tasklock.lock import HeldLock, holding
 
 logger = logger_of(__name__)
 
+# The share of a lease that has to be left when a job begins; else it is renewed first.
+LEAST_OF_LEASE = 1 / 3
+
 
 class RunAttempt:
     """One run time of a submission, on this replica.
 
-    ``begin`` and ``end`` wait for the database. Between them the job runs in a thread. For a
-    coroutine there are ``beginning`` and ``ending``, for which no thread waits.
+    ``begin`` and ``end`` wait for the database. Between them the job runs in a thread. A coroutine
+    awaits ``begin_async``, calls ``begin_end``, and awaits ``report_end_async``.
 
     :param claim_id: the claim's id, which a worker process's parent has to know
     :param notifier: gets the lock events as they happen
@@ -77,11 +78,13 @@ class RunAttempt:
         self._wanted_at = time.monotonic()
         self._missed = False
         self._asked: AnyRequest | None = request
-        self._sent: AnyAttempt | None = None
+        self._claiming: Asked[Any, HeldLock | Refusal | None] | None = None
         self._held: HeldLock | None = None
         # Who ends the claim: the worker, or a shutdown that cuts the run.
         self._end_lock = threading.Lock()
         self._ended = False
+        self._end: RunEnd | None = None
+        self._release: ReleaseTicket | None = None
         self._is_released = False
         self._wants_release: threading.Event | None = None
         self._job_ended = False
@@ -114,45 +117,93 @@ class RunAttempt:
         """Whether ``begin`` will ask the database to move the job on, since it is missed."""
         return self._missed and self._submission.hand_out is not None
 
-    def begin(self, first: Outcome[Decision] | None = None) -> JobView | None:
+    def begin(self, known: Decision | None = None) -> JobView | None:
         """Return what APScheduler is to run, or ``None`` if nothing is to run here.
 
         A misfire claims nothing. It is returned for APScheduler to say in its own words.
 
-        :param first: what became of the claim that was sent already
+        :param known: what would become of its claim, if that is known already
         """
         if not self.must_claim:
-            if self.must_settle and not self._is_settled():
-                return None
-            if self._missed:
-                self._telemetry.skipped("misfire")
-            return JobView(self._submission.job, ALWAYS_MISSED if self._missed else None)
-        if self._locks.closed and self._sent is None:
-            logger.debug(
-                "Task %r: not claimed, since the scheduler is shut down", self._submission.task_name
-            )
-            self._telemetry.skipped("shutdown")
+            return self._without_claim(is_settled=not self.must_settle or self._settle())
+        if self._locks.closed:
+            self._tell_not_claimed()
             return None
         with self._locks.claiming:
             try:
                 self._asked = self._asked or self._request()
-                claimed = self._locks.claim(self._sent or self._asked, self._wanted_at, first)
+                claimed = self._locks.claim(self._asked, self._wanted_at, known)
             except TaskLockError as error:
-                may_run = self._failed(error)
-            else:
-                self._telemetry.claimed(self._wanted_at, claimed)
-                may_run = self._decided(claimed)
+                return self._view(may_run=self._failed(error))
+            may_run = self._decided(claimed)
+            if self._held is not None and not may_run:
+                self.give_back()
+            return self._view(may_run=may_run)
+
+    async def begin_async(self) -> JobView | None:
+        """Do the same for a coroutine; its event loop never waits for the database.
+
+        If it is cancelled meanwhile, what is granted is given back.
+        """
+        if not self.must_claim:
+            is_settled = not self.must_settle or await self._settle_async()
+            return self._without_claim(is_settled=is_settled)
+        if self._locks.closed:
+            self._tell_not_claimed()
+            return None
+        try:
+            self._asked = self._request()
+            self._claiming = self._locks.begin_claim(self._asked, self._wanted_at)
+            claimed = await self._claiming.result()
+        except TaskLockError as error:
+            return self._view(may_run=self._failed(error))
+        may_run = self._decided(claimed)
+        if self._held is not None and not may_run:
+            await self.give_back_async()
+        return self._view(may_run=may_run)
+
+    def _without_claim(self, *, is_settled: bool) -> JobView | None:
+        if not is_settled:
+            return None
+        if self._missed:
+            self._telemetry.skipped("misfire")
+        return JobView(self._submission.job, ALWAYS_MISSED if self._missed else None)
+
+    def _tell_not_claimed(self) -> None:
+        logger.debug(
+            "Task %r: not claimed, since the scheduler is shut down", self._submission.task_name
+        )
+        self._telemetry.skipped("shutdown")
+
+    def _view(self, *, may_run: bool) -> JobView | None:
         return JobView(self._submission.job, None) if may_run else None
 
-    def _is_settled(self) -> bool:
+    def _settle(self) -> bool:
         """Move the job past a run time that is missed; tell whether it was still handed out."""
         hand_out = self._submission.hand_out
         assert hand_out is not None
         try:
             settled = self._locks.settle_missed(hand_out, self._submission.task_name)
-        except TaskLockError as error:  # it is handed out again
-            logger.debug("Task %r: not settled: %s", self._submission.task_name, error)
-            return False
+        except TaskLockError as error:
+            return self._not_settled(error)
+        return self._settled(hand_out, settled=settled)
+
+    async def _settle_async(self) -> bool:
+        """Do the same for a coroutine."""
+        hand_out = self._submission.hand_out
+        assert hand_out is not None
+        try:
+            settled = await self._locks.settle_missed_async(hand_out, self._submission.task_name)
+        except TaskLockError as error:
+            return self._not_settled(error)
+        return self._settled(hand_out, settled=settled)
+
+    def _not_settled(self, error: TaskLockError) -> bool:
+        # It is handed out again.
+        logger.debug("Task %r: not settled: %s", self._submission.task_name, error)
+        return False
+
+    def _settled(self, hand_out: HandOut, *, settled: bool) -> bool:
         if settled and hand_out.following is None:
             logger.warning(
                 "Job %r: its last run time %s is missed, so that it is removed without having run "
@@ -161,18 +212,6 @@ class RunAttempt:
                 self.run_time,
             )
         return settled
-
-    def beginning(self) -> Operation[JobView | None]:
-        """Return the claim of a coroutine, for which no thread waits; it ends as ``begin``."""
-        return CoroutineClaim(self, self._locks)
-
-    def prepare_claim(self) -> AnyAttempt | None:
-        """Return the claim that is sent before ``begin`` is called, if there is to be one."""
-        if self.must_claim and not self._locks.closed:
-            self._asked = self._request()
-            with suppress(TaskLockError):  # closed meanwhile, as `begin` then finds
-                self._sent = self._locks.attempt(self._asked)
-        return self._sent
 
     @property
     def held(self) -> HeldLock | None:
@@ -184,12 +223,41 @@ class RunAttempt:
         """Whether its lock was lost on the way to the job's start: it may be running elsewhere."""
         return self._held is not None and not self._held.inherited and self._held.lost
 
+    def stands(self) -> bool:
+        """Tell whether its job may begin. Waits for the database if little of its lease is left.
+
+        This process may have been stopped since the claim, and another replica have taken over.
+        """
+        aged = self._aged
+        return not self.lost and (aged is None or self._locks.renew_now(aged))
+
+    async def stands_async(self) -> bool:
+        """Do the same in a coroutine."""
+        aged = self._aged
+        return not self.lost and (aged is None or await self._locks.renew_now_async(aged))
+
+    @property
+    def _aged(self) -> HeldLock | None:
+        """The lock, if little of its lease is left."""
+        held = self._held
+        if held is None or held.inherited or held.lease is None:
+            return None
+        return held if held.lease_left < held.lease * LEAST_OF_LEASE else None
+
     def give_up_lost(self) -> None:
         """Give up a lock that was lost before its job began. Waits for the database."""
+        self._tell_lost()
+        self.give_back()
+
+    async def give_up_lost_async(self) -> None:
+        """Do the same in a coroutine."""
+        self._tell_lost()
+        await self.give_back_async()
+
+    def _tell_lost(self) -> None:
         assert self._held is not None
         if not self._cut:
             self._reports.lost(self._held)
-        self.give_back()
 
     def runs_in(
         self, loop: asyncio.AbstractEventLoop, asyncio_task: asyncio.Task[Any] | None
@@ -225,19 +293,27 @@ class RunAttempt:
         if self.take_end():
             self.release(self.end_after(events))
 
-    def ending(self, events: Sequence[Any] | None, *, cut: bool) -> Operation[None]:
-        """Return the release of a coroutine, for which no thread waits.
+    def begin_end(self, events: Sequence[Any] | None, *, cut: bool) -> ReleaseTicket | None:
+        """Begin to release what a coroutine has claimed; return what :meth:`report_end` awaits.
+
+        Never waits: the coroutine may be closed, also by the garbage collector.
 
         :param events: what ``run_coroutine_job`` returned
         :param cut: whether somebody else than the job has ended it
         """
         end = self._cut_short(begun=True) if cut else None
-        return CoroutineRelease(self, self._locks, end, events)
+        if not self.take_end():
+            return self._release  # a shutdown's, which is told before APScheduler tells its own
+        return self._begin_release(end or self.end_after(events))
 
-    def cutting(self) -> Operation[None]:
-        """Return the end of a coroutine's claim which a shutdown cancels."""
+    def begin_cut(self) -> ReleaseTicket | None:
+        """Begin to end the claim of a coroutine which a shutdown cancels."""
+        if self._claiming is not None:
+            self._claiming.withdraw()  # unless the coroutine has seen that it was granted
         end = self._cut_short(begun=self.running)
-        return CoroutineRelease(self, self._locks, end, limit=CUT_LIMIT, while_it_runs=True)
+        if self.is_being_released or not self.take_end():
+            return None
+        return self._begin_release(end)
 
     def give_back(self) -> None:
         """Hand over what was claimed for a job that will not run here. Waits for the database."""
@@ -245,17 +321,11 @@ class RunAttempt:
         if self.take_end():
             self.release(end)
 
-    def _give_back_at_stop(self) -> None:
-        """Do the same; of coroutines there may be hundreds, whose hand-overs travel together."""
-        if not self._submission.awaited:
-            self.give_back()
-            return
+    async def give_back_async(self) -> None:
+        """Do the same in a coroutine."""
         end = self._cut_short(begun=False)
-        self._locks.claiming.begin()  # the shutdown waits for it
-        given_back = self._locks.offload.release(
-            CoroutineRelease(self, self._locks, end, limit=CUT_LIMIT)
-        )
-        given_back.when_done(self._locks.claiming.end)
+        if self.take_end():
+            await self.report_end_async(self._begin_release(end))
 
     @property
     def is_being_released(self) -> bool:
@@ -270,21 +340,22 @@ class RunAttempt:
                 return
         released.wait(seconds)
 
-    def _note_released(self) -> None:
+    def _take_report(self) -> bool:
+        """Take it on to tell of the release; return ``False`` if somebody else has."""
         with self._end_lock:
-            self._is_released = True
+            is_first, self._is_released = not self._is_released, True
         if self._wants_release is not None:
             self._wants_release.set()
+        return is_first
 
     def _decided(self, claimed: HeldLock | Refusal | None) -> bool:
         """Note what became of the claim, and return whether the job runs."""
+        self._telemetry.claimed(self._wanted_at, claimed)
         if isinstance(claimed, HeldLock):
             self._held = claimed
             self._note_run_time(claimed)
             if self._locks.closed:
-                # Whoever waits for this may not be there any more.
                 self._reports.not_begun()
-                self._give_back_at_stop()
                 return False
             self._reports.granted(claimed)
             return True
@@ -302,7 +373,7 @@ class RunAttempt:
         unlocked = (
             self._submission.run_unlocked
             and not self._is_extra
-            and not isinstance(error, RowLockedError)
+            and not isinstance(error, (RowLockedError, NoThreadError))
             and not self._had_no_turn(error)
         )
         if self._submission.dead_run is not None:
@@ -313,8 +384,7 @@ class RunAttempt:
 
     def _had_no_turn(self, error: TaskLockError) -> bool:
         """Tell whether its turn did not come, although the database answers."""
-        had_none = isinstance(error, NotSentError) and not isinstance(error, NoConnectionError)
-        return had_none and self._locks.outage.reason is None
+        return isinstance(error, NotSentError) and self._locks.outage.reason is None
 
     @property
     def _is_extra(self) -> bool:
@@ -350,8 +420,7 @@ class RunAttempt:
         self._reports.refused(self._asked, refusal)
         if self._submission.hand_out is not None:
             # Its job has not moved on, and is handed out again when that run is over.
-            with suppress(TaskLockError):
-                self._locks.give_back(self._submission.hand_out)
+            self._locks.give_back(self._submission.hand_out)
             return
         if refusal.unfinished:
             submission = replace(self._submission, run_times=(self.run_time,), claim_ids=())
@@ -459,91 +528,63 @@ class RunAttempt:
             self._ended = True
         return True
 
-    def release(
-        self,
-        end: RunEnd,
-        sent: Release | None = None,
-        first: Outcome[ReleaseAnswer | None] | None = None,
-    ) -> None:
-        """Release what is held, and tell of it. The caller has taken that on.
+    def release(self, end: RunEnd) -> None:
+        """Release what is held, and tell of it. The caller has taken that on."""
+        self.report_end(self._begin_release(end))
 
-        :param sent: its release, if it was sent already
-        :param first: what became of that
+    def _begin_release(self, end: RunEnd) -> ReleaseTicket:
+        assert self._held is not None
+        self._end = end
+        self._release = self._locks.begin_release(self._held, end)
+        return self._release
+
+    def report_at_stop(self, seconds: float) -> None:
+        """Wait until the release is told, for so long at most; or tell of it in its place.
+
+        The loop may not go on before the shutdown is over.
         """
+        if self._release is not None:
+            self.report_end(self._release, seconds)
+        else:
+            self.wait_for_release(seconds)
+
+    def report_end(self, ticket: ReleaseTicket, seconds: float | None = None) -> None:
+        """Wait for a release that was begun, for so long at most, and tell of it."""
         assert self._held is not None
         try:
-            released = self._locks.release(self._held, end, sent, first)
+            released = self._locks.released(self._held, ticket, seconds)
         except TaskLockError as error:
+            self._report_failure(error)
+        else:
+            self._report(released)
+
+    async def report_end_async(self, ticket: ReleaseTicket) -> None:
+        """Do the same in a coroutine."""
+        assert self._held is not None
+        try:
+            released = await self._locks.released_async(self._held, ticket)
+        except TaskLockError as error:
+            self._report_failure(error)
+        else:
+            self._report(released)
+
+    def _report_failure(self, error: TaskLockError) -> None:
+        assert self._held is not None
+        assert self._end is not None
+        if self._take_report():
+            self._telemetry.ended(self._end)
             self._reports.not_released(self._held, error)
+
+    def _report(self, released: Released | None) -> None:
+        assert self._held is not None
+        assert self._end is not None
+        if not self._take_report():
             return
-        finally:
-            self._note_released()
-            self._telemetry.ended(end)
+        self._telemetry.ended(self._end)
         if released is not None:
-            self._reports.released(self._held, released.locked_until, end.ending)
+            self._reports.released(self._held, released.locked_until, self._end.ending)
         elif not self._cut:
             self._reports.lost(self._held)
-
-
-class CoroutineClaim(Operation["JobView | None"]):
-    """The claim of a coroutine."""
-
-    def __init__(self, attempt: RunAttempt, locks: LockClient) -> None:
-        self._attempt = attempt
-        self._locks = locks
-
-    def prepare(self) -> AnyAttempt | None:
-        return self._attempt.prepare_claim()
-
-    def finish(self, outcome: Outcome[Decision] | None) -> JobView | None:
-        return self._attempt.begin(outcome)
-
-    def waits_after(self, _answer: Decision) -> bool:
-        return self._locks.closed  # what is granted after the stop is given back
-
-
-class CoroutineRelease(Operation[None]):
-    """The release of a coroutine.
-
-    :param end: how it ended; if ``None``, the events tell, in a thread: the trigger, which is asked
-        when the next run is due, and ``redact`` are an application's own code
-    :param while_it_runs: whether it is not released here if its job has ended by then
-    """
-
-    def __init__(
-        self,
-        attempt: RunAttempt,
-        locks: LockClient,
-        end: RunEnd | None,
-        events: Sequence[Any] | None = None,
-        *,
-        limit: float = RELEASE_LIMIT,
-        while_it_runs: bool = False,
-    ) -> None:
-        self.limit = limit
-        self._attempt = attempt
-        self._locks = locks
-        self._end = end
-        self._events = events
-        self._while_it_runs = while_it_runs
-        self._is_ours = False
-        self._sent: Release | None = None
-
-    def prepare(self) -> Release | None:
-        attempt = self._attempt
-        if self._while_it_runs and attempt.is_being_released:
-            return None
-        self._is_ours = attempt.take_end()
-        if self._is_ours:
-            assert attempt.held is not None
-            self._end = self._end or attempt.end_after(self._events)
-            self._sent = self._locks.prepare_release(attempt.held, self._end)
-        return self._sent
-
-    def finish(self, outcome: Outcome[ReleaseAnswer | None] | None) -> None:
-        if self._is_ours:
-            assert self._end is not None
-            self._attempt.release(self._end, self._sent, outcome)
 
 
 def is_being_cancelled(*, if_unknown: bool) -> bool:

@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from apscheduler_tasklock._database.exchange import MOST_TOGETHER, Outcome
-from apscheduler_tasklock._database.retry import jittered
+from apscheduler_tasklock._database.side import MOST_TOGETHER
+from apscheduler_tasklock._database.thread import jittered
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.claim import Decision
 from apscheduler_tasklock._lock.client import LockClient
@@ -56,7 +56,7 @@ class QueuedRun:
 
     submission: Submission
     request: ClaimRequest | None = None
-    refused: Outcome[Decision] | None = None
+    refused: Decision | None = None
 
 
 class QueuedRuns:
@@ -88,7 +88,7 @@ class QueuedRuns:
         """Return what is known of a submission that waits no longer."""
         queued = self._waiting.pop(submission.claim_ids[0], None) or QueuedRun(submission)
         if queued.refused is not None:
-            age = self._clock() - queued.refused.result().sent
+            age = self._clock() - queued.refused.sent
             if age > self._refusal_age:
                 return replace(queued, refused=None)
         return queued
@@ -136,7 +136,7 @@ class QueuedRuns:
         for claim_id, decision in locks.find_taken(requests).items():
             waiting = self._waiting.get(claim_id)
             if waiting is not None:  # else a worker has taken it meanwhile
-                waiting.refused = Outcome(decision)
+                waiting.refused = decision
 
 
 def _request_of(queued: QueuedRun) -> ClaimRequest | None:

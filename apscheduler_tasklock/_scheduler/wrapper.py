@@ -15,7 +15,6 @@ from uuid import UUID
 from apscheduler.executors.base import run_job
 
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
-from apscheduler_tasklock._lock.completion import result_of
 from apscheduler_tasklock._lock.messages import ClaimRequest
 from apscheduler_tasklock._scheduler import LOADING_SINCE
 from apscheduler_tasklock._scheduler.attempt import RunAttempt, is_being_cancelled
@@ -126,7 +125,7 @@ class LockedRun:
                     continue
                 if attempt.held is not None:
                     self._context.queued.note_granted()
-                if attempt.lost:
+                if not attempt.stands():
                     attempt.give_up_lost()
                     continue
                 events = None
@@ -146,37 +145,36 @@ class LockedRun:
 
     async def run_coroutine(self) -> RunResult:
         """Do the same for a coroutine job; its event loop never waits for the database."""
-        submission, locks = self._submission, self._context.locks
+        submission = self._submission
         result = RunResult(submission.claim_ids)
         self._context.note_begun(submission)
         began_at = time.monotonic()
         if submission.scheduler_pass is not None:
             began_at = submission.scheduler_pass.begin_coroutine()
         busy = 0.0  # seconds that the jobs have taken
-        with locks.in_use:
-            for attempt in self._attempts(result):
-                attempt.check_lateness(began_at + busy)
-                self._context.coroutines.add(attempt)
-                try:
-                    job = await _begun(attempt, locks)
-                    if job is None:
-                        continue
-                    if attempt.lost:
-                        await result_of(locks.offload.call(attempt.give_up_lost))
-                        continue
-                    started = time.monotonic()
-                    events, was_cancelled = await _run_to_its_end(
-                        attempt, job, submission, self._context
-                    )
-                    busy += time.monotonic() - started
-                except CancelledError:
-                    logger.debug("Task %r: cancelled before it ran", submission.task_name)
-                    break
-                finally:
-                    self._context.coroutines.discard(attempt)
-                result.extend(events)
-                if was_cancelled:
-                    break
+        for attempt in self._attempts(result):
+            attempt.check_lateness(began_at + busy)
+            self._context.coroutines.add(attempt)
+            try:
+                job = await attempt.begin_async()
+                if job is None:
+                    continue
+                if not await attempt.stands_async():
+                    await attempt.give_up_lost_async()
+                    continue
+                started = time.monotonic()
+                events, was_cancelled = await _run_to_its_end(
+                    attempt, job, submission, self._context
+                )
+                busy += time.monotonic() - started
+            except CancelledError:
+                logger.debug("Task %r: cancelled before it ran", submission.task_name)
+                break
+            finally:
+                self._context.coroutines.discard(attempt)
+            result.extend(events)
+            if was_cancelled:
+                break
         return result
 
     def _attempts(
@@ -268,15 +266,6 @@ def process_locks(settings: LockSettings) -> LockClient:
     return LockClient(settings)
 
 
-async def _begun(attempt: RunAttempt, locks: LockClient) -> JobView | None:
-    """Wait for the claim. If the job is cancelled meanwhile, what is granted is given back."""
-    if attempt.must_settle:
-        return await result_of(locks.offload.call(attempt.begin))
-    if not attempt.must_claim or locks.closed:
-        return attempt.begin()
-    return await locks.offload.claim(attempt.beginning(), lambda _job: attempt.give_back())
-
-
 async def _run_to_its_end(
     attempt: RunAttempt, job: JobView, submission: Submission, context: RunContext
 ) -> tuple[list[Any], bool]:
@@ -308,12 +297,13 @@ async def _run_to_its_end(
                 or is_being_cancelled(if_unknown=submission.failover)
             )
         )
-        ended = locks.offload.release(attempt.ending(events, cut=cut))
+        ticket = attempt.begin_end(events, cut=cut)
     assert events is not None
     if closed:
         return events, True
     try:
-        await result_of(ended)
+        if ticket is not None:
+            await attempt.report_end_async(ticket)
     except CancelledError:
         return events, True
     return events, cancelled

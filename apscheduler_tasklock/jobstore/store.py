@@ -96,7 +96,8 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
 
     Plugin alias: ``tasklock``
 
-    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with the psycopg driver
+    :param database: PostgreSQL URL, or an SQLAlchemy ``Engine`` with psycopg: connections are
+        opened as the engine opens its own, and its pool is not used
     :param functions: which functions jobs may call: packages, modules or functions by their dotted
         names, as ``["myapp."]``
     :param secret: signs the rows: a text or bytes of 16 bytes or more, or a list, of which the

@@ -198,7 +198,7 @@ class Protocol(OnPsycopg):
 
 
 class Library(Contender):
-    """All of the library's own: the exchange, the clock bound and the error handling around it."""
+    """All of the library's own: the database's thread, the clock bound, the error handling."""
 
     name = "apscheduler-tasklock"
 

@@ -1,8 +1,8 @@
 """A process with a scheduler that does what lines on standard input say.
 
 ``SCHEDULER`` has, as JSON: ``options`` of the executor; ``asyncio``, whether it is an event loop's;
-``own_engine``, whether the library gets an engine that the process has made, and ``in_use``,
-whether the process itself uses that engine's only connection; and ``jobs``, how many there are.
+``own_engine``, whether the library gets an engine that the process has made;
+and ``jobs``, how many there are.
 
 It prints "ready", "submitted" for each job that was, and "runs" in each job. The lines are "run
 jobs"; "end jobs"; "shut down", which ends the jobs, too, and makes it print how many seconds
@@ -52,9 +52,6 @@ def configured(scheduler: Any, job: Any, wanted: dict[str, Any]) -> Any:
     scheduler.configure(executors={"default": locked}, timezone="UTC")
     scheduler.add_listener(lambda _event: say("submitted"), EVENT_JOB_SUBMITTED)
     scheduler.start()
-    if wanted["in_use"]:
-        scheduler.in_use = database.connect()
-        say_when_asked(database)
     for number in range(wanted["jobs"]):
         scheduler.add_job(job, "interval", hours=1, id=f"job {number}", misfire_grace_time=None)
     say("ready")
@@ -70,17 +67,6 @@ def obey(scheduler: Any) -> bool:
             for job in scheduler.get_jobs():
                 job.modify(next_run_time=datetime.now(timezone.utc))
     return line == "shut down\n"
-
-
-def say_when_asked(engine: Any) -> None:
-    """Print a line when somebody is about to wait for one of the engine's connections."""
-    raw_connection = engine.raw_connection
-
-    def asked() -> Any:
-        say("asks for a connection")
-        return raw_connection()
-
-    engine.raw_connection = asked
 
 
 def shut_down(scheduler: Any) -> None:

@@ -44,6 +44,7 @@ from apscheduler_tasklock.testing import rule as the_rule
 from apscheduler_tasklock.testing.rule import Claim, Decision, Row
 from tests.contract import situations
 from tests.contract.conftest import Memory, Rows
+from tests.support.cursors import reading_all_times
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -135,7 +136,7 @@ class Table:
             rows = self.connection.locks.rows
             rows[task] = the_rule.pause(rows[task], seconds, self.connection.time, "me")
             return
-        cursor = raw_cursor(self.connection, guest=True)
+        cursor = reading_all_times(self.connection)
         Operations(task_lock_table()).pause(cursor, [task], seconds, "me", None)
 
 

@@ -17,6 +17,7 @@ from apscheduler_tasklock._lock.operations import Operations, like_of
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import ReplicaState, RunningRun
 from tests.contract.conftest import Replica, database_now, row
+from tests.support.cursors import reading_all_times
 
 # Operators ask by SQL.
 pytestmark = pytest.mark.postgresql
@@ -45,11 +46,11 @@ class Operator:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         operation = getattr(self.operations, name)
         return lambda *arguments, **named: operation(
-            raw_cursor(self.connection, guest=True), *arguments, **named
+            reading_all_times(self.connection), *arguments, **named
         )
 
     def task(self, name: str = "task") -> TaskStatus:
-        [found] = self.operations.tasks(raw_cursor(self.connection, guest=True), [like_of(name)])
+        [found] = self.operations.tasks(reading_all_times(self.connection), [like_of(name)])
         return found
 
     def state(self, name: str = "task") -> TaskState:

@@ -40,6 +40,7 @@ from apscheduler_tasklock.status import Run
 from apscheduler_tasklock.testing import rule
 from apscheduler_tasklock.testing.rule import FOREVER, Row
 from tests.contract.conftest import Memory
+from tests.support.cursors import reading_all_times
 
 STEPS = 600
 # A history may by chance be without a rare situation, and goes on then.
@@ -370,7 +371,7 @@ class Requests:
             if task not in rows:
                 return
             if protocol.cursor is not None:
-                by_statement(raw_cursor(protocol.cursor.connection, guest=True))
+                by_statement(reading_all_times(protocol.cursor.connection))
             else:
                 rows[task] = by_rule(rows[task], self.memory.time)
 

@@ -17,9 +17,17 @@ from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock.locks import TaskLocks, lock_settings
 from tests.support.exchanges import Setup
+from tests.support.interrupting import hearing_ctrl_c
 from tests.support.outages import Job
 from tests.support.proxy import Gate, Proxy, proxy_to
 from tests.support.schedulers import Replica
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C is heard, also where the tests run in the background of a shell."""
+    with hearing_ctrl_c():
+        yield
 
 
 @pytest.fixture

@@ -498,12 +498,10 @@ def test_a_claim_under_way_when_the_scheduler_is_shut_down_is_handed_over(
             threading.Timer(0.3, gate.open).start()
             loop.scheduler.shutdown()
             await loop.until(lambda: not loop.scheduler.running)
-            await loop.until(lambda: EVENT_TASK_LOCK_RELEASED in loop.codes())
             return loop
 
     loop = asyncio.run(main())
-    assert loop.codes() == [EVENT_TASK_LOCK_RELEASED]
-    assert loop.events[0].reason == "handed over"
+    assert loop.codes() == []
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
     assert is_handed_over(connection)
 

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
 from apscheduler_tasklock._database.deadline import Closing, Deadline
-from apscheduler_tasklock._database.exchange import Call
+from apscheduler_tasklock._database.requests import Call
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ClaimRequest
@@ -77,20 +77,6 @@ def test_a_connection_that_is_opened_too_late_is_closed(
     eventually(lambda: connection.execute(query, [NAME]).fetchall() == [])
 
 
-def test_a_connection_that_an_application_lends_too_late_goes_back_to_it(
-    make_setup: MakeSetup, engine: Engine, pool: ThreadPoolExecutor
-) -> None:
-    setup = make_setup(engine)
-    with engine.connect():
-        waiting = pool.submit(answered, setup)
-        eventually(is_connecting)
-        setup.closing.stop()
-        assert gave_up(waiting)
-    eventually(lambda: not is_connecting())
-    with engine.connect():
-        pass
-
-
 def test_what_goes_on_during_a_shutdown_waits_on(
     make_setup: MakeSetup, gate: Gate, proxy: Proxy, pool: ThreadPoolExecutor
 ) -> None:
@@ -98,7 +84,7 @@ def test_what_goes_on_during_a_shutdown_waits_on(
     assert answered(setup)
     gate.shut()
     select = Call(lambda cursor: cursor.execute("SELECT true").fetchone())
-    renewal = pool.submit(setup.exchange.ask, select, Deadline(None, inf))
+    renewal = pool.submit(setup.database.ask, select, Deadline(None, inf))
     assert gate.reached.wait(60)
     setup.closing.stop()
     assert gave_up(pool.submit(answered, setup))

@@ -121,6 +121,32 @@ def until_its_lease_ends(connection: Connection) -> None:
     eventually(lambda: row(connection)["over"])
 
 
+def test_a_job_does_not_begin_once_its_lease_has_gone_to_another_replica(
+    make_heir: MakeReplica, proxy: Proxy, connection: Connection
+) -> None:
+    """As where a process is stopped between its claim and the job, and goes on a minute later."""
+    heir = make_heir(replica_id="heir")
+    replica = make_heir(proxy.url, replica_id="late", start=False)
+
+    def cut_off(_event: Any) -> None:
+        if proxy.accepting:
+            proxy.accepting = False
+            proxy.cut_all()
+            until_its_lease_ends(connection)
+            heir.run_once(token_and_takeover)
+            heir.one(EVENT_JOB_EXECUTED)
+
+    replica.scheduler.add_listener(cut_off, EVENT_TASK_LOCK_GRANTED)
+    replica.scheduler.start()
+    replica.run_once(token_and_takeover)
+    eventually(lambda: EVENT_TASK_LOCK_ERROR in replica.codes())
+    replica.idle()
+    _token, is_takeover = heir.one(EVENT_JOB_EXECUTED).retval
+    assert is_takeover
+    assert EVENT_JOB_EXECUTED not in replica.codes()
+    proxy.accepting = True
+
+
 class TestWhoTakesOver:
     def test_a_replica_that_was_refused(
         self,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -15,21 +13,14 @@ from apscheduler.events import EVENT_JOB_EXECUTED
 from apscheduler_tasklock import (
     EVENT_TASK_LOCK_ERROR,
     EVENT_TASK_LOCK_REFUSED,
-    HeldLock,
-    TaskLockDatabaseError,
 )
 from apscheduler_tasklock._lock.client import LockClient
-from tests.support import claims
 from tests.support.claims import die, held, row
 from tests.support.faults import TAKEOVER
 from tests.support.outages import (
-    BACK,
     HOURLY,
     RUNS,
-    UNAVAILABLE,
     Job,
-    said,
-    said_by_its_end,
 )
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -72,33 +63,3 @@ def test_a_takeover_that_was_granted_and_never_answered_is_made_again(
     replica.idle()
     assert (job.runs, row(connection)["token"]) == (1, lock.token + 2)
     assert row(connection)["finished_at"] is not None
-
-
-def test_an_answer_that_was_on_its_way_does_not_end_an_outage(
-    proxy: Proxy, make_locks: MakeLocks, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What must not wait for it for long has a connection of its own, which finds the outage."""
-    caplog.set_level(logging.INFO)
-    locks = make_locks(proxy.url, claim_timeout=60)
-    lock = held(locks, "held", lease=600, max_lock=6000)
-    asked, go_on = threading.Event(), threading.Event()
-
-    def hold_up(data: bytes) -> bytes:
-        asked.set()
-        assert go_on.wait(60)
-        return data
-
-    proxy.to_client = hold_up
-    with ThreadPoolExecutor(1) as pool:
-        claimed = pool.submit(claims.claim, locks, "claimed")
-        assert asked.wait(60)
-        proxy.accepting = False
-        with pytest.raises(TaskLockDatabaseError):
-            lock.extend(30)
-        assert said(caplog) == [UNAVAILABLE]
-        go_on.set()
-        assert isinstance(claimed.result(60), HeldLock)
-    assert said(caplog) == [UNAVAILABLE]
-    lock.extend(30)
-    assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]
-    locks.release(lock)

@@ -27,7 +27,6 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
-from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ReleaseRequest
 from tests.support.claims import held, row
 from tests.support.polling import eventually
@@ -135,7 +134,7 @@ def test_what_a_thread_of_the_locks_had_taken_at_the_fork_does_not_stop_the_chil
         locks.close()
 
     found = mutexes(locks)
-    assert len(found) > 5
+    assert len(found) >= 5
     with taken(found):
         assert status_of_child(use) == 0
 
@@ -158,7 +157,7 @@ def test_what_a_thread_of_an_executor_had_taken_at_the_fork_does_not_stop_the_ch
         executor.shutdown()
 
     found = mutexes(executor)
-    assert len(found) > 5
+    assert len(found) >= 5
     with taken(found):
         assert status_of_child(use) == 0
 
@@ -206,11 +205,6 @@ def test_a_childs_copy_of_its_parents_locks_claims_nothing(executor: TaskLockExe
     parents.release(held(parents, **TIMES))
 
 
-def extend_beside_another_statement(locks: LockClient, lock: HeldLock) -> None:
-    """Extend a lock on the second connection, which stays open while there is a lease."""
-    locks.ask(lambda _cursor: lock.extend(1))
-
-
 @pytest.mark.direct("it counts the library's connections in the server")
 def test_a_child_that_closes_its_locks_does_not_close_its_parents_connections(
     executor: TaskLockExecutor, connection: Connection
@@ -218,7 +212,7 @@ def test_a_child_that_closes_its_locks_does_not_close_its_parents_connections(
     lock = held(executor.locks, min_lock=0, max_lock=600, lease=180)
 
     def backends() -> list[Any]:
-        extend_beside_another_statement(executor.locks, lock)
+        lock.extend(1)
         ours = "SELECT pid FROM pg_stat_activity WHERE application_name = 'tasklock forking'"
         return connection.execute(f"{ours} ORDER BY 1").fetchall()
 
@@ -227,7 +221,7 @@ def test_a_child_that_closes_its_locks_does_not_close_its_parents_connections(
         gc.collect()
 
     parents = backends()
-    assert len(parents) == 2
+    assert len(parents) == 1
     assert status_of_child(close) == 0
     assert backends() == parents
     executor.locks.release(lock)
@@ -240,7 +234,7 @@ def test_a_childs_renewals_leave_its_own_idle_connection_alone(executor: TaskLoc
         locks = executor.locks
         before = locks.ask(attrgetter("connection"))
         lock = held(locks, **TIMES)
-        extend_beside_another_statement(locks, lock)
+        lock.extend(1)
         locks.release(lock)
         assert locks.ask(attrgetter("connection")) is before
 
@@ -296,7 +290,7 @@ def test_a_child_that_a_job_forks_has_locks_of_its_own_and_the_parent_keeps_its_
         first = lock.locked_until
         eventually(lambda: lock.locked_until > first + timedelta(seconds=2))
         threads = sorted(thread.name for thread in threading.enumerate())
-        assert [name for name in threads if name.startswith("tasklock")] == ["tasklock-renewals"]
+        assert [name for name in threads if name.startswith("tasklock")] == ["tasklock-database"]
         assert not lock.lost
         locks.release(lock)
         locks.close()

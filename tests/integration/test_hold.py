@@ -28,9 +28,9 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ClaimRequest
-from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from tests.support.interrupting import press_ctrl_c
 from tests.support.polling import eventually
-from tests.support.proxy import Proxy
+from tests.support.proxy import Gate, Proxy
 from tests.support.roles import role
 
 MakeLocks = Callable[..., TaskLocks]
@@ -187,20 +187,26 @@ def test_closed_when_its_block_is_left(database_url: str) -> None:
         locks.hold("import", **TIMES).__enter__()
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupted_claim_is_given_back(
-    make_task_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch, connection: psycopg.Connection[Any]
+    make_task_locks: MakeLocks, proxy: Proxy, gate: Gate, connection: psycopg.Connection[Any]
 ) -> None:
     """Ctrl-C comes while the answer is under way; the database has granted it."""
-    claim = TaskLockProtocol.claim
+    locks = make_task_locks(proxy.url)
+    with locks.hold("import", **TIMES):  # so that it has a row, and the next claim is one statement
+        pass
+    gate.shut()
 
-    def interrupted(*arguments: Any) -> None:
-        claim(*arguments)
-        raise KeyboardInterrupt
+    def interrupt() -> None:
+        eventually(lambda: not finished(connection))
+        press_ctrl_c()
 
-    # A real signal would have to hit the very moment.
-    monkeypatch.setattr(TaskLockProtocol, "claim", interrupted)
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
     with pytest.raises(KeyboardInterrupt):
-        make_task_locks().hold("import", **TIMES).__enter__()
+        locks.hold("import", **TIMES).__enter__()
+    interrupting.join()
+    gate.open()
     eventually(lambda: finished(connection))
 
 

@@ -14,10 +14,9 @@ import pytest
 from psycopg import sql
 from sqlalchemy import Engine
 
-from apscheduler_tasklock._database.errors import RowLockedError
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released
-from apscheduler_tasklock._lock.messages import ReleaseRequest, RunEnd
+from apscheduler_tasklock._lock.messages import ReleaseRequest
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import held
@@ -47,11 +46,6 @@ def released(connection: psycopg.Connection[Any]) -> list[str]:
     return [name for (name,) in connection.execute(statement)]
 
 
-def is_sending() -> bool:
-    """Tell whether the thread of pending releases is there, as it is while any is pending."""
-    return any(thread.name == "tasklock-releases" for thread in threading.enumerate())
-
-
 @pytest.mark.direct("pgbouncer's connections are older than the setting")
 @pytest.mark.parametrize(
     ("locks_it", "limit"),
@@ -79,10 +73,11 @@ def test_a_claim_that_the_server_undid_leaves_none(
             sql.SQL("ALTER DATABASE {} SET {} = '100ms'").format(database, sql.SQL(limit))
         )
         # An application's engine: its connections have the server's limit.
+        locks = make_locks(engine, claim_timeout=0.3)
         with pytest.raises(TaskLockDatabaseError, match=f"due to {limit.replace('_', ' ')}"):
-            held(make_locks(engine, claim_timeout=0.3), **TIMES)
+            held(locks, **TIMES)
         # It could not have been sent by now.
-        assert not is_sending()
+        assert not locks.waiting
 
 
 def test_one_that_a_claim_has_sent_is_not_sent_again(make_locks: MakeLocks, proxy: Proxy) -> None:
@@ -117,37 +112,10 @@ def test_one_that_is_rejected_is_sent_when_it_is_permitted_again(
         connection.execute(sql.SQL("REVOKE UPDATE ON task_lock FROM {}").format(user))
         with pytest.raises(TaskLockSchemaError, match="may not use"):
             locks.release(lock)
-        assert is_sending()
         assert released(connection) == []
         connection.execute(sql.SQL("GRANT UPDATE ON task_lock TO {}").format(user))
         eventually(lambda: released(connection) == ["task"])
         locks.close()
-
-
-@pytest.mark.inside
-def test_long_after_a_stop_none_is_tried_in_an_outage_until_the_locks_are_closed(
-    make_locks: MakeLocks, proxy: Proxy, connection: psycopg.Connection[Any]
-) -> None:
-    """Many jobs that end one after the other would each wait, and keep the process from ending."""
-
-    from apscheduler_tasklock._database.deadline import RELEASE_LIMIT
-
-    locks = make_locks(proxy.url, timings=NO_RETRIES)
-    first, second = held(locks, "first", **TIMES), held(locks, "second", **TIMES)
-    proxy.accepting = False
-    proxy.cut_all()
-    with pytest.raises(TaskLockDatabaseError):
-        locks.release(first)
-    locks.stop_claiming()
-    stopped_at = time.monotonic()
-    eventually(lambda: time.monotonic() > stopped_at + RELEASE_LIMIT)
-    refused = proxy.refused
-    with pytest.raises(TaskLockDatabaseError):
-        locks.release(second)
-    assert proxy.refused == refused
-    proxy.accepting = True
-    locks.close()
-    assert released(connection) == ["first", "second"]
 
 
 def test_where_no_thread_starts_any_more_close_sends_them(
@@ -240,22 +208,6 @@ def test_one_that_comes_after_close_is_sent_in_the_background(
     locks.close()
     leave_pending(locks, proxy, lock)
     eventually(lambda: released(connection) == ["task"])
-    eventually(lambda: not is_sending())
-
-
-@pytest.mark.inside
-def test_one_whose_maximum_lock_has_ended_is_given_up_and_told(
-    make_locks: MakeLocks, caplog: pytest.LogCaptureFixture
-) -> None:
-    from apscheduler_tasklock._lock.releases import PendingRelease
-
-    locks = make_locks()
-    lock = held(locks, **TIMES)
-    over = time.monotonic()
-    locks.adopt_pending([PendingRelease(ReleaseRequest("task", lock.claim_id), over)])
-    eventually(lambda: not is_sending())
-    assert "'task' was not released before its maximum lock ended" in caplog.text
-    locks.release(lock)
 
 
 def _names(data: bytes, lock: HeldLock) -> bool:
@@ -283,20 +235,3 @@ def test_one_whose_answer_was_lost_is_no_lost_lock_while_its_lease_lasts(
     proxy.to_client = lose
     assert one.release(lock) == (Released() if lease > 1 else None)
     other.release(taken[0])
-
-
-@pytest.mark.inside
-def test_one_that_passed_a_locked_row_over_has_ended_nothing(
-    make_locks: MakeLocks, connection: psycopg.Connection[Any]
-) -> None:
-    from apscheduler_tasklock._database.exchange import Outcome
-
-    locks = make_locks()
-    lock = held(locks, **TIMES, lease=30.0)
-    sent = locks.prepare_release(lock, RunEnd())
-    connection.execute(
-        "UPDATE task_lock SET finished_at = now(), locked_until = now(), "
-        "claim_id = gen_random_uuid() WHERE token = %s",
-        [lock.token],
-    )
-    assert locks.release(lock, RunEnd(), sent, Outcome(error=RowLockedError("locked"))) is None

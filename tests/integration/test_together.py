@@ -28,7 +28,7 @@ from apscheduler_tasklock._lock.messages import (
     TakeoverRequest,
 )
 from apscheduler_tasklock.lock import HeldLock
-from tests.support.claims import claim, die, held, pids, row
+from tests.support.claims import claim, die, held, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, counted, proxy_to
 from tests.support.schedulers import Replica
@@ -528,22 +528,3 @@ def test_a_batch_that_is_refused_writes_nothing(
     # The server's own processes write now and then; refused batches would write every time.
     rounds = [written() for _ in range(4)]
     assert 0 in rounds, rounds
-
-
-@pytest.mark.direct("it counts the library's connections in the server")
-class TestRenewals:
-    def test_have_a_second_connection_only_while_the_first_is_held_up(
-        self, make_locks: MakeLocks, pool: ThreadPoolExecutor, connection: Connection
-    ) -> None:
-        locks = make_locks(claim_timeout=60)
-        lock = held(locks, lease=1.0, max_lock=3600.0)
-        renewed = lock.locked_until
-        eventually(lambda: lock.locked_until > renewed)
-        assert len(pids(connection)) == 1
-        with in_use(locks, pool):
-            renewed = lock.locked_until
-            eventually(lambda: lock.locked_until > renewed)
-            assert len(pids(connection)) == 2
-        eventually(lambda: len(pids(connection)) == 1)
-        assert not lock.lost
-        die(locks, lock)

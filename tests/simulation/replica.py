@@ -28,8 +28,7 @@ from apscheduler.executors.base import BaseExecutor, MaxInstancesReachedError, r
 from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED, BaseScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from apscheduler_tasklock._database.exchange import Outcome
-from apscheduler_tasklock._database.pool import NoCursor
+from apscheduler_tasklock._database.session import NoCursor
 from apscheduler_tasklock._lock.claim import AnyRequest
 from apscheduler_tasklock._lock.client import AnyAttempt, LockClient, Released
 from apscheduler_tasklock._lock.heartbeat import last_renewal
@@ -44,7 +43,6 @@ from apscheduler_tasklock._lock.messages import (
     RunEnd,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.releases import Release
 from apscheduler_tasklock._scheduler.attempt import RunAttempt
 from apscheduler_tasklock._scheduler.notify import Notifier
 from apscheduler_tasklock._scheduler.submission import JobView, RunResult, Submission
@@ -136,7 +134,7 @@ class SimulatedClient(LockClient):
         self,
         wanted: AnyRequest | AnyAttempt,
         since: float | None = None,
-        first: Outcome[Any] | None = None,
+        known: Any = None,
     ) -> HeldLock | Refusal | None:
         """Claim a task, or take a dead holder's run over."""
         assert isinstance(wanted, (ClaimRequest, TakeoverRequest))
@@ -173,23 +171,20 @@ class SimulatedClient(LockClient):
             extender=self._extend,
         )
 
-    def prepare_release(self, held: HeldLock, end: RunEnd) -> Release | None:
-        """Leave it to :meth:`release`."""
-        return None
-
-    def release(
-        self,
-        held: HeldLock,
-        end: RunEnd = NOT_BEGUN,
-        sent: Release | None = None,
-        first: Outcome[Any] | None = None,
-    ) -> Released | None:
-        """End a claim."""
+    def begin_release(self, held: HeldLock, end: RunEnd = NOT_BEGUN) -> Any:
+        """End a claim; return what ``released`` answers."""
         request = ReleaseRequest(held.name, held.claim_id, end, held.token)
         answer = self._protocol.release(NoCursor(), request)
         held.end()
         self.changed()
         return None if answer is None else Released(answer.locked_until)
+
+    def released(
+        self, held: HeldLock, ticket: Any, seconds: float | None = None
+    ) -> Released | None:
+        """Return what became of a release."""
+        released: Released | None = ticket
+        return released
 
     def renew(self, held: HeldLock, *, is_last: bool) -> bool:
         """Renew a claim, as the heartbeat does; tell whether it stands."""
@@ -482,9 +477,9 @@ class ReplicaRun:
         """Cut the run of a coroutine short, as a shutdown does."""
         attempt = self.attempt
         assert attempt is not None
-        ending = attempt.cutting()
-        ending.prepare()
-        ending.finish(None)
+        ticket = attempt.begin_cut()
+        if ticket is not None:
+            attempt.report_end(ticket)
         self._leave()
         self._executor.ended(self, "cancelled")
         self._end_submission()

@@ -1,4 +1,4 @@
-"""An exchange of requests by itself, and what holds it up."""
+"""The database's thread by itself, and what holds it up."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from threading import Event, Thread
 from typing import Any
 
 from apscheduler_tasklock import TaskLockError
-from apscheduler_tasklock._database.background import BackgroundThreads
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.deadline import Closing, Deadline
-from apscheduler_tasklock._database.exchange import Call, Exchange, Request
 from apscheduler_tasklock._database.outage import Outage
-from apscheduler_tasklock._database.pool import Pool, make_pool
+from apscheduler_tasklock._database.requests import Call, Request
+from apscheduler_tasklock._database.session import Session, make_session
+from apscheduler_tasklock._database.thread import DatabaseThread, Renewing
 from tests.support.polling import eventually
 
-NAME = "an exchange"
+NAME = "a database's thread"
 
 
 class Setup:
-    """An exchange on a pool, and what there is to hold it up."""
+    """A database's thread, and what there is to hold it up."""
 
-    def __init__(self, database: Any, timeout: float = 60.0) -> None:
+    def __init__(
+        self, database: Any, timeout: float = 60.0, renewing: Renewing | None = None
+    ) -> None:
         self.closing = Closing()
         self.outage = Outage("here", attempt_limit(timeout))
-        self.background = BackgroundThreads(1, "background")
-        self.telling = BackgroundThreads(1, "telling")
-        self.pool: Pool = make_pool(
+        self.session: Session = make_session(
             database,
             timeout=timeout,
             application_name=NAME,
             closing=self.closing,
             ended=self.outage.idle_connection_ended,
         )
-        self.exchange = Exchange(
-            self.pool,
+        self.database = DatabaseThread(
+            self.session,
             self.outage,
             lambda error: TaskLockError(f"rejected: {error.sqlstate}"),
-            self.background,
-            self.telling,
+            self.closing,
+            renewing,
         )
 
     def ask(
@@ -47,7 +47,9 @@ class Setup:
         turn_within: float | None = None,
         deadline: Deadline | None = None,
     ) -> Any:
-        return self.exchange.ask(request, deadline or Deadline(self.closing), turn_within)
+        return self.database.ask(
+            request, deadline or Deadline(self.closing), turn_within=turn_within
+        )
 
     def ask_all(self, requests: Sequence[Request[Any]]) -> list[Asked]:
         """Ask for each in a thread of its own, while the connection is in use."""
@@ -59,15 +61,14 @@ class Setup:
         return [each.ended() for each in asked]
 
     def waiting(self) -> int:
-        return self.exchange.waiting
+        return self.database.waiting
 
     def in_use(self) -> InUse:
         return InUse(self)
 
     def close(self) -> None:
-        self.pool.close()
-        self.background.close()
-        self.telling.close()
+        self.closing.stop()
+        self.database.close(0.0)
 
 
 class Asked(Thread):
@@ -115,23 +116,3 @@ class InUse:
     def __exit__(self, *_: object) -> None:
         self.go_on.set()
         self.asked.ended()
-
-
-class LateConnection:
-    """Makes the next connection come late, as where a name server does not answer.
-
-    :ivar begun: set when somebody waits for it
-    :ivar go_on: lets it come
-    """
-
-    def __init__(self, setup: Setup) -> None:
-        self.begun, self.go_on = Event(), Event()
-        self._pool = setup.pool
-        self._acquire = setup.pool.acquire
-        setup.pool.acquire = self._acquire_late
-
-    def _acquire_late(self, deadline: Deadline) -> Any:
-        self._pool.acquire = self._acquire
-        self.begun.set()
-        assert self.go_on.wait(60)
-        return self._acquire(deadline)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import thread as thread_pools
+from dataclasses import replace
 from typing import Any
-
-import pytest
-
-from apscheduler_tasklock._database.background import BackgroundThreads
+from uuid import uuid4
 
 
 def instances(executor: Any) -> dict[str, int]:
@@ -69,20 +67,6 @@ def pools_lock() -> Any:
     return thread_pools._global_shutdown_lock
 
 
-def before_it_is_queued(
-    background: BackgroundThreads, function: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Let a function be called in ``run``, between the look for a thread and the queue."""
-    has_thread = background._has_thread
-
-    def and_then() -> bool:
-        found = has_thread()
-        function()
-        return found
-
-    monkeypatch.setattr(background, "_has_thread", and_then)
-
-
 def executor_of(scheduler: Any) -> Any:
     """Return a scheduler's default executor."""
     return scheduler._executors["default"]
@@ -120,3 +104,10 @@ def when_the_interpreter_ends(function: Callable[[], object]) -> None:
     Functions of ``atexit`` are called after that.
     """
     threading._register_atexit(function)  # type: ignore[attr-defined]  # no public one
+
+
+def take_nothing_back(wanted: Any, _cursor: Any) -> None:
+    """Ask anew for a claim whose grant cannot be used, and leave the grant as it is."""
+    if wanted._to_take_back is not None:
+        wanted.request = replace(wanted.request, claim_id=uuid4())
+        wanted._to_take_back = None

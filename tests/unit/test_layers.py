@@ -107,7 +107,7 @@ NAMED_TUPLES = {"_field_defaults", "_fields", "_replace"}
 
 # What others have no public name for, elsewhere.
 ALLOWED = {
-    "_database/background.py": {"_register_atexit"},  # Python's, as its thread pools use it
+    "_database/thread.py": {"_register_atexit"},  # likewise
     "flask/extension.py": {"_register_atexit"},  # likewise
     "flask/servers.py": {"_loaded_app"},  # Flask's
     "django/management/commands/runscheduler.py": {"_exit"},  # Python's

@@ -1,0 +1,717 @@
+"""The one thread that owns the connection: what is asked of the database goes through it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import multiprocessing
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from math import inf
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from weakref import WeakSet
+
+import psycopg
+
+from apscheduler_tasklock._database.connection import NoAnswerError
+from apscheduler_tasklock._database.deadline import (
+    CANCEL_LIMIT,
+    RELEASE_LIMIT,
+    Closing,
+    Deadline,
+)
+from apscheduler_tasklock._database.errors import ConflictError, NotSentError
+from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.requests import Outcome, Request
+from apscheduler_tasklock._database.session import Session
+from apscheduler_tasklock._database.side import DatabaseSide, Step, Ticket
+from apscheduler_tasklock._values import logger_of
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+
+Answer = TypeVar("Answer")
+Result = TypeVar("Result")
+
+logger = logger_of(__name__)
+
+# What the thread is sent: a request, or a function to call.
+_Message: TypeAlias = "Ticket[Any] | Callable[[], object]"
+
+NAME = "tasklock-database"
+# Seconds for which the thread waits for something to do before it ends. The next request starts it.
+LINGER = 5.0
+# For how many times the limit of an answer a request waits for its turn. That others are sent is no
+# sign of an outage: on a database that answers late, they take turns.
+TURN = 9
+# Seconds after which whoever waits in a thread looks whether their time is over.
+LOOK_INTERVAL = 0.5
+# The share of its limit for which an answer is waited for at least, whatever else is urgent.
+SHORTEST_WAIT = 1 / 3
+# Seconds after which the thread goes on that has failed.
+PAUSE_AFTER_FAILURE = 0.1
+# Seconds within which releases that wait are given to another process.
+TAKING_LIMIT = 5.0
+# Seconds after which the thread looks at what waits, which may have another deadline by then.
+LONGEST_WAIT = 0.5
+# Seconds that an interpreter that ends without a shutdown waits for what is on its way.
+ENDING_LIMIT = 3.0
+
+
+def jittered(seconds: float) -> float:
+    """Return a pause near this one: replicas must not all come back at the same moment."""
+    return seconds * random.uniform(0.8, 1.2)  # noqa: S311  # no secret
+
+
+class Asked(Ticket[Answer], Generic[Answer, Result]):
+    """A request whose result somebody waits for: a thread, or a coroutine.
+
+    :param conclude: makes the result of what became of the request, or raises. Called in the
+        database's thread, once, also if nobody waits any more. Must not wait.
+    :param discard: is given a result that nobody waits for any more. Must not wait.
+    :param patience: seconds after which whoever waits is told that it failed, although it is sent
+        again; ``None``: they wait to its end
+    :ivar future: the result
+    """
+
+    def __init__(
+        self,
+        request: Request[Answer],
+        deadline: Deadline,
+        conclude: Callable[[Outcome[Answer]], Result],
+        discard: Callable[[Result], object] | None = None,
+        *,
+        patience: float | None = None,
+        **times: float,
+    ) -> None:
+        super().__init__(request, deadline, **times)
+        self.future: Future[Result] = Future()
+        self._conclude = conclude
+        self._discard = discard or _ignore
+        self._patience = patience
+        self._untaken = [True]
+        # Of a coroutine that waits.
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.future.cancelled() and not self.is_release
+
+    def finish(self, outcome: Outcome[Answer]) -> None:
+        """Make the result, and tell whoever waits."""
+        try:
+            result = self._conclude(outcome)
+        except BaseException as error:  # noqa: BLE001  # for who waits, whatever it is
+            self._tell_error(error)
+            return
+        try:
+            self.future.set_result(result)
+        except InvalidStateError:
+            self._give_back(result)
+
+    def fail(self, outcome: Outcome[Answer]) -> None:
+        """Tell whoever waits, if they would have to wait for too long."""
+        if self._patience is None:
+            return
+        assert outcome.error is not None
+        is_rejected = not isinstance(outcome.error, TaskLockDatabaseError)
+        if is_rejected or self.not_before > self.came + self._patience:
+            self._tell_error(outcome.error)
+
+    def _tell_error(self, error: BaseException) -> None:
+        with suppress(InvalidStateError):  # nobody waits any more, or they were told before
+            self.future.set_exception(error)
+
+    def give_up(self, error: Exception) -> None:
+        """Tell whoever waits that its own end has failed."""
+        self._tell_error(error)
+
+    def withdraw(self) -> None:
+        """Want the result no more: what was got is given back."""
+        if not self.future.cancel() and self.future.exception() is None:
+            self._give_back(self.future.result())
+
+    def _wake_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(_wake_all, [self.waiter])
+
+    def _give_back(self, result: Result) -> None:
+        if self._take():
+            self._discard(result)
+
+    def _take(self) -> bool:
+        """Take the result, to use it or to give it back; tell whether nobody has. Is atomic."""
+        with suppress(IndexError):
+            self._untaken.pop()
+            return True
+        return False
+
+    def wait(self, seconds: float | None = None) -> Result:
+        """Wait for the result, in a thread.
+
+        :param seconds: for how long at most
+        :raises TaskLockDatabaseError: there was none in that time
+        :raises TaskLockError: why there is none
+        """
+        give_up_at = inf if seconds is None else time.monotonic() + seconds
+        try:
+            while not self._is_done(give_up_at):
+                is_over = time.monotonic() > min(give_up_at, self.deadline.over_at + CANCEL_LIMIT)
+                # This process may have been stopped, and the answer may come any moment now.
+                if is_over and not self._is_done(time.monotonic() + LOOK_INTERVAL):
+                    break
+        except BaseException:  # Ctrl-C, or a greenlet that is killed
+            self.withdraw()
+            raise
+        if not self.future.done():
+            self.withdraw()
+        if self.future.cancelled():
+            waited = time.monotonic() - self.came
+            raise TaskLockDatabaseError(f"no answer came within {waited:.1f} sec")
+        try:
+            return self.future.result()
+        finally:
+            # An error's traceback refers to this frame, and so, in a circle, to the error.
+            del self
+
+    def _is_done(self, until: float) -> bool:
+        """Wait until it is done, until it is time to look at most; tell whether it is."""
+        try:
+            self.future.exception(max(0.0, min(LOOK_INTERVAL, until - time.monotonic())))
+        except concurrent.futures.TimeoutError:
+            return False
+        except concurrent.futures.CancelledError:
+            pass
+        return True
+
+    async def result(self) -> Result:
+        """Wait for the result, in a coroutine. If that is cancelled, what is got is given back.
+
+        :raises TaskLockError: why there is none
+        """
+        if self.waiter is None:  # it was sent from where no loop runs, or before this was known
+            loop = asyncio.get_running_loop()
+            self.waiter = loop.create_future()
+            self.future.add_done_callback(lambda _future: self._wake_on(loop))
+        try:
+            await self.waiter
+        except (asyncio.CancelledError, GeneratorExit):
+            self.withdraw()
+            raise
+        return self._result()
+
+    def _result(self) -> Result:
+        try:
+            result = self.future.result()
+        except concurrent.futures.CancelledError:
+            raise asyncio.CancelledError from None
+        else:
+            if not self._take():  # it was given back
+                raise asyncio.CancelledError
+            return result
+        finally:
+            # An error's traceback refers to this frame, and so, in a circle, to the error.
+            del self
+
+
+class Renewing(Protocol):
+    """What is renewed in the database's thread, before all else."""
+
+    @property
+    def due_at(self) -> float:
+        """When something is due to be renewed, on the monotonic clock; ``inf``: nothing is."""
+
+    @property
+    def urgent_at(self) -> float:
+        """When a renewal has to be sent at the latest; ``inf``: never."""
+
+    def ticket(self, now: float) -> Ticket[Any] | None:
+        """Return the renewal of what is due, if it has to be sent."""
+
+
+class DatabaseThread:
+    """Sends what is asked, in one thread that starts with the first request.
+
+    It never runs an application's code. What opens a connection does, and has a thread of its own.
+
+    :param session: the connection
+    :param outage: is told when the database is unavailable, and when it is back
+    :param explain: returns what to raise for a failure that another attempt would not overcome
+    :param closing: says when claiming was stopped
+    :param renewing: what is renewed before all else
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        outage: Outage,
+        explain: Callable[[psycopg.Error], TaskLockError],
+        closing: Closing,
+        renewing: Renewing | None = None,
+    ) -> None:
+        self._session = session
+        self._outage = outage
+        self._explain = explain
+        self._closing = closing
+        self._renewing: Renewing = renewing or _Nothing()
+        self._side = DatabaseSide(jittered)
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._came: list[Ticket[Any]] = []
+        self._batch: list[Ticket[Any]] = []  # what is being sent
+        self._answered: list[tuple[Ticket[Any], Outcome[Any]]] = []
+        # Reentrant: the garbage collector may close a coroutine anywhere, and its lock is to be
+        # released then.
+        self._starting = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._ending = False
+        self._is_working = False
+        self._pumps = False
+        self._taking: list[Future[list[Ticket[Any]]]] = []
+        self._pid = os.getpid()
+        self._drained: list[threading.Event] = []
+        _all.add(self)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for their first turn."""
+        return self._inbox.qsize() + sum(each.error is None for each in list(self._side.waiting))
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether the thread runs, and does not have to be done without."""
+        thread = self._thread
+        return thread is not None and (thread.is_alive() or thread.ident is None)
+
+    @property
+    def releasing(self) -> set[str]:
+        """The tasks whose releases wait. For the thread itself."""
+        return {each.request.task_name for each in self._side.waiting if each.is_release}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way, or waits."""
+        return self._is_working or bool(self._inbox.qsize() + len(self._side.waiting))
+
+    def ask(
+        self,
+        request: Request[Answer],
+        deadline: Deadline,
+        *,
+        turn_within: float | None = None,
+        tried_for: float | None = None,
+    ) -> Answer:
+        """Send a request, and wait for its answer.
+
+        :param deadline: when nothing is waited for any more
+        :param turn_within: seconds within which it must be its turn; by default some times the
+            limit of an answer
+        :param tried_for: seconds for which it is sent again while the database is unavailable
+        :raises NotSentError: its turn did not come; nothing was sent
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects the request; the message names the remedy
+        """
+        now = time.monotonic()
+        asked: Asked[Answer, Answer] = Asked(
+            request,
+            deadline,
+            Outcome.result,
+            came=now,
+            turn_until=now + (turn_within or TURN * self._session.attempt),
+            tried_until=now + (-1.0 if tried_for is None else tried_for),
+        )
+        return self.get(asked)
+
+    def get(self, asked: Asked[Any, Result]) -> Result:
+        """Send a request, and wait for its result, in a thread.
+
+        :raises TaskLockError: why there is none
+        """
+        try:
+            self._put(asked)
+            return self.result(asked)
+        except BaseException:  # Ctrl-C at any line, or a greenlet that is killed
+            asked.withdraw()
+            raise
+
+    def submit(self, ticket: Ticket[Any]) -> None:
+        """Send a request, and do not wait for it. On an event loop, a coroutine may await it."""
+        if isinstance(ticket, Asked):
+            with suppress(RuntimeError):  # no loop runs
+                ticket.loop = asyncio.get_running_loop()
+                ticket.waiter = ticket.loop.create_future()
+        self._put(ticket)
+
+    def result(self, asked: Asked[Any, Result], seconds: float | None = None) -> Result:
+        """Wait for the result of a request, in a thread.
+
+        :param seconds: for how long at most
+        :raises TaskLockDatabaseError: there was none in that time
+        :raises TaskLockError: why there is none
+        """
+        if threading.current_thread() is self._thread:
+            raise TaskLockError("what runs in the task lock's database thread cannot wait for it")
+        if not self._start():
+            self._pump(asked.future.done)
+        return asked.wait(seconds)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function in the thread, which must not wait."""
+        self._put(function)
+
+    def take_releases(self) -> list[Ticket[Any]]:
+        """Return the releases that wait, and send them no more: somebody else will."""
+        if not self.is_busy:
+            return []
+        taken: Future[list[Ticket[Any]]] = Future()
+        self.call(lambda: self._taking.append(taken))
+        try:
+            return taken.result(TAKING_LIMIT)
+        except concurrent.futures.TimeoutError:  # they are sent here, if the process goes on
+            return [] if taken.cancel() else taken.result()
+
+    def hurry_releases(self) -> None:
+        """Send the releases that wait now."""
+        self.call(lambda: self._side.hurry_releases(time.monotonic()))
+
+    def wake(self) -> None:
+        """Let it look at what waits, as after claiming was stopped. From a signal handler, too."""
+        if self.has_thread:
+            self._inbox.put(_look)
+
+    def close(self, until: float) -> None:
+        """Wait until nothing waits to be sent, and let the thread and the connection end then.
+
+        What comes later is sent all the same, on a connection that is closed after it.
+
+        :param until: when it waits no longer, on the monotonic clock
+        """
+        self._closed = True
+        if not self.has_thread and not self.is_busy and not self._session.is_open:
+            return
+        self._drain(until)
+
+    def end(self, until: float) -> None:
+        """Send the releases that wait, as the interpreter ends; nothing else is sent again."""
+        if self._pid == os.getpid() and self.is_busy:
+            self._ending = True
+            self._drain(until)
+
+    def _drain(self, until: float) -> None:
+        idle = threading.Event()
+        self.call(lambda: self._drained.append(idle))
+        if not self.has_thread:
+            self._pump(lambda: idle.is_set() or time.monotonic() > until)
+        idle.wait(max(0.0, until - time.monotonic()))
+
+    def _put(self, message: _Message) -> None:
+        self._inbox.put(message)
+        if self.has_thread or self._start():
+            return
+        if isinstance(message, Asked) and message.waiter is not None and not message.is_release:
+            self._pump(message.future.done)  # else nobody would send it again
+        else:
+            self._pump(lambda: not self._has_ready)
+
+    def _pump(self, until: Callable[[], bool]) -> None:
+        """Work here, where no thread can be started: they are limited, or the interpreter ends."""
+        with self._starting:
+            if self._pumps:  # the garbage collector has closed a coroutine in the middle of it
+                return
+            self._pumps = True
+            try:
+                while not self.has_thread and not until():
+                    self._turn(linger=0.0)
+            finally:
+                self._pumps = False
+
+    @property
+    def _has_ready(self) -> bool:
+        """Whether something can be done at once."""
+        is_known = bool(self._answered or self._came) or not self._inbox.empty()
+        return is_known or self._side.has_ready(time.monotonic())
+
+    def _start(self) -> bool:
+        """Start the thread, unless there is one; tell whether there is."""
+        if self.has_thread:
+            return True
+        with self._starting:
+            if self.has_thread or self._pumps:
+                return self.has_thread
+            try:
+                self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
+                self._thread.start()
+            except BaseException as error:
+                self._thread = None
+                # By Ctrl-C it may have been started all the same, and then finds that out.
+                if not isinstance(error, RuntimeError):
+                    raise
+            return self.has_thread
+
+    def _work(self) -> None:
+        """Do what there is to do, until there has been nothing for a while."""
+        with self._starting:
+            self._thread = self._thread or threading.current_thread()
+            if self._thread is not threading.current_thread():
+                return
+        while True:
+            while self._turn(0.0 if self._closed else LINGER):
+                pass
+            self._thread = None
+            if self._inbox.empty():
+                return
+            # It came right before nobody was there, and whoever put it may not have noticed.
+            with self._starting:
+                if self._thread is not None:
+                    return
+                self._thread = threading.current_thread()
+
+    def _turn(self, linger: float) -> bool:
+        """Send what is next, or wait until there is something; tell whether to go on.
+
+        :param linger: seconds for which to wait while there is nothing to do
+        """
+        try:
+            self._take_all()
+            now = time.monotonic()
+            if self._renewing.due_at <= now and (renewal := self._renewing.ticket(now)):
+                self._came.append(renewal)
+            came, self._came = self._came, []
+            answered, self._answered = self._answered, []
+            stopped = self._closing.stopped or self._ending
+            step = self._side.step(now, came, answered, stopped=stopped)
+            self._batch = self._without_taken(step.batch)
+            self._tell(step)
+            if self._batch:
+                self._answered = self._send(self._batch)
+                self._batch = []
+                return True
+            return self._wait(min(step.wakes_at, self._renewing.due_at), linger)
+        except BaseException as error:  # nothing may end this thread unseen
+            self._note_failure(error)
+            if self._pumps and not isinstance(error, Exception):  # Ctrl-C, in a thread of others
+                raise
+            _PAUSE.wait(PAUSE_AFTER_FAILURE)  # rather than fail over and over
+            return True
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Let what was being sent fail, as in doubt."""
+        with suppress(Exception):  # an application's log handler may be what has failed
+            logger.exception("The task lock's database thread failed, and goes on")
+        failed, self._batch = self._batch, []
+        for ticket in failed:
+            ticket.request.note_failure(error)
+        why = TaskLockError(f"the task lock's database thread failed: {error!r}")
+        self._answered += [(ticket, Outcome(error=why)) for ticket in failed]
+
+    def _without_taken(self, batch: list[Ticket[Any]]) -> list[Ticket[Any]]:
+        """Return what is to be sent, without the releases that another process is to send."""
+        taking, self._taking = self._taking, []
+        for wanted in taking:
+            if not wanted.set_running_or_notify_cancel():
+                continue
+            taken = self._side.take_releases() + [each for each in batch if each.is_release]
+            batch = [each for each in batch if not each.is_release]
+            wanted.set_result(taken)
+        return batch
+
+    def _wait(self, wakes_at: float, linger: float) -> bool:
+        """Wait for a message, until it is time to look at most; tell whether to go on."""
+        is_idle = wakes_at == inf
+        if not self._side.waiting and self._inbox.empty():
+            if self._closed:
+                self._session.close()
+            drained, self._drained = self._drained, []
+            for event in drained:
+                event.set()
+            self._is_working = False
+        try:
+            seconds = linger if is_idle else wakes_at - time.monotonic()
+            if self._side.waiting:
+                seconds = min(LONGEST_WAIT, seconds)
+            message = self._inbox.get(timeout=max(0.0, seconds))
+        except queue.Empty:
+            return not is_idle
+        self._take(message)
+        return True
+
+    def _take_all(self) -> None:
+        """Take in what has come."""
+        with suppress(queue.Empty):
+            while True:
+                self._take(self._inbox.get_nowait())
+
+    def _take(self, message: _Message) -> None:
+        self._is_working = True
+        if isinstance(message, Ticket):
+            self._came.append(message)
+            message.taken()
+        else:
+            message()
+
+    def _send(self, batch: list[Ticket[Any]]) -> list[tuple[Ticket[Any], Outcome[Any]]]:
+        """Send what travels together; return what became of it."""
+        deadline = _latest(batch)
+        if batch[0].is_release:
+            deadline = deadline.of_attempt(self._closing, RELEASE_LIMIT)
+        begun = time.monotonic()
+        try:
+            opened_at = self._session.open(deadline)
+        except Exception as error:  # noqa: BLE001  # for who asked, whatever it is
+            outcome = self._failed(error, begun)
+            # Nor would the others that are ready have one.
+            step = self._side.fail_all(time.monotonic(), outcome, stopped=self._closing.stopped)
+            self._tell(step)
+            return [(ticket, outcome) for ticket in batch]
+        if deadline.seconds_left <= 0:  # rather than send what there is no time to have answered
+            late = NotSentError("no time was left to send it")
+            return [(ticket, Outcome(error=late)) for ticket in batch]
+        requests = [ticket.request for ticket in batch]
+        attempt = seconds = self._session.attempt
+        if batch[0].by > -inf:  # it is no renewal, which others are not to wait for
+            urgent = self._renewing.urgent_at - begun
+            seconds = max(attempt * SHORTEST_WAIT, min(attempt, urgent))
+        try:
+            with self._session.cursor(deadline, seconds) as cursor:
+                answers: Sequence[Any] = (
+                    [requests[0].send(cursor)]
+                    if len(requests) == 1
+                    else requests[0].send_together(cursor, requests)
+                )
+        except Exception as error:  # noqa: BLE001  # for who asked, whatever it is
+            if len(batch) > 1 and isinstance(error, (psycopg.Error, UnicodeError)):
+                self._side.split(batch)
+                return []
+            for request in requests:
+                request.note_failure(error.__cause__ or error)
+            # An answer that was waited for less than others are may be late for no other reason.
+            is_short = seconds < attempt and isinstance(error.__cause__, NoAnswerError)
+            outcome = self._failed(error, opened_at, is_outage=not is_short)
+            return [(ticket, outcome) for ticket in batch]
+        self._outage.end(begun)
+        return [(ticket, _outcome(answer)) for ticket, answer in zip(batch, answers, strict=True)]
+
+    def _failed(
+        self, error: Exception, opened_at: float, *, is_outage: bool = True
+    ) -> Outcome[Any]:
+        """Return what becomes of requests that failed with an error."""
+        cause = error.__cause__ or error
+        if isinstance(error, TaskLockDatabaseError):
+            if is_outage and not isinstance(error, (ConflictError, NotSentError)):
+                self._outage.begin(error, opened_at)
+        elif isinstance(error, psycopg.Error):
+            # The message has what PostgreSQL said; its own traceback would only hide it.
+            error = self._explain(error)
+        elif not isinstance(error, TaskLockError):
+            error = TaskLockError(f"the task lock database failed: {error!r}")
+            error.__cause__ = cause
+        return Outcome(error=error)
+
+    def _tell(self, step: Step) -> None:
+        """Tell whoever waits. Those of one event loop share a wake-up, which is a system call."""
+        told: list[Ticket[Any]] = []
+        shared = len(step.failed) + len(step.done) > 1
+        for ticket, outcome in step.failed:
+            _tell_safely(ticket, ticket.fail, _own(outcome) if shared else outcome)
+            told.append(ticket)
+        for ticket, outcome in step.done:
+            _tell_safely(ticket, ticket.finish, _own(outcome) if shared else outcome)
+            told.append(ticket)
+        by_loop: dict[asyncio.AbstractEventLoop, list[Asked[Any, Any]]] = {}
+        for ticket in told:
+            if isinstance(ticket, Asked) and ticket.loop is not None and ticket.future.done():
+                by_loop.setdefault(ticket.loop, []).append(ticket)
+                ticket.loop = None
+        for loop, asked in by_loop.items():
+            waiters = [each.waiter for each in asked]
+            try:
+                loop.call_soon_threadsafe(_wake_all, waiters)
+            except RuntimeError:  # the loop is closed
+                for each in asked:
+                    each.withdraw()
+
+
+class _Nothing:
+    """Renews nothing."""
+
+    due_at = urgent_at = inf
+
+    def ticket(self, _now: float) -> None:
+        return None
+
+
+_PAUSE = threading.Event()  # which nobody sets
+
+
+def _look() -> None:
+    pass
+
+
+def _ignore(_result: object) -> None:
+    pass
+
+
+def _tell_safely(
+    ticket: Ticket[Any], tell: Callable[[Outcome[Any]], object], outcome: Outcome[Any]
+) -> None:
+    """Tell one that waits; whatever that raises, the others are told."""
+    try:
+        tell(outcome)
+    except Exception as error:
+        with suppress(Exception):  # an application's log handler may be what has failed
+            logger.exception("The task lock's database thread failed, and goes on")
+        ticket.give_up(error)
+
+
+def _latest(batch: Sequence[Ticket[Any]]) -> Deadline:
+    """Return the deadline of what travels together: the last."""
+    deadlines = [ticket.deadline for ticket in batch]
+    return Deadline.latest([each for each in deadlines if isinstance(each, Deadline)])
+
+
+def _outcome(answer: Any) -> Outcome[Any]:
+    return Outcome(error=answer) if isinstance(answer, TaskLockError) else Outcome(answer)
+
+
+def _own(outcome: Outcome[Any]) -> Outcome[Any]:
+    """Return an outcome whose error is nobody else's: each thread raises one of its own."""
+    error = outcome.error
+    if not isinstance(error, TaskLockError):
+        return outcome
+    own = type(error)(*error.args)
+    own.__cause__ = error.__cause__
+    return Outcome(error=own)
+
+
+def _wake_all(waiters: Sequence[asyncio.Future[None] | None]) -> None:
+    for waiter in waiters:
+        if waiter is not None and not waiter.done():  # else who waited was cancelled
+            waiter.set_result(None)
+
+
+_all: WeakSet[DatabaseThread] = WeakSet()
+
+
+def _end_all() -> None:
+    """Send the releases that are on their way, before the interpreter ends."""
+    until = time.monotonic() + ENDING_LIMIT
+    for thread in list(_all):
+        thread.end(until)
+
+
+def _end_all_in_child() -> None:
+    # Processes of `multiprocessing` call nothing of `atexit`.
+    if multiprocessing.parent_process() is not None:
+        _end_all()
+
+
+# Functions of `atexit` are called after the interpreter has waited for threads, whose jobs run on.
+atexit.register(_end_all)
+threading._register_atexit(_end_all_in_child)  # type: ignore[attr-defined]  # it has no public name

@@ -1,0 +1,151 @@
+"""Mistakes that could be made in the database's side, each of which the simulation has to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from math import inf
+from typing import Any
+from uuid import uuid4
+
+from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.side import DatabaseSide
+from apscheduler_tasklock._lock import claim, heartbeat
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.clock import DatabaseClock
+from apscheduler_tasklock._lock.messages import ReadTimes
+from apscheduler_tasklock._lock.releases import ReleaseTicket
+from apscheduler_tasklock._scheduler import attempt
+from apscheduler_tasklock.lock import HeldLock
+from tests.simulation.world import replaced
+from tests.support.internals import take_nothing_back
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _read_times(**changes: Any) -> Callable[..., ReadTimes]:
+    original = claim.ClaimContext.read_times
+
+    def read_times(context: Any, sent: float, lag: float = 0.0) -> ReadTimes:
+        return replace(original(context, sent, lag), **changes)
+
+    return read_times
+
+
+def _with_a_new_id(request: Any, error: BaseException) -> None:
+    request.in_doubt = True
+    request.request = replace(request.request, claim_id=uuid4())
+
+
+def _behind_others(original: Callable[..., None], ticket: Any, *arguments: Any) -> None:
+    original(ticket, *arguments)
+    ticket.by = ticket.came
+
+
+def _sent_once(original: Callable[..., None], ticket: Any, *arguments: Any, **options: Any) -> None:
+    original(ticket, *arguments, **options)
+    ticket.tried_until = -inf
+
+
+def _asked_once(original: Callable[..., Any], client: Any, *arguments: Any) -> Any:
+    asked = original(client, *arguments)
+    asked.tried_until = -inf
+    return asked
+
+
+def _refused_is_refused(
+    original: Callable[..., Any], client: Any, wanted: Any, begun: float, outcome: Any
+) -> Any:
+    if outcome.error is None:
+        wanted.in_doubt = False
+    return original(client, wanted, begun, outcome)
+
+
+def _method(function: Callable[..., Any], owner: Any, name: str) -> Callable[..., Any]:
+    """Return a method that is given the one in whose place it is."""
+    original = vars(owner)[name]
+
+    def method(*arguments: Any, **options: Any) -> Any:
+        return function(original, *arguments, **options)
+
+    return method
+
+
+def _put_off(leases: Any) -> None:
+    for each in leases:
+        each.due += each.held.lease or 0.0
+
+
+# What is wrong, in which scenario that is looked for first, and how it is made.
+MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
+    "a claim that nobody waits for is granted": (
+        "hold",
+        lambda: replaced((claim.ClaimContext, "read_times", _read_times(not_after=None))),
+    ),
+    "rows are believed at once": (
+        "overrun",
+        lambda: replaced((claim.ClaimContext, "read_times", _read_times(stable=True))),
+    ),
+    "a claim in doubt is not ended": (
+        "hold",
+        lambda: replaced((LockClient, "_end_in_doubt", _nothing)),
+    ),
+    "a doubt is not noted": (
+        "hold",
+        lambda: replaced((claim._Attempt, "note_failure", _nothing)),
+    ),
+    "a claim that was refused when it was sent again is not ended": (
+        "hold",
+        lambda: replaced(
+            (LockClient, "_conclude", _method(_refused_is_refused, LockClient, "_conclude"))
+        ),
+    ),
+    "a hand-over that finds nothing is not sent again": (
+        "hold",
+        lambda: replaced((ReleaseTicket, "stays", lambda *_: False)),
+    ),
+    "a release does not go before a claim of its task": (
+        "backlog",
+        lambda: replaced((DatabaseSide, "_let_releases_go_first", _nothing)),
+    ),
+    "a claim is sent again with a new id": (
+        "windows",
+        lambda: replaced((claim._Attempt, "note_failure", _with_a_new_id)),
+    ),
+    "a claim is sent once": (
+        "windows",
+        lambda: replaced((LockClient, "_asked", _method(_asked_once, LockClient, "_asked"))),
+    ),
+    "a release is sent once": (
+        "hold",
+        lambda: replaced(
+            (ReleaseTicket, "__init__", _method(_sent_once, ReleaseTicket, "__init__"))
+        ),
+    ),
+    "a release that is rejected is not sent again": (
+        "hold",
+        lambda: replaced((ReleaseTicket, "rejected_pause", None)),
+    ),
+    "a renewal that failed waits for a lease": (
+        "renewals",
+        lambda: replaced((heartbeat, "_put_off", _put_off)),
+    ),
+    "a loss is not told": ("lost lock", lambda: replaced((HeldLock, "lose", _nothing))),
+    "a run begins at the end of its lease": (
+        "failover",
+        lambda: replaced((attempt, "LEAST_OF_LEASE", 0.0)),
+    ),
+    "there is no recovery grace": ("renewals", lambda: replaced((Outage, "grace", 0.0))),
+    "an outage is not noted": ("overrun", lambda: replaced((Outage, "begin", _nothing))),
+    "a step of the clock is not noted": (
+        "renewals",
+        lambda: replaced((DatabaseClock, "_step", lambda *_: 0.0)),
+    ),
+    "a claim that cannot be used is left": (
+        "windows",
+        lambda: replaced((claim.ClaimAttempt, "_take_back", take_nothing_back)),
+    ),
+}

@@ -1,0 +1,215 @@
+"""Real lock clients on a virtual clock: what they send goes to rows in memory, or gets lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from itertools import count
+from math import inf
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
+
+import psycopg
+
+from apscheduler_tasklock import lock
+from apscheduler_tasklock._database import (
+    deadline,
+    outage,
+    rejections,
+    session,
+    thread,
+)
+from apscheduler_tasklock._database.connection import attempt_limit
+from apscheduler_tasklock._database.deadline import Deadline
+from apscheduler_tasklock._database.session import NoCursor, Session
+from apscheduler_tasklock._database.thread import DatabaseThread
+from apscheduler_tasklock._lock import claim, client, heartbeat, releases
+from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLocks
+from tests.simulation.faults import CLAIM_TIMEOUT, CLAIMS, RELEASES, Place, Plan
+from tests.simulation.world import BEGIN, CLOCK, Inbox, Process, VirtualFuture, World, replaced
+
+ASKS_THE_TIME = (
+    claim,
+    client,
+    deadline,
+    heartbeat,
+    lock,
+    outage,
+    rejections,
+    releases,
+    session,
+    thread,
+)
+
+
+class Connection:
+    """In place of a connection of psycopg."""
+
+    def __init__(self) -> None:
+        status = psycopg.pq.TransactionStatus.IDLE
+        self.info = SimpleNamespace(transaction_status=status)
+        self.prepare_threshold: int | None = None
+
+    def close(self) -> None:
+        pass
+
+
+class Cursor(NoCursor):
+    """A cursor that knows how long its answers are waited for."""
+
+    def __init__(self, limit: Callable[[], float]) -> None:
+        self.limit = limit
+
+
+class SimulatedSession(Session):
+    """The real one, whose connections are none."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        super().__init__(Connection, attempt_limit(CLAIM_TIMEOUT))
+        self._world = world
+        self._process = process
+
+    def _connected(self, deadline: Deadline) -> Any:
+        if self._world.now < self._process.cut_until:
+            self._world.sleep(0.01)
+            raise psycopg.OperationalError("connection refused")
+        return Connection()
+
+
+@contextmanager
+def _bounded(connection: Connection, seconds: float, deadline: Deadline) -> Iterator[None]:
+    connection.limit = lambda: max(0.0, min(seconds, deadline.seconds_left))  # type: ignore[attr-defined]
+    yield
+
+
+class SimulatedThread(DatabaseThread):
+    """The real one, but that it is a thread of a world."""
+
+    def __init__(self, session: SimulatedSession, *arguments: Any) -> None:
+        super().__init__(session, *arguments)
+        self._inbox: Any = Inbox(session._world)
+        session._world.start(session._process, self._go_on, daemon=True)
+
+    @property
+    def has_thread(self) -> bool:
+        return True
+
+    def _start(self) -> bool:
+        return True
+
+    def _go_on(self) -> None:
+        while True:
+            self._turn(inf)
+
+
+class SimulatedClient(LockClient):
+    """The real one, in a process of a world."""
+
+    def __init__(self, settings: LockSettings, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+        super().__init__(settings)
+
+    def _make_session(self) -> Session:
+        return SimulatedSession(self._world, self._process)
+
+
+class Database:
+    """Rows in memory; whatever is on its way to them may meet a fault. A stand-in.
+
+    :param lease: of the scenario's claims
+    """
+
+    def __init__(self, world: World, plan: Plan, lease: float) -> None:
+        self.rows = MemoryTaskLocks(world.database_time)
+        self._world = world
+        self._plan = plan
+        self._lease = lease
+        self._count = count()
+
+    def protocol(self, replica_id: str) -> Any:
+        [process] = [each for each in self._world.processes if each.name == replica_id]
+        return _OnTheWay(self, process, self.rows.protocol(replica_id))
+
+    def step(
+        self,
+        process: Process,
+        what: str,
+        group: str,
+        carry_out: Callable[[], Any] | None = None,
+        limit: float = inf,
+    ) -> Any:
+        """Let a statement be sent, or a replica take a step, with the fault that is planned."""
+        at = self._world.now - BEGIN
+        place = Place(
+            self._world, process, next(self._count), what, group, carry_out, limit, self._lease, at
+        )
+        return self._plan.pass_through(place)
+
+
+class _OnTheWay:
+    """What a replica asks of the rows, a statement each."""
+
+    def __init__(self, database: Database, process: Process, protocol: MemoryProtocol) -> None:
+        self._database = database
+        self._process = process
+        self._protocol = protocol
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._send, name)
+
+    def _send(self, name: str, cursor: Any, *arguments: Any, **options: Any) -> Any:
+        group = "claim" if name in CLAIMS else "release" if name in RELEASES else name
+        return self._database.step(
+            self._process,
+            f"{name} {_tasks_of(arguments)}",
+            group,
+            lambda: getattr(self._protocol, name)(cursor, *arguments, **options),
+            cursor.limit(),
+        )
+
+
+def _tasks_of(arguments: Sequence[Any]) -> str:
+    """Return the tasks that a statement is about, for the trace."""
+    if not arguments:
+        return ""
+    asked = arguments[0]
+    if isinstance(asked, str):
+        return asked
+    if not isinstance(asked, (list, tuple)):
+        asked = [asked]
+    return ", ".join(each if isinstance(each, str) else each.task_name for each in asked)
+
+
+@contextmanager
+def simulating() -> Iterator[None]:
+    """Let the library's own modules have a world's clock and threads within."""
+    with ExitStack() as stack:
+        stack.enter_context(replaced(*((module, "time", CLOCK) for module in ASKS_THE_TIME)))
+        stack.enter_context(
+            replaced(
+                (thread, "Future", VirtualFuture),
+                (thread, "jittered", CLOCK.jittered),
+                (thread, "_PAUSE", CLOCK),
+                (thread, "_all", WeakSet()),
+                (heartbeat, "jittered", CLOCK.jittered),
+                (client, "DatabaseThread", SimulatedThread),
+                (client, "Rejections", partial(rejections.Rejections, clock=CLOCK.monotonic)),
+                (client, "task_lock_table", cache(client.task_lock_table)),
+                (session, "bounded_waits", _bounded),
+                (session, "raw_cursor", lambda connection: Cursor(connection.limit)),
+                (session, "ended_by", lambda _connection: None),
+            )
+        )
+        yield
+
+
+def make_client(world: World, database: Database, process: Process) -> SimulatedClient:
+    """Return a replica's client."""
+    settings = LockSettings(
+        "postgresql://app@db/app", process.name, CLAIM_TIMEOUT, stand_in=database
+    )
+    return SimulatedClient(settings, world, process)

@@ -1,0 +1,284 @@
+"""One thread and a virtual clock for several processes, each of which has threads of its own.
+
+A thread is a greenlet here. What would wait goes to the heap of what is due, and the clock jumps
+to the next of that. The order of everything is given by the times, and among equal ones by who came
+first, so that a world that is made again goes the same way.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from typing import Any
+
+import greenlet
+
+# The monotonic clock and the date at which each world begins.
+BEGIN = 1_000.0
+START = datetime(2026, 3, 1, tzinfo=timezone.utc)
+# How many times a thread goes on, after which a world counts as one that goes round in circles.
+MOST_TURNS = 100_000
+
+
+class GoesRoundError(Exception):
+    """Threads go on and on, and the clock does not."""
+
+
+@dataclass(eq=False)
+class Process:
+    """A replica's process.
+
+    :ivar skew: seconds by which its wall clock is ahead
+    :ivar paused_until: when it goes on that was stopped
+    :ivar killed_at: when it was killed
+    :ivar cut_until: until when nothing of it comes to the database
+    :ivar out_of_touch: from when until when nothing of it came to the database while others might
+        have asked that, on the virtual clock
+    :ivar silent: likewise, also in outages
+    """
+
+    name: str
+    skew: float = 0.0
+    paused_until: float = -inf
+    killed_at: float | None = None
+    cut_until: float = -inf
+    out_of_touch: list[tuple[float, float]] = field(default_factory=list)
+    silent: list[tuple[float, float]] = field(default_factory=list)
+
+    def lose_touch(self, since: float, seconds: float, *, alone: bool = True) -> None:
+        """Note that nothing comes from it, and from others neither unless it is alone."""
+        self.silent.append((since, since + seconds))
+        if alone:
+            self.out_of_touch.append((since, since + seconds))
+
+    @property
+    def silences(self) -> list[tuple[float, float]]:
+        """What is silent, with those stretches made one that follow each other."""
+        merged: list[tuple[float, float]] = []
+        for since, until in sorted(self.silent):
+            if merged and since <= merged[-1][1] + 1.0:
+                merged[-1] = (merged[-1][0], max(until, merged[-1][1]))
+            else:
+                merged.append((since, until))
+        return merged
+
+    @property
+    def is_dead(self) -> bool:
+        return self.killed_at is not None
+
+
+@dataclass(eq=False)
+class _Wait:
+    thread: Any
+    process: Process
+    is_over: bool = False
+
+
+class World:
+    """What several processes do on one clock.
+
+    :ivar database_ahead: seconds by which the database's clock is ahead
+    :ivar slow_until: until when the database answers late
+    :ivar trace: what happened: when, where, and what
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.now = BEGIN
+        self.database_ahead = 0.0
+        self.slow_until = -inf
+        self.processes: list[Process] = []
+        self.random = random.Random(seed)  # noqa: S311  # no secret
+        self.trace: list[tuple[float, str, str]] = []
+        self._hub = greenlet.getcurrent()
+        self._heap: list[tuple[float, int, _Wait | Callable[[], object]]] = []
+        self._order = count()
+        self._threads: list[tuple[Any, Process]] = []
+        self._jobs: list[tuple[Any, Process]] = []  # those that are no daemons
+        self._calls = 0  # functions that are to be called
+        self._current: Process | None = None
+        self._is_over = False
+
+    def database_time(self) -> datetime:
+        """Return what the database's clock says."""
+        return START + timedelta(seconds=self.now - BEGIN + self.database_ahead)
+
+    def wall_time(self) -> float:
+        """Return what the wall clock of the process says that goes on now."""
+        skew = 0.0 if self._current is None else self._current.skew
+        return START.timestamp() + self.now - BEGIN + skew
+
+    def note(self, who: str, what: str) -> None:
+        """Add a line to the trace."""
+        self.trace.append((self.now - BEGIN, who, what))
+
+    def start(
+        self,
+        process: Process,
+        function: Callable[[], object],
+        after: float = 0.0,
+        *,
+        daemon: bool = False,
+    ) -> None:
+        """Start a thread of a process, which goes on for ever if it is a daemon."""
+        thread = greenlet.greenlet(function, parent=self._hub)
+        self._threads.append((thread, process))
+        if not daemon:
+            self._jobs.append((thread, process))
+        self._push(self.now + after, _Wait(thread, process))
+
+    def call_at(self, at: float, function: Callable[[], object]) -> None:
+        """Call a function then, which must not wait."""
+        self._calls += 1
+        self._push(at, function)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing goes on but daemons."""
+        self._jobs = [(job, process) for job, process in self._jobs if not job.dead]
+        return not self._calls and all(process.is_dead for _, process in self._jobs)
+
+    def sleep(self, seconds: float) -> None:
+        """Let the thread that calls this wait."""
+        self.wait(self.now + seconds, lambda _wake: None)
+
+    def wait(self, until: float, register: Callable[[Callable[[], None]], object]) -> None:
+        """Let the thread that calls this wait until then, or until it is woken.
+
+        :param register: gets what wakes it
+        """
+        if self._is_over:
+            raise greenlet.GreenletExit
+        process = self._current
+        assert process is not None
+        wait = _Wait(greenlet.getcurrent(), process)
+        register(lambda: self._push(self.now, wait))
+        if until < inf:
+            self._push(until, wait)
+        self._hub.switch()
+        if self._is_over:
+            raise greenlet.GreenletExit
+
+    def run(self, until: float) -> None:
+        """Let all go on until that time on the virtual clock."""
+        for _ in range(MOST_TURNS):
+            if not self._heap or self._heap[0][0] > until:
+                self.now = until
+                return
+            at, _, due = heappop(self._heap)
+            if not isinstance(due, _Wait):
+                self.now = max(self.now, at)
+                self._calls -= 1
+                due()
+            elif not (due.is_over or due.process.is_dead):
+                if due.process.paused_until > at:
+                    self._push(due.process.paused_until, due)
+                    continue
+                due.is_over = True
+                self.now = max(self.now, at)
+                self._current = due.process
+                due.thread.switch()
+                self._current = None
+        raise GoesRoundError(f"{MOST_TURNS} turns, and it is {self.now - BEGIN:.3f}")
+
+    def close(self) -> None:
+        """End all threads."""
+        self._is_over = True
+        for thread, process in self._threads:
+            self._current = process
+            while not thread.dead:
+                thread.throw()
+        self._current = None
+
+    def _push(self, at: float, what: _Wait | Callable[[], object]) -> None:
+        heappush(self._heap, (at, next(self._order), what))
+
+
+class Clock:
+    """In place of the module ``time``: what a world's clocks say.
+
+    :ivar world: the world, which each simulation replaces
+    """
+
+    world: World
+
+    def monotonic(self) -> float:
+        return self.world.now
+
+    def time(self) -> float:
+        return self.world.wall_time()
+
+    def wait(self, seconds: float) -> None:
+        """Wait, as of an event that nobody sets."""
+        self.world.sleep(seconds)
+
+    def jittered(self, seconds: float) -> float:
+        return seconds * self.world.random.uniform(0.8, 1.2)
+
+
+CLOCK = Clock()
+
+
+class VirtualFuture(Future[Any]):
+    """A future whose waits are a world's."""
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            until = inf if timeout is None else CLOCK.world.now + timeout
+            CLOCK.world.wait(until, lambda wake: self.add_done_callback(lambda _future: wake()))
+        if not self.done():
+            raise concurrent.futures.TimeoutError
+        return super().exception()
+
+
+class Inbox:
+    """A queue whose waits are a world's."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._messages: deque[Any] = deque()
+        self._wakes: list[Callable[[], None]] = []
+
+    def put(self, message: Any) -> None:
+        self._messages.append(message)
+        wakes, self._wakes = self._wakes, []
+        for wake in wakes:
+            wake()
+
+    def get(self, timeout: float) -> Any:
+        if not self._messages:
+            self._world.wait(self._world.now + timeout, self._wakes.append)
+        return self.get_nowait()
+
+    def get_nowait(self) -> Any:
+        if not self._messages:
+            raise queue.Empty
+        return self._messages.popleft()
+
+    def qsize(self) -> int:
+        return len(self._messages)
+
+    def empty(self) -> bool:
+        return not self._messages
+
+
+@contextmanager
+def replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
+    """Replace attributes of modules and classes within."""
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in replacements]
+    try:
+        for owner, name, value in replacements:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            setattr(owner, name, value)
