@@ -13,6 +13,8 @@ CHAOS_ARGS ?=
 VERSION ?= 18
 # For `make bench`: how often each operation of the hot path is measured.
 ROUNDS ?= 2000
+# For `make simulate`: the share of all pairs of faults.
+PAIRS ?= 0.1
 # For `make fidelity`: --help shows them.
 FIDELITY_ARGS ?=
 # For `make test-lowest`: the interpreter, if not the one that tests/support/lowest-python finds.
@@ -48,21 +50,27 @@ test-postgres: $(VENV)/.dev ## Run the tests of statements on PostgreSQL 14 to 1
 		tests/contract tests/executors tests/integration tests/migration $(PYTEST_ARGS)
 
 # PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built. What that
-# changes is how the statements of claims, leases and stored jobs are sent.
+# changes is how the statements of claims, leases and stored jobs are sent. A pooler of any kind
+# changes sessions, too: their settings, who logs in, LISTEN, and what is told of connections.
 PREPARING := $(addprefix tests/integration/test_,first_claims.py together.py lost_statements.py releases.py \
 	leases.py failover.py faults.py faults_answers.py faults_server.py hold.py jobstore.py operations.py)
+POOLED := $(PREPARING) $(addprefix tests/integration/test_,bad_input.py closing.py database_thread.py \
+	faults_outages.py jobstores.py listener.py locks.py login.py manual_runs.py operate_check.py operate_cli.py \
+	operate_connections.py operate_doctor.py rights.py search_path.py settings.py stalls.py)
 test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an installed pgbouncer
-	$(BIN)/pytest -n $(WORKERS) --pgbouncer off tests/contract tests/integration $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --pgbouncer off tests/contract $(POOLED) $(PYTEST_ARGS)
 	PGBOUNCER=$${PGBOUNCER:-$$(tests/support/build-pgbouncer)} && export PGBOUNCER \
 		&& $(BIN)/pytest -n $(WORKERS) --pgbouncer on tests/contract $(PREPARING) \
 		tests/acceptance/test_pgbouncer.py $(PYTEST_ARGS)
 
-# An environment that another Python has made is made anew.
+# An environment that another Python has made is made anew. The simulation, the documentation and the
+# tests' own tools are the same under any version.
 test-lowest: ## Run the tests on the lowest versions that pyproject.toml allows (LOWEST_PYTHON)
 	@python=$(or $(LOWEST_PYTHON),$$(tests/support/lowest-python)) && version=$$($$python -V) \
 		&& echo "$$version ($$python), with the versions of tests/lowest.txt" \
 		&& { [ "$$(.venv-lowest/bin/python -V 2>/dev/null)" = "$$version" ] || rm -rf .venv-lowest; } \
 		&& $(MAKE) test VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt \
+			PYTEST_ARGS="--ignore=tests/simulation --ignore=tests/docs --ignore=tests/tools" \
 		&& $(MAKE) test-slow PYTEST_ARGS=tests/frameworks \
 			VENV=.venv-lowest PYTHON=$$python CONSTRAINTS=tests/lowest.txt
 
@@ -76,8 +84,8 @@ chaos: $(VENV)/.dev ## Put real replicas under random faults for three minutes, 
 chaos-store: $(VENV)/.dev ## The same for the job store that all replicas share, for two minutes (CHAOS_ARGS)
 	$(BIN)/python -m tests.chaos_store $(CHAOS_ARGS)
 
-simulate: $(VENV)/.dev ## Put simulated replicas under a tenth of all pairs of faults, for some 15 minutes
-	$(BIN)/pytest -m simulate tests/simulation $(PYTEST_ARGS)
+simulate: $(VENV)/.dev ## Put simulated replicas under a share of all pairs of faults (PAIRS, by default 0.1)
+	$(BIN)/pytest -n $(WORKERS) -m simulate tests/simulation --pairs $(PAIRS) $(PYTEST_ARGS)
 
 fidelity: $(VENV)/.bench ## Live through thousands of windows under each rule, and count what goes wrong (FIDELITY_ARGS)
 	$(BIN)/python -m benchmarks.fidelity $(FIDELITY_ARGS)

@@ -63,6 +63,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1,
         help="seed of the random tests, or `random` for one that is drawn; printed by every run",
     )
+    parser.addoption(
+        "--pairs",
+        type=float,
+        default=0.1,
+        help="the share of all pairs of simulated faults that `-m simulate` goes through",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis reads its options
