@@ -178,7 +178,7 @@ def _pause_after(place: Place) -> Any:
 
 def _stepped(seconds: float) -> Callable[[Place], Any]:
     def stepped(place: Place) -> Any:
-        place.world.database_ahead += seconds
+        place.world.step_database(seconds)
         return place.send()
 
     return stepped

@@ -14,6 +14,10 @@ from typing import Any
 from tests.simulation.world import BEGIN, Process
 
 
+# Seconds of the recovery grace in which a replica can be sure to have renewed what it holds.
+GRACE = 2.0
+
+
 @dataclass(eq=False)
 class Run:
     """A run of a job, or a stretch of code under a hold.
@@ -102,6 +106,7 @@ class Promise:
     :ivar needless: whether nothing went wrong for which a claim has to fail
     :ivar hopeless: whether the database answered later than a lease for long
     :ivar own_in_the_way: whether a release could not arrive for long
+    :ivar steps_ahead: when the database's clock was set ahead by more than a lease
     """
 
     lease: float
@@ -111,6 +116,7 @@ class Promise:
     needless: bool
     hopeless: bool
     own_in_the_way: bool
+    steps_ahead: Sequence[float] = ()
 
 
 def violations(
@@ -146,9 +152,12 @@ def violations(
 def out_of_touch(run: Run, at: float, promise: Promise) -> bool:
     """Tell whether a run's replica could not know at that time that its lease had ended.
 
-    It renews three times in a lease, so two thirds of it have to pass without a word.
+    It renews three times in a lease, so two thirds of it have to pass without a word. A step of the
+    clock ends the lease, and then only the recovery grace is left to renew it in.
     """
     enough = promise.lease * 2 / 3 - 0.5
+    if any(run.began < step <= at for step in promise.steps_ahead):
+        enough = min(enough, GRACE)
     return any(
         run.began < until
         and since + enough <= min(until, at)
@@ -201,15 +210,16 @@ def _not_told(runs: Sequence[Run], promise: Promise) -> list[str]:
 
 
 def _has_failed(ledger: Ledger, wanted: Wanted) -> bool:
-    """Tell whether each replica that is there was told that its claim failed.
+    """Tell whether each replica that is there was told in the end that its claim failed.
 
     If one was that ran a later window then, the others come too late with this one.
     """
-    failed = [
-        (each.answer or "").startswith("failed")
+    last = {
+        each.process: (each.answer or "").startswith("failed")
         for each in ledger.questions
         if (each.task, each.window) == (wanted.task, wanted.window) and not each.process.is_dead
-    ]
+    }
+    failed = list(last.values())
     is_overtaken = any(
         run.task == wanted.task and run.window > wanted.window for run in ledger.runs
     )

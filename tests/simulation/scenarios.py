@@ -351,6 +351,7 @@ class Story:
             needless=all(each in TRIFLES for each in injected),
             hopeless="slow database" in injected and scenario.lease < 2 * SLOW,
             own_in_the_way=any(each.startswith(KEEPS_RELEASES) for each in injected),
+            steps_ahead=world.steps_ahead,
         )
         wanted = [
             Wanted(task.name, window, world.processes)

@@ -88,6 +88,7 @@ class World:
     """What several processes do on one clock.
 
     :ivar database_ahead: seconds by which the database's clock is ahead
+    :ivar steps_ahead: when that clock was set ahead
     :ivar slow_until: until when the database answers late
     :ivar trace: what happened: when, where, and what
     """
@@ -95,6 +96,7 @@ class World:
     def __init__(self, seed: int = 0) -> None:
         self.now = BEGIN
         self.database_ahead = 0.0
+        self.steps_ahead: list[float] = []
         self.slow_until = -inf
         self.processes: list[Process] = []
         self.random = random.Random(seed)  # noqa: S311  # no secret
@@ -111,6 +113,12 @@ class World:
     def database_time(self) -> datetime:
         """Return what the database's clock says."""
         return START + timedelta(seconds=self.now - BEGIN + self.database_ahead)
+
+    def step_database(self, seconds: float) -> None:
+        """Set the database's clock ahead, or back if the seconds are negative."""
+        self.database_ahead += seconds
+        if seconds > 0:
+            self.steps_ahead.append(self.now)
 
     def wall_time(self) -> float:
         """Return what the wall clock of the process says that goes on now."""
