@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # Tests at a time. Most of them wait for another process, or for the end of a lease.
 WORKERS ?= 6
+# A process that has done its part takes over tests of another one's.
+AT_ONCE = -n $(WORKERS) --dist worksteal
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
@@ -36,17 +38,17 @@ demo: $(VENV)/.demo ## Watch three replicas share their jobs, for about 30 secon
 
 ##@ Tests, on a real PostgreSQL (PYTEST_ARGS, WORKERS)
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/pytest -n $(WORKERS) -m "not faults and not slow and not simulate" $(PYTEST_ARGS)
+	$(BIN)/pytest $(AT_ONCE) -m "not faults and not slow and not simulate" $(PYTEST_ARGS)
 
 test-faults: $(VENV)/.dev ## Run the tests of broken connections that `make test` leaves out
-	$(BIN)/pytest -n $(WORKERS) -m faults tests/integration $(PYTEST_ARGS)
+	$(BIN)/pytest $(AT_ONCE) -m faults tests/integration $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.dev ## Run the tests that `make test` leaves out since they take long
-	$(BIN)/pytest -n $(WORKERS) -m slow $(PYTEST_ARGS)
+	$(BIN)/pytest $(AT_ONCE) -m slow $(PYTEST_ARGS)
 
 # Those that send the library's statements to the server of the run.
 test-postgres: $(VENV)/.dev ## Run the tests of statements on PostgreSQL 14 to 18 (VERSION)
-	$(BIN)/pytest -n $(WORKERS) --postgres-version $(VERSION) -m "not own_server and not faults and not slow" \
+	$(BIN)/pytest $(AT_ONCE) --postgres-version $(VERSION) -m "not own_server and not faults and not slow" \
 		tests/contract tests/executors tests/integration tests/migration $(PYTEST_ARGS)
 
 # PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built. What that
@@ -58,9 +60,9 @@ POOLED := $(PREPARING) $(addprefix tests/integration/test_,bad_input.py closing.
 	faults_outages.py jobstores.py listener.py locks.py login.py manual_runs.py operate_check.py operate_cli.py \
 	operate_connections.py operate_doctor.py rights.py search_path.py settings.py stalls.py)
 test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an installed pgbouncer
-	$(BIN)/pytest -n $(WORKERS) --pgbouncer off tests/contract $(POOLED) $(PYTEST_ARGS)
+	$(BIN)/pytest $(AT_ONCE) --pgbouncer off tests/contract $(POOLED) $(PYTEST_ARGS)
 	PGBOUNCER=$${PGBOUNCER:-$$(tests/support/build-pgbouncer)} && export PGBOUNCER \
-		&& $(BIN)/pytest -n $(WORKERS) --pgbouncer on tests/contract $(PREPARING) \
+		&& $(BIN)/pytest $(AT_ONCE) --pgbouncer on tests/contract $(PREPARING) \
 		tests/acceptance/test_pgbouncer.py $(PYTEST_ARGS)
 
 # An environment that another Python has made is made anew. The simulation, the documentation and the
@@ -85,7 +87,7 @@ chaos-store: $(VENV)/.dev ## The same for the job store that all replicas share,
 	$(BIN)/python -m tests.chaos_store $(CHAOS_ARGS)
 
 simulate: $(VENV)/.dev ## Put simulated replicas under a share of all pairs of faults (PAIRS, by default 0.1)
-	$(BIN)/pytest -n $(WORKERS) -m simulate tests/simulation --pairs $(PAIRS) $(PYTEST_ARGS)
+	$(BIN)/pytest $(AT_ONCE) -m simulate tests/simulation --pairs $(PAIRS) $(PYTEST_ARGS)
 
 fidelity: $(VENV)/.bench ## Live through thousands of windows under each rule, and count what goes wrong (FIDELITY_ARGS)
 	$(BIN)/python -m benchmarks.fidelity $(FIDELITY_ARGS)
