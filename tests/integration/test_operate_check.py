@@ -207,6 +207,9 @@ def test_2000_tasks_are_one_line(command: Command, connection: Connection) -> No
     for number in range(2000):
         add_task(connection, f"task {number}", **(LATE if number % 2 else {}))
     connection.execute("COMMIT")
+    # On a busy machine that takes long enough to make what is late overdue.
+    late = ", ".join(f"{column} = {value}" for column, value in LATE.items())
+    connection.execute(f"UPDATE task_lock SET {late} WHERE due_at < now()")
     answer = command("check")
     assert answer.status == 1
     assert "1000 late" in answer.out

@@ -319,7 +319,7 @@ class TestShow:
         assert re.search(r"state +too long: a run that has outlived its maximum lock", shown)
         assert re.search(r"still goes on: on web-2 since [^ ]* \(token 6\); other", shown)
         [replica] = command("replicas").cells
-        assert replica[-1].strip() == "sync for 3600s (lock lost, token 6)"
+        assert re.fullmatch(r"sync for 36\d\ds \(lock lost, token 6\)", replica[-1].strip())
         assert re.search(r"1 too long \(sync since [^ ]* on web-2\)", command("check").out)
 
     def test_a_name_with_a_star_is_no_pattern(
@@ -532,14 +532,9 @@ class TestReplicas:
         add_replica(connection, "one", ["sync", "other"])
         add_replica(connection, "two", seen_at="now() - interval '2 min'")
         first, second = command("replicas").cells
-        assert [first[0], *first[1:3], *(c.strip() for c in first[5:])] == [
-            "one",
-            "host",
-            "1.0",
-            "alive",
-            "2",
-            "sync for 60s",
-        ]
+        told = [first[0], *first[1:3], *(c.strip() for c in first[5:])]
+        assert told[:-1] == ["one", "host", "1.0", "alive", "2"]
+        assert re.fullmatch(r"sync for [6-9]\ds", told[-1])
         assert [c.strip() for c in second[5:]] == ["silent", "0", "-"]
         told = command("replicas", "--json").json
         assert told[0]["tasks"] == ["sync", "other"]

@@ -13,7 +13,6 @@ from typing import Any
 
 from tests.simulation.world import BEGIN, Process
 
-
 # Seconds of the recovery grace in which a replica can be sure to have renewed what it holds.
 GRACE = 2.0
 

@@ -19,7 +19,7 @@ from apscheduler_tasklock._lock.releases import ReleaseTicket
 from apscheduler_tasklock._scheduler import attempt
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation.world import replaced
-from tests.support.internals import take_nothing_back
+from tests.support.internals import attempts, take_nothing_back
 
 
 def _nothing(*_: object) -> None:
@@ -95,7 +95,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     ),
     "a doubt is not noted": (
         "hold",
-        lambda: replaced((claim._Attempt, "note_failure", _nothing)),
+        lambda: replaced((attempts(), "note_failure", _nothing)),
     ),
     "a claim that was refused when it was sent again is not ended": (
         "hold",
@@ -113,7 +113,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     ),
     "a claim is sent again with a new id": (
         "windows",
-        lambda: replaced((claim._Attempt, "note_failure", _with_a_new_id)),
+        lambda: replaced((attempts(), "note_failure", _with_a_new_id)),
     ),
     "a claim is sent once": (
         "windows",

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
+from apscheduler_tasklock._lock import claim
+
 
 def instances(executor: Any) -> dict[str, int]:
     """Return how many instances of each job an executor counts as running, by the jobs' ids."""
@@ -111,3 +113,8 @@ def take_nothing_back(wanted: Any, _cursor: Any) -> None:
     if wanted._to_take_back is not None:
         wanted.request = replace(wanted.request, claim_id=uuid4())
         wanted._to_take_back = None
+
+
+def attempts() -> type[Any]:
+    """Return the class of which claims of all kinds are."""
+    return claim._Attempt
