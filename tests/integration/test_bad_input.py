@@ -183,7 +183,7 @@ class TestRole:
             replica.one(EVENT_JOB_EXECUTED)
             replica.run_once(lambda: None, replace_existing=True)  # its window is taken: SELECT
             replica.one(EVENT_TASK_LOCK_REFUSED)
-            connection.execute("UPDATE task_lock SET window_until = '-infinity'")
+            connection.execute("UPDATE task_lock SET window_until = 'epoch'")
             replica.events.clear()
             replica.run_once(lambda: None, replace_existing=True)  # a known task: UPDATE
             replica.one(EVENT_JOB_EXECUTED)
