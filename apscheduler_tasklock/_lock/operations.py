@@ -49,20 +49,19 @@ from apscheduler_tasklock.status import (
     TaskStatus,
 )
 
-
-def _within_limits(time: str) -> str:
-    """Return a time that is reckoned from a row's times, and like them one that Python has."""
-    return f"CASE WHEN {time} IS NOT NULL THEN LEAST(GREATEST({time}, {EARLIEST}), {LATEST}) END"
-
-
 # A replica that lives tells after a pause when the task is due. If none does, it is due about a
 # period after the end of the pause.
 _DUE = f"""
     CASE WHEN NOT {DUE_IN_PAUSE} THEN lock.due_at
          WHEN lock.paused_until <= now() AND lock.started_at <> {NEVER}
-         THEN {_within_limits("(lock.paused_until + (lock.due_at - lock.window_start))")} END
+         THEN lock.paused_until + GREATEST(lock.due_at - lock.window_start, '0') END
 """
-_OVERDUE = _within_limits(f"({_DUE} + (lock.overdue_at - lock.due_at))")
+_DUE_AND_GRACE = f"({_DUE} + (lock.overdue_at - lock.due_at))"
+# As it is reckoned, it might be a time that Python lacks.
+_OVERDUE = f"""
+    CASE WHEN {_DUE_AND_GRACE} IS NOT NULL
+         THEN LEAST(GREATEST({_DUE_AND_GRACE}, {EARLIEST}), {LATEST}) END
+"""
 # It was removed, and its row is left: replicas live, none of them has it, and nobody waits for it.
 _GONE = """(lock.due_at IS NULL AND NOT lock.is_last AND EXISTS (SELECT FROM alive)
             AND known.task_name IS NULL AND COALESCE(lock.kind, '') <> 'hold'
