@@ -72,13 +72,11 @@ def _overdue(task: TaskStatus) -> float:
 
 def _cut(task: TaskStatus) -> float:
     """Return 1 for a task whose last run was cut, unless it is paused or gone."""
-    return float(task.cut_for is not None and task.paused_until is None and not task.gone)
+    return float(task.cut_for is not None and not (task.paused or task.gone))
 
 
 def _last_success(task: TaskStatus) -> float | None:
-    if task.succeeded_at is None or "succeeded_at" in task.unreadable:
-        return None
-    return task.succeeded_at.timestamp()
+    return None if task.succeeded_at is None else task.succeeded_at.timestamp()
 
 
 GAUGES = (

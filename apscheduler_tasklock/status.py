@@ -16,7 +16,7 @@ class TaskState(str, Enum):
     """
 
     UNREADABLE = "unreadable"
-    """Its row has a value that no replica writes, such as a time that is no date in Python.
+    """Its row has a value that no replica writes, such as a ``schedule`` that is no JSON.
 
     Which ones, ``TaskStatus.unreadable`` tells. What else is known of the task is uncertain.
     """
@@ -96,15 +96,15 @@ class TaskStatus:
     :ivar failed_at: when a run last failed, or was found to have died
     :ivar failures: how many in a row have failed since the last that ended well
     :ivar error_type: class of the last run's exception
-    :ivar paused_until: until when it is paused; ``datetime.max`` until somebody resumes it
+    :ivar paused: whether it is paused
+    :ivar paused_until: until when; ``None``: until somebody resumes it
     :ivar paused_by: who paused it
     :ivar pause_reason: why
     :ivar requested_by: who has asked for a run that has not begun yet
     :ivar requested_at: when that was
     :ivar gone: whether replicas live, and none of them has it
     :ivar failover: whether its last run is run again if its holder dies
-    :ivar unreadable: columns of its row that cannot be read. Such a time comes as the nearest one
-        that Python has, and such a schedule as ``None``.
+    :ivar unreadable: columns of its row that cannot be read. Such a schedule comes as ``None``.
     """
 
     name: str
@@ -130,6 +130,7 @@ class TaskStatus:
     failed_at: datetime | None
     failures: int
     error_type: str | None
+    paused: bool
     paused_until: datetime | None
     paused_by: str | None
     pause_reason: str | None
@@ -173,10 +174,9 @@ class JobStatus:
     :ivar handed_until: until when, if that replica does not say more
     :ivar task: the task that it is; ``None`` if no replica has told it
     :ivar holder: the replica on which its task runs; ``None`` if it does not run
-    :ivar task_paused_until: until when its task is paused, by ``TaskLocks.pause``;
-        ``datetime.max`` until somebody resumes it
-    :ivar unreadable: columns of its row that cannot be read. Such a time comes as the nearest one
-        that Python has, and such a trigger as ``None``.
+    :ivar task_paused: whether its task is paused, by ``TaskLocks.pause``
+    :ivar task_paused_until: until when; ``None``: until somebody resumes it
+    :ivar unreadable: columns of its row that cannot be read. Such a trigger comes as ``None``.
     """
 
     id: str
@@ -191,6 +191,7 @@ class JobStatus:
     handed_until: datetime | None
     task: str | None
     holder: str | None
+    task_paused: bool
     task_paused_until: datetime | None
     unreadable: tuple[str, ...] = ()
 
@@ -216,8 +217,6 @@ class Run:
         later; ``"missed"``: the last run time of a job of the job store, which never began
     :ivar error_type: class of its exception
     :ivar error: what that said, 500 characters at most
-    :ivar unreadable: columns of its row that cannot be read. Such a time comes as the nearest one
-        that Python has.
     """
 
     task: str
@@ -230,7 +229,6 @@ class Run:
     outcome: str
     error_type: str | None
     error: str | None
-    unreadable: tuple[str, ...] = ()
 
     @property
     def took(self) -> float:
@@ -267,8 +265,8 @@ class ReplicaStatus:
     :ivar running: what it runs, by the tasks' names
     :ivar rejected: what the database rejects of its work, each as ``"history: <why, and what to
         do>"``; empty if nothing
-    :ivar unreadable: columns of its row that cannot be read. Such a time comes as the nearest one
-        that Python has; of such tasks, rejections and runs those that can be read.
+    :ivar unreadable: columns of its row that cannot be read; of such tasks, rejections and runs
+        those that can be read are told
     """
 
     replica_id: str

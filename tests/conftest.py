@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from apscheduler_tasklock import upgrade
 from tests.support.pgbouncer import PgBouncer, UnavailableError
 from tests.support.polling import eventually
-from tests.support.postgres import Server, TimeOrEndLoader, given_url, start_server
+from tests.support.postgres import Server, given_url, start_server
 
 # It goes beside the tests of other projects; `make test-foreign` runs it.
 collect_ignore = ["foreign"]
@@ -190,7 +190,6 @@ def empty_database_url(server: Server) -> Iterator[str]:
 def connection(direct_url: str) -> Iterator[psycopg.Connection[Any]]:
     """A plain connection to the test's database, in autocommit mode, never through pgbouncer."""
     with psycopg.connect(direct_url, autocommit=True) as connection:
-        connection.adapters.register_loader("timestamptz", TimeOrEndLoader)
         yield connection
 
 

@@ -53,6 +53,15 @@ def _texts(table: str, *columns: str) -> sa.CheckConstraint:
     return sa.CheckConstraint(f"GREATEST({lengths}) <= 1000000", name=f"{table}_texts")
 
 
+def _times(table: str, *columns: str) -> sa.CheckConstraint:
+    times = ", ".join(columns)
+    return sa.CheckConstraint(
+        f"LEAST({times}) >= timestamptz '0001-01-02Z'"
+        f" AND GREATEST({times}) <= timestamptz '9999-12-30Z'",
+        name=f"{table}_times",
+    )
+
+
 def _sum(table: str, what: str, columns: Sequence[str], most: int) -> sa.CheckConstraint:
     lengths = " + ".join(f"pg_catalog.octet_length(CAST({column} AS text))" for column in columns)
     return sa.CheckConstraint(f"{lengths} <= {most}", name=f"{table}_{what}")
@@ -97,6 +106,7 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
         _moment("request_until", nullable=True),
         sa.Column("last_outcome", sa.Text, nullable=True),
         sa.Column("overran", sa.Boolean, nullable=False, server_default=sa.text("false")),
+        sa.Column("is_last", sa.Boolean, nullable=False, server_default=sa.text("false")),
         _texts(
             table,
             "task_name",
@@ -109,6 +119,24 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
             "pause_reason",
             "requested_by",
             "last_outcome",
+        ),
+        _times(
+            table,
+            "started_at",
+            "locked_until",
+            "window_start",
+            "window_until",
+            "finished_at",
+            "run_until",
+            "due_at",
+            "overdue_at",
+            "overrun_at",
+            "succeeded_at",
+            "failed_at",
+            "paused_at",
+            "paused_until",
+            "requested_at",
+            "request_until",
         ),
         schema=schema,
     )
@@ -131,6 +159,7 @@ def _create_runs(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("error_type", sa.Text, nullable=True),
         sa.Column("error", sa.Text, nullable=True),
         _texts(table, "task_name", "replica", "kind", "outcome", "error_type", "error"),
+        _times(table, "scheduled_at", "started_at", "ended_at"),
         schema=schema,
     )
     _set_storage(op, table, schema, fillfactor=80, scale_factor=0.02)
@@ -149,6 +178,7 @@ def _create_replicas(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("rejected", ARRAY(sa.Text), nullable=False, server_default=sa.text("'{}'")),
         sa.Column("running", JSONB, nullable=False, server_default=sa.text("'[]'")),
         _texts(table, "replica_id", "host", "version"),
+        _times(table, "started_at", "seen_at", "stopped_at"),
         _sum(table, "lists", ("tasks", "rejected", "running"), 10_000_000),
         schema=schema,
     )
@@ -178,6 +208,9 @@ def _create_jobs(op: Operations, table: str, schema: str | None) -> None:
         _moment("handed_until", nullable=True),
         _moment("first_handed_at", nullable=True),
         _texts(table, "id", "func", "executor", "signature", "task_name", "handed_to"),
+        _times(
+            table, "changed_at", "next_run_time", "last_run_time", "handed_until", "first_handed_at"
+        ),
         _sum(table, "definition", ("trigger", "options", "arguments"), 500_000),
         schema=schema,
     )

@@ -7,14 +7,10 @@ import select
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
 from math import inf
 from typing import Any
 
 import psycopg
-from psycopg.abc import AdaptContext, Buffer
-from psycopg.abc import Loader as AbstractLoader
-from psycopg.adapt import AdaptersMap, Loader
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 from psycopg.types.datetime import TimestamptzBinaryLoader
@@ -27,27 +23,6 @@ ASKING_LIMIT = 0.2
 
 # How often it is read from a connection at most, to see whether it has ended.
 _MOST_READS = 10
-
-# What PostgreSQL sends for the time "infinity": the largest number of microseconds.
-_INFINITY = (2**63 - 1).to_bytes(8, "big")
-# The first moment that each time zone can show, and the last one that Python knows.
-_BEGINNING = datetime(1, 1, 2, tzinfo=timezone.utc)
-_END = datetime.max.replace(tzinfo=timezone.utc)
-
-
-def _time_loader() -> type[AbstractLoader]:
-    """Return psycopg's loader of times: the one in C, where psycopg has it.
-
-    By a map of our own, as an application may have put another one in psycopg's.
-    """
-    times, adapters = psycopg.adapters.types["timestamptz"].oid, AdaptersMap()
-    adapters.register_loader(times, TimestamptzBinaryLoader)
-    loader = adapters.get_loader(times, psycopg.pq.Format.BINARY)
-    assert loader is not None
-    return loader
-
-
-_TIME_LOADER = _time_loader()
 
 
 class BoundedWait:
@@ -115,31 +90,6 @@ def raw_cursor(connection: psycopg.Connection[Any]) -> psycopg.RawCursor[Any]:
     cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
     cursor.format = psycopg.pq.Format.BINARY
     return cursor
-
-
-class AnyTimeLoader(Loader):
-    """Reads each time that PostgreSQL has: what Python lacks comes as the nearest that it knows.
-
-    ``infinity``, which an operator may have set, is the last one. A time that could not be read
-    would keep all rows beside it from being read.
-    """
-
-    format = psycopg.pq.Format.BINARY
-
-    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
-        super().__init__(oid, context)
-        # In a class derived from one in C, psycopg would not call this `load`.
-        self._load = _TIME_LOADER(oid, context).load
-
-    def load(self, data: Buffer) -> datetime:
-        if data == _INFINITY:
-            return _END
-        try:
-            time: datetime = self._load(data)
-        except psycopg.DataError:
-            is_early = int.from_bytes(data, "big", signed=True) < 0
-            return _BEGINNING if is_early else _END
-        return time
 
 
 def ended_by(connection: psycopg.Connection[Any]) -> str | None:
@@ -297,7 +247,8 @@ def set_up(connection: psycopg.Connection[Any], attempt: float, closing: Closing
     :param attempt: seconds within which each answer has to come
     :param closing: when it says that claiming is stopped, waits are short
     """
-    connection.adapters.register_loader("timestamptz", AnyTimeLoader)
+    # An application may have put its own loader of times in psycopg's map.
+    connection.adapters.register_loader("timestamptz", TimestamptzBinaryLoader)
     with bounded_waits(connection, attempt, Deadline(closing)):
         # In a burst a replica hardly sends more than ten statements of each kind, and PostgreSQL
         # parses each of them anew: that takes twice as long as the rest. To prepare one is a round

@@ -6,6 +6,10 @@ import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
+# The earliest and the latest time of a row: see ``schema/table.py``.
+EARLIEST = datetime(1, 1, 2, tzinfo=timezone.utc)
+LATEST = datetime(9999, 12, 30, tzinfo=timezone.utc)
+
 # Clocks that count the same second differ by less than this share of it.
 DRIFT = 0.001
 
@@ -90,6 +94,11 @@ class DatabaseClock:
 def _at_most(seconds: float) -> timedelta:
     """Return the most that the database's clock can count in so many seconds of ours."""
     return timedelta(seconds=seconds + abs(seconds) * DRIFT)
+
+
+def storable(moment: datetime | None) -> datetime | None:
+    """Return a time that a row can have: the nearest one. ``None`` stays ``None``."""
+    return None if moment is None else max(EARLIEST, min(moment, LATEST))
 
 
 def later(moment: datetime, seconds: float) -> datetime:

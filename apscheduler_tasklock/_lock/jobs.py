@@ -25,6 +25,7 @@ from sqlalchemy import Table
 from apscheduler_tasklock._database.errors import as_unavailable
 from apscheduler_tasklock._database.rejections import RUN_HISTORY, Rejections
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.clock import storable
 from apscheduler_tasklock._lock.messages import HandOut
 from apscheduler_tasklock._lock.protocol import (
     HISTORY,
@@ -34,6 +35,7 @@ from apscheduler_tasklock._lock.protocol import (
 )
 from apscheduler_tasklock._lock.statements import (
     HANDED_OUT_TO_NOBODY,
+    IS_PAUSED,
     NOT_RUNNING,
     SAFELY,
     Statement,
@@ -63,27 +65,18 @@ _TIMES = ("next_run_time", "last_run_time")
 _NAMES = ("func", "executor", "signature", "task_name")
 
 
-def _readable(time: str) -> str:
-    return f"""CASE WHEN {time} IS NOT NULL
-                    THEN LEAST(GREATEST({time}, '1970-01-01Z'), '9999-12-30Z') END"""
-
-
 def _start(name: str) -> str:
     return f"left({name}, {LONGEST_NAME + 1})"
 
 
 # One row that Python cannot read must not keep the others from being read: JSON comes as text,
-# which is parsed row by row, and times are such as Python has. `-infinity` is long ago. What is
-# reckoned with in PostgreSQL is such a time as well. Of a name that is too long, no more is read
-# than tells that it is.
+# which is parsed row by row. Of a name that is too long, no more is read than tells that it is.
 def _columns(jobs: str) -> str:
     columns = [
         f"job.{name}::text"
         if name in _AS_TEXT
         else f"{_start('job.' + name)} AS {name}"
         if name in _NAMES
-        else f"{_readable(f'job.{name}')} AS {name}"
-        if name in _TIMES
         else f"job.{name}"
         for name in ("id", *_DEFINITION, "version", *_TIMES, "ended", "task_name")
     ]
@@ -245,7 +238,7 @@ class JobChange:
                 columns[name] = json.dumps(columns[name], ensure_ascii=False)
         return {
             **columns,
-            "next_run_time": self.next_run_time,
+            "next_run_time": storable(self.next_run_time),
             "task_name": self.task_name,
             "defines": self.defines,
         }
@@ -332,14 +325,14 @@ class JobRows:
             ORDER BY next_run_time NULLS LAST, id
         """)
         self._now = Statement("SELECT now() AS database_time")
-        shortly_before_due = f"{_readable('lock.due_at')} - interval '1 minute'"
+        shortly_before_due = "lock.due_at - interval '1 minute'"
         # What a user has put off is stale; what was missed is overdue.
         self._recurring = Statement(f"""
             SELECT job.id AS job_id, {_EXECUTOR} AS executor, task_name,
                    CASE WHEN lock.task_name IS NULL THEN true
                         WHEN lock.finished_at IS NULL THEN false
                         WHEN job.next_run_time IS NULL THEN lock.due_at IS NOT NULL
-                        WHEN lock.due_at IS NULL OR lock.due_at = 'infinity' THEN true
+                        WHEN lock.due_at IS NULL THEN true
                         ELSE job.next_run_time > lock.overdue_at
                              AND (lock.due_at > now()
                                   OR job.changed_at > {shortly_before_due}
@@ -597,29 +590,28 @@ _IS_FREE = f"""
     (job.handed_until IS NULL OR job.handed_until <= now())
     AND NOT job.func = ANY(%(not_here)s::text[]) AND {_HAS_SHORT_ID}
     AND (lock.task_name IS NULL
-         OR ({NOT_RUNNING} AND COALESCE(lock.paused_until <= now(), true)))"""
+         OR ({NOT_RUNNING} AND NOT {IS_PAUSED}))"""
 
 
 def _due(jobs: str, lock: str) -> str:
     """Return the statement that reads a page of what is due. It writes nothing."""
-    time = _readable("job.next_run_time")
-    order = "due_time, id ROWS UNBOUNDED PRECEDING"
+    order = "next_run_time, id ROWS UNBOUNDED PRECEDING"
     return f"""
         WITH due AS (
-            SELECT job.*, {time} AS due_time,
+            SELECT job.*,
                    pg_catalog.octet_length(trigger::text) + pg_catalog.octet_length(options::text)
                        + pg_catalog.octet_length(arguments::text) AS size
             FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
             WHERE job.executor = ANY(%(aliases)s::text[])
                   AND job.next_run_time <= %(until)s::timestamptz AND {_IS_FREE}
                   AND (%(after_time)s::timestamptz IS NULL
-                       OR ({time}, id) > (%(after_time)s::timestamptz, %(after_id)s::text))
-            ORDER BY due_time, id LIMIT {_PAGE}
+                       OR (next_run_time, id) > (%(after_time)s::timestamptz, %(after_id)s::text))
+            ORDER BY next_run_time, id LIMIT {_PAGE}
         ), page AS (
             SELECT due.*, sum(size) OVER (ORDER BY {order}) - size AS size_before FROM due
         )
         SELECT {_columns(jobs)} FROM page AS job WHERE size_before < {_PAGE_SIZE}
-        ORDER BY due_time, id
+        ORDER BY next_run_time, id
     """
 
 
@@ -636,11 +628,10 @@ def _fetch(jobs: str, lock: str) -> str:
             SELECT * FROM json_to_recordset(%(executors)s::json) AS _ (executor text, free integer)
         ), due AS (
             SELECT due.* FROM here, LATERAL (
-                SELECT job.id, {_readable("lock.paused_until")} AS paused_until,
+                SELECT job.id, lock.paused_until,
                        {first_handed_at} AS first_handed_at,
                        CASE WHEN {stood_against_manual_run} THEN 0 ELSE
-                            extract(epoch FROM {_readable(first_handed_at)}
-                                               - {_readable("job.next_run_time")}) END::float8
+                            extract(epoch FROM {first_handed_at} - job.next_run_time) END::float8
                            AS first_late_by
                 FROM {jobs} AS job LEFT JOIN {lock} AS lock USING (task_name)
                 WHERE job.executor = here.executor AND job.next_run_time <= now()
@@ -666,7 +657,7 @@ def _fetch(jobs: str, lock: str) -> str:
             ) AS first
         )
         SELECT now() AS database_time,
-               extract(epoch FROM {_readable("next.run_time")} - now())::float8 AS next_in,
+               extract(epoch FROM next.run_time - now())::float8 AS next_in,
                handed.*
         FROM next LEFT JOIN handed ON true ORDER BY handed.next_run_time
     """
@@ -723,8 +714,7 @@ def _change(jobs: str) -> str:
                 first_handed_at = CASE WHEN NOT %(moves)s::boolean THEN first_handed_at END
             WHERE id = %(job_id)s AND version = %(version)s::bigint AND NOT ended
                   AND (NOT %(is_computed)s::boolean
-                       OR {_readable("next_run_time")}
-                           IS NOT DISTINCT FROM %(found_time)s::timestamptz)
+                       OR next_run_time IS NOT DISTINCT FROM %(found_time)s::timestamptz)
             RETURNING id
         )
         SELECT id FROM changed WHERE {_TOLD}

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
+from apscheduler_tasklock._lock.clock import storable
 from apscheduler_tasklock._values import logger_of
 
 logger = logger_of(__name__)
@@ -141,7 +142,7 @@ class HandOut:
         return {
             "job_id": self.job_id,
             "handed_id": self.handed_id,
-            "following": self.following,
+            "following": storable(self.following),
         }
 
 

@@ -6,7 +6,7 @@ These are for people and for what watches, and not on the way of a run time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -17,18 +17,12 @@ from sqlalchemy import Table
 from apscheduler_tasklock._database.errors import one_line
 from apscheduler_tasklock._database.rejections import REPLICAS, Rejections
 from apscheduler_tasklock._lock.jobs import channel_of
-from apscheduler_tasklock._lock.readable import (
-    IS_RUN,
-    RUNS_TOLD,
-    read_json,
-    readable,
-    texts,
-    unreadable,
-)
+from apscheduler_tasklock._lock.readable import IS_RUN, RUNS_TOLD, read_json, texts
 from apscheduler_tasklock._lock.statements import (
     DUE_IN_PAUSE,
     IS_ALIVE,
     IS_HEARD,
+    IS_PAUSED,
     JUST_BEFORE,
     NEVER,
     SHORTEST_WAIT,
@@ -36,7 +30,13 @@ from apscheduler_tasklock._lock.statements import (
     for_template,
 )
 from apscheduler_tasklock.errors import TaskLockNotFoundError, TaskLockStateError
-from apscheduler_tasklock.schema.table import job_table, replica_table, run_table
+from apscheduler_tasklock.schema.table import (
+    EARLIEST,
+    LATEST,
+    job_table,
+    replica_table,
+    run_table,
+)
 from apscheduler_tasklock.status import (
     JobState,
     JobStatus,
@@ -49,21 +49,23 @@ from apscheduler_tasklock.status import (
     TaskStatus,
 )
 
-# As psycopg loads `infinity`; see ``raw_cursor``.
-_FOREVER = datetime.max.replace(tzinfo=timezone.utc)
-
 # A replica that lives tells after a pause when the task is due. If none does, it is due about a
 # period after the end of the pause.
 _DUE = f"""
-    CASE WHEN lock.due_at = 'infinity' THEN NULL
-         WHEN NOT {DUE_IN_PAUSE} THEN lock.due_at
+    CASE WHEN NOT {DUE_IN_PAUSE} THEN lock.due_at
          WHEN lock.paused_until <= now() AND lock.started_at <> {NEVER}
-         THEN lock.paused_until + (lock.due_at - lock.window_start) END
+         THEN lock.paused_until + GREATEST(lock.due_at - lock.window_start, '0') END
 """
-_OVERDUE = f"CASE WHEN {_DUE} IS NOT NULL THEN {_DUE} + (lock.overdue_at - lock.due_at) END"
+_DUE_AND_GRACE = f"({_DUE} + (lock.overdue_at - lock.due_at))"
+# As it is reckoned, it might be a time that Python lacks.
+_OVERDUE = f"""
+    CASE WHEN {_DUE_AND_GRACE} IS NOT NULL
+         THEN LEAST(GREATEST({_DUE_AND_GRACE}, {EARLIEST}), {LATEST}) END
+"""
 # It was removed, and its row is left: replicas live, none of them has it, and nobody waits for it.
-_GONE = """(lock.due_at IS NULL AND EXISTS (SELECT FROM alive) AND known.task_name IS NULL
-            AND COALESCE(lock.kind, '') <> 'hold' AND NOT lock.one_off)"""
+_GONE = """(lock.due_at IS NULL AND NOT lock.is_last AND EXISTS (SELECT FROM alive)
+            AND known.task_name IS NULL AND COALESCE(lock.kind, '') <> 'hold'
+            AND NOT lock.one_off)"""
 # It has outlived its maximum lock, and goes on, unless its replica is gone by now.
 _OVERRUNS = """(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.overran
                 AND NOT EXISTS (SELECT FROM unheard WHERE replica_id = lock.locked_by))"""
@@ -90,7 +92,7 @@ _STATE = f"""
               THEN CASE WHEN lock.overrun_at BETWEEN lock.started_at AND now()
                         THEN 'too long' ELSE 'running' END
          WHEN {_OVERRUNS} THEN 'too long'
-         WHEN lock.paused_until > now() THEN 'paused'
+         WHEN {IS_PAUSED} THEN 'paused'
          WHEN lock.finished_at IS NULL AND NOT lock.handed_over THEN 'dead'
          WHEN lock.window_start < {_DUE} AND {_OVERDUE} < now() THEN 'overdue'
          WHEN lock.window_start < {_DUE} AND {_DUE} < now() THEN 'late'
@@ -158,7 +160,7 @@ class Operations:
         self._replicas = for_template(replica_table(table))
         # Replicas of one deployment have the same tasks, and say so in the same order.
         replicas = f"""SELECT *, {IS_ALIVE} AS alive, {IS_HEARD} AS heard
-                       FROM {readable(replica_table(table))} AS replica"""
+                       FROM {self._replicas} AS replica"""
         tasks = f"""
             WITH replicas AS ({replicas}),
                  alive AS (SELECT tasks FROM replicas WHERE alive),
@@ -182,13 +184,14 @@ class Operations:
                    stuck.tokens AS stuck_tokens, stuck.replica_ids AS stuck_on,
                    stuck.since AS stuck_since,
                    lock.succeeded_at, lock.failed_at, lock.failures, lock.error_type,
+                   {IS_PAUSED} AS paused,
                    CASE WHEN lock.paused_until > now() THEN lock.paused_until END AS paused_until,
                    lock.paused_by, lock.pause_reason,
                    CASE WHEN lock.request_until > now() THEN lock.requested_by END AS requested_by,
                    CASE WHEN lock.request_until > now() THEN lock.requested_at END AS requested_at,
                    {_GONE} AS gone, lock.failover,
-                   lock.started_at = {NEVER} AS is_new, lock.unreadable
-            FROM {readable(table)} AS lock LEFT JOIN known USING (task_name), LATERAL (
+                   lock.started_at = {NEVER} AS is_new
+            FROM {name} AS lock LEFT JOIN known USING (task_name), LATERAL (
                 SELECT pg_catalog.array_agg(token ORDER BY lost.token) AS tokens,
                        pg_catalog.array_agg(replica_id ORDER BY lost.token) AS replica_ids,
                        pg_catalog.array_agg(since ORDER BY lost.token) AS since
@@ -199,10 +202,8 @@ class Operations:
         """
         self._tasks = Statement(tasks)
         self._tasks_without_replicas = Statement(tasks.replace(replicas, _NO_REPLICAS))
-        times = ("scheduled_at", "started_at", "ended_at")
-        columns = f"""run.task_name AS task, run.token, run.scheduled_at, run.started_at,
-                     run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error,
-                     {unreadable(times)} AS unreadable"""
+        columns = """run.task_name AS task, run.token, run.scheduled_at, run.started_at,
+                     run.ended_at, run.replica, run.kind, run.outcome, run.error_type, run.error"""
         # It reads the whole history, which is limited for each task. An index by time would make
         # every release write to the indexes as well. Nor does a task's row say when its newest
         # entry is from: the last run may have none, or be going on. Most of the time would go into
@@ -237,7 +238,7 @@ class Operations:
         """
         list_replicas = f"""
             WITH replicas AS ({replicas}), dead AS ({found_dead})
-            SELECT replica_id, host, version, started_at, seen_at, tasks, rejected, unreadable,
+            SELECT replica_id, host, version, started_at, seen_at, tasks, rejected,
                    jsonb_typeof(running) = 'array' AND NOT EXISTS (
                        SELECT FROM {RUNS_TOLD} AS run WHERE NOT {IS_RUN}) AS tells_runs,
                    {_REPLICA_STATE.format(table=name)} AS state
@@ -276,9 +277,10 @@ class Operations:
                    job.task_name AS task,
                    CASE WHEN lock.finished_at IS NULL AND lock.locked_until > now()
                              AND NOT lock.handed_over THEN lock.locked_by END AS holder,
+                   lock.task_name IS NOT NULL AND {IS_PAUSED} AS task_paused,
                    CASE WHEN lock.paused_until > now() THEN lock.paused_until END
-                       AS task_paused_until, job.unreadable
-            FROM {readable(job_table(table))} AS job LEFT JOIN {name} AS lock USING (task_name)
+                       AS task_paused_until
+            FROM {self._jobs_name} AS job LEFT JOIN {name} AS lock USING (task_name)
             WHERE %(like)s::text[] IS NULL OR job.id LIKE ANY (%(like)s::text[])
             ORDER BY job.next_run_time NULLS LAST, job.id LIMIT %(limit)s
         """)
@@ -288,16 +290,15 @@ class Operations:
         """)
         self._pause = _change_of_many(
             name,
-            """paused_by = %(by)s, pause_reason = %(reason)s,
-               paused_at = CASE WHEN paused_until > now() THEN paused_at ELSE now() END,
-               paused_until =
-               COALESCE(now() + %(seconds)s::float8 * interval '1 second', 'infinity')""",
+            f"""paused_by = %(by)s, pause_reason = %(reason)s,
+               paused_at = COALESCE(CASE WHEN {IS_PAUSED} THEN paused_at END, now()),
+               paused_until = now() + %(seconds)s::float8 * interval '1 second'""",
         )
         # The run times of the pause stay behind the end of it: nobody makes up for them.
         self._resume = _change_of_many(
             name,
-            """paused_by = NULL, pause_reason = NULL, paused_until =
-               CASE WHEN paused_until > now() THEN now() ELSE paused_until END""",
+            f"""paused_by = NULL, pause_reason = NULL, paused_until =
+               CASE WHEN {IS_PAUSED} THEN now() ELSE paused_until END""",
         )
         self._request_run = Statement(f"""
             UPDATE {name} AS lock SET
@@ -371,7 +372,7 @@ class Operations:
             rows = self._all(cursor, self._runs_of_task, task=task, **wanted)
         else:
             rows = self._all(cursor, self._matching_runs, like=_list(like), **wanted)
-        return [Run(**{**row, "unreadable": tuple(row["unreadable"])}) for row in rows]
+        return [Run(**row) for row in rows]
 
     def replicas(self, cursor: Any) -> list[ReplicaStatus]:
         """Return the replicas, those that started first before the others."""
@@ -595,7 +596,7 @@ def _change_of_many(name: str, assignments: str) -> Statement:
         ), missing AS (
             SELECT pattern FROM given WHERE pattern NOT IN (SELECT pattern FROM chosen)
         ), locked AS (
-            SELECT lock.task_name, COALESCE(lock.paused_until > now(), false) AS was_paused
+            SELECT lock.task_name, {IS_PAUSED} AS was_paused
             FROM {name} AS lock
             WHERE task_name IN (SELECT task_name FROM chosen)
                   AND NOT EXISTS (SELECT FROM missing)
@@ -630,7 +631,7 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
     unknown = ["started_at", "finished_at", "took"] if is_new else []
     if row.pop("has_no_window"):  # it was never claimed for a run time; maybe by hand
         unknown += ["scheduled_at", "window_until"]
-    bad = row["unreadable"]
+    bad: list[str] = []
     schedule = _from_json(row, "schedule", bad)
     columns = [row.pop(name) or () for name in ("stuck_tokens", "stuck_on", "stuck_since")]
     return TaskStatus(
@@ -650,9 +651,8 @@ def _task_status(row: dict[str, Any]) -> TaskStatus:
 
 
 def _replica_status(row: dict[str, Any], running: tuple[RunningRun, ...]) -> ReplicaStatus:
-    bad = row["unreadable"]
     lists = {name: texts(row[name]) for name in ("tasks", "rejected")}
-    bad += [name for name, found in lists.items() if len(found) < len(row[name])]
+    bad = [name for name, found in lists.items() if len(found) < len(row[name])]
     if not row.pop("tells_runs"):
         bad.append("running")
     state = ReplicaState.UNREADABLE if bad else ReplicaState(row["state"])
@@ -661,7 +661,7 @@ def _replica_status(row: dict[str, Any], running: tuple[RunningRun, ...]) -> Rep
 
 
 def _job_status(row: dict[str, Any]) -> JobStatus:
-    bad = row["unreadable"]
+    bad: list[str] = []
     trigger = _from_json(row, "trigger", bad)
     state = JobState.UNREADABLE if bad else JobState(row["state"])
     more = {"trigger": trigger, "state": state, "unreadable": tuple(bad)}
@@ -694,8 +694,3 @@ def _why_not_freed(task: TaskStatus, token: int, *, run_again: bool) -> str:
             "alive; if its run hangs, force it"
         )
     return f"task {task.name!r} (token {token}) is not freed: {why}"
-
-
-def is_forever(moment: datetime | None) -> bool:
-    """Tell whether a time is ``infinity`` in the database."""
-    return moment is not None and moment >= _FOREVER - timedelta(days=1)

@@ -417,7 +417,7 @@ class TaskLockProtocol:
         return self._register_stored(cursor, tasks) if tasks else []
 
     def _register_stored(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:
-        asked = statements.many({**vars(task), "is_last": False} for task in tasks)
+        asked = statements.many(vars(task) for task in tasks)
         try:
             rows = self._rows(cursor, self._register, asked)
         except _ERROR_OF_ONE as error:

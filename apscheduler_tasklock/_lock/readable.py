@@ -1,7 +1,8 @@
 """Rows as Python can read them, whatever somebody has written into their columns.
 
-PostgreSQL has times, JSON and numbers that Python has not. Operators' reads go through these: one
-such value makes its own row unreadable, and the others are told.
+PostgreSQL has JSON and numbers that Python has not. Operators' reads go through these: one such
+value makes its own row unreadable, and the others are told. Times that Python lacks are in no row:
+see ``schema/table.py``.
 """
 
 from __future__ import annotations
@@ -10,26 +11,6 @@ import json
 from collections.abc import Iterable
 from math import isfinite
 from typing import Any
-
-from sqlalchemy import DateTime, Table
-
-from apscheduler_tasklock._lock.statements import for_template
-
-# Between these all times can be reckoned with, in each zone, here and in PostgreSQL.
-EARLIEST = "timestamptz '0001-01-02Z'"
-LATEST = "timestamptz '9999-12-30Z'"
-
-# The columns that may have infinite times, and say something by them: no run follows, a pause
-# lasts until somebody ends it, a window was opened by hand or has no end.
-_INFINITE = {
-    "due_at": ("infinity",),
-    "overdue_at": ("infinity",),
-    "paused_until": ("infinity",),
-    "locked_until": ("infinity",),
-    "window_until": ("infinity", "-infinity"),
-}
-# Of these, the ones that nothing is reckoned with while they are infinite.
-_STAYS_INFINITE = set(_INFINITE) - {"overdue_at"}
 
 # How deep JSON may be, and how many characters it may have. A trigger of hundreds of parts has
 # tens of thousands.
@@ -53,43 +34,6 @@ IS_RUN = """
 RUNS_TOLD = """
     jsonb_array_elements(CASE WHEN jsonb_typeof(running) = 'array' THEN running ELSE '[]' END)
 """
-
-
-def readable(table: Table) -> str:
-    """Return a table for a FROM clause whose times are such as Python has.
-
-    Others come as the nearest of these. A further column, ``unreadable``, has the names of the
-    columns that have such times.
-    """
-    times = [column.name for column in table.columns if isinstance(column.type, DateTime)]
-    columns = [
-        f"{_nearest(column.name)} AS {column.name}" if column.name in times else column.name
-        for column in table.columns
-    ]
-    columns.append(f"{unreadable(times)} AS unreadable")
-    return f"(SELECT {', '.join(columns)} FROM {for_template(table)})"  # noqa: S608  # our own names
-
-
-def unreadable(times: Iterable[str]) -> str:
-    """Return an array of the names of those of these columns that have times which Python lacks."""
-    odd = (
-        f"CASE WHEN {_is_odd(name, _INFINITE.get(name, ()))} THEN '{name}' END" for name in times
-    )
-    return f"pg_catalog.array_remove(ARRAY[{', '.join(odd)}], NULL)"
-
-
-def _nearest(name: str) -> str:
-    stays = _INFINITE[name] if name in _STAYS_INFINITE else ()
-    return f"""CASE WHEN NOT {_is_odd(name, stays)} THEN {name}
-                    ELSE LEAST(GREATEST({name}, {EARLIEST}), {LATEST}) END"""
-
-
-def _is_odd(name: str, allowed: Iterable[str]) -> str:
-    """Return whether a time is none that Python has, and none that is allowed; false for null."""
-    odd = " AND ".join(
-        [f"{name} NOT BETWEEN {EARLIEST} AND {LATEST}", *(f"{name} <> '{a}'" for a in allowed)]
-    )
-    return f"COALESCE({odd}, false)"
 
 
 def read_json(text: str) -> Any:

@@ -32,6 +32,7 @@ from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.triggers import has_shared_times, period_after
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
+from apscheduler_tasklock.options import LONGEST_SECONDS
 
 logger = logger_of(__name__)
 
@@ -274,7 +275,7 @@ class ExecutorJobs:
         min_lock, _ = submission.lock_times(period)
         next_in = None
         if job.next_run_time is not None:
-            next_in = job.next_run_time.timestamp() - self._clock()
+            next_in = min(job.next_run_time.timestamp() - self._clock(), LONGEST_SECONDS)
         return Registration(
             task.name,
             submission.schedule or "",

@@ -15,6 +15,7 @@ from apscheduler_tasklock._lock.messages import (
 )
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._scheduler.triggers import has_shared_times, nominal_time
+from apscheduler_tasklock.options import LONGEST_SECONDS
 
 
 def request_of(submission: Submission, run_time: datetime, claim_id: UUID) -> AnyRequest:
@@ -111,6 +112,7 @@ def _handed_out(
         # Exactly: as numbers, times of today are a microsecond off now and then.
         start = hand_out.run_time.astimezone(timezone.utc)
         next_in = (following.astimezone(timezone.utc) - start).total_seconds()
+        next_in = min(next_in, LONGEST_SECONDS)
     return ClaimRequest(
         submission.task_name,
         min_lock=0.0,

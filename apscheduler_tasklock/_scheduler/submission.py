@@ -23,7 +23,7 @@ from apscheduler_tasklock._scheduler.triggers import (
     total_jitter,
 )
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.options import RESERVED_KEY, LockOptions
+from apscheduler_tasklock.options import LONGEST_SECONDS, RESERVED_KEY, LockOptions
 
 logger = logger_of(__name__)
 
@@ -199,7 +199,7 @@ class Submission:
             following = next_after(self.trigger, run_time, now)
         except Exception:  # noqa: BLE001  # a custom trigger's own code; period() tells of it
             return None, False
-        return (None, True) if following is None else (following - now, False)
+        return (None, True) if following is None else (min(following - now, LONGEST_SECONDS), False)
 
     def grace(self, period: float | None) -> float:
         """Return the seconds after which a run time that is due counts as overdue.
@@ -211,7 +211,8 @@ class Submission:
             return self.options.grace
         share = min(LONGEST_GRACE, (period or 0) * GRACE_SHARE)
         own = self.job.misfire_grace_time or 0.0
-        return float(max(SHORTEST_GRACE, share, own)) + total_jitter(self.trigger)
+        longest = max(SHORTEST_GRACE, share, own) + total_jitter(self.trigger)
+        return float(min(longest, LONGEST_SECONDS))
 
     def run_time_is_shared(self, nominal: datetime) -> bool:
         """Tell whether every replica computes this very run time."""

@@ -145,7 +145,9 @@ def period_after(trigger: Any, run_time: datetime, steps: Steps | None = None) -
     if isinstance(trigger, DateTrigger):
         return None
     following = _next_after(_without_jitter_and_end(trigger), run_time, steps or Steps())
-    return None if following is None else following.timestamp() - run_time.timestamp()
+    if following is None:
+        return None
+    return min(following.timestamp() - run_time.timestamp(), LONGEST_SECONDS)
 
 
 def ends_after(trigger: Any, nominal: datetime, period: float) -> bool:

@@ -120,7 +120,7 @@ def problem_of(task: TaskStatus, now: datetime) -> Problem | None:
     if task.unreadable:
         columns = ", ".join(task.unreadable)
         return Problem(task.name, TaskState.UNREADABLE.value, columns, WARNING)
-    if task.gone or task.paused_until is not None:
+    if task.gone or task.paused:
         return None
     if task.state in _ALARMS and not _may_be_taken_over(task, now):
         return Problem(task.name, task.state.value, _detail(task), CRITICAL)

@@ -66,7 +66,7 @@ def _notes(job: JobStatus, shown: Output) -> str:
         notes.append(f"handed out to {job.handed_to}")
     if job.holder is not None:
         notes.append(f"its task runs on {job.holder}")
-    if job.task_paused_until is not None:
-        until = shown.moment(job.task_paused_until)
-        notes.append(f"its task is paused until {'resumed' if until == 'forever' else until}")
+    if job.task_paused:
+        until = shown.moment(job.task_paused_until) or "resumed"
+        notes.append(f"its task is paused until {until}")
     return "; ".join(notes)

@@ -13,7 +13,6 @@ from uuid import UUID
 
 from apscheduler_tasklock.cli.text import (
     cut,
-    is_forever,
     local_time,
     one_cell,
     plain_seconds,
@@ -121,9 +120,7 @@ class PlainOutput:
 
     def moment(self, moment: datetime | None) -> str:
         """Return a time, as in ``2026-01-01T03:00:00Z``."""
-        if moment is None:
-            return ""
-        return "forever" if is_forever(moment) else rfc3339(moment, "seconds")
+        return "" if moment is None else rfc3339(moment, "seconds")
 
     def seconds(self, seconds: float | None) -> str:
         """Return a duration, as in ``90s``."""
@@ -155,9 +152,7 @@ class TerminalOutput:
 
     def moment(self, moment: datetime | None) -> str:
         """Return a time of this machine's zone."""
-        if moment is None:
-            return ""
-        return "forever" if is_forever(moment) else local_time(moment)
+        return "" if moment is None else local_time(moment)
 
     def seconds(self, seconds: float | None) -> str:
         """Return a duration in words."""

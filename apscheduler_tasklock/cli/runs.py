@@ -21,7 +21,7 @@ from apscheduler_tasklock.cli.output import (
     print_json,
 )
 from apscheduler_tasklock.cli.target import check_names, patterns_of, task_locks
-from apscheduler_tasklock.cli.text import rfc3339, unreadable_in_words
+from apscheduler_tasklock.cli.text import rfc3339
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import Run
@@ -104,14 +104,11 @@ def run_rows(runs: Sequence[Run], shown: Output) -> Table:
 
 def _row(run: Run, shown: Output) -> list[Cell | str]:
     error = ": ".join(part for part in (run.error_type, run.error) if part)
-    outcome = Cell(run.outcome, OUTCOME_STYLES.get(run.outcome, FAILED_STYLE))
-    if run.unreadable:
-        outcome, error = Cell("unreadable", FAILED_STYLE), unreadable_in_words(run.unreadable)
     return [
         run.task,
         shown.moment(run.started_at),
         shown.seconds(run.took),
-        outcome,
+        Cell(run.outcome, OUTCOME_STYLES.get(run.outcome, FAILED_STYLE)),
         run.kind,
         run.replica,
         str(run.token),

@@ -27,7 +27,7 @@ from apscheduler_tasklock.cli.target import (
     patterns_of,
     task_locks,
 )
-from apscheduler_tasklock.cli.text import is_forever, unreadable_in_words
+from apscheduler_tasklock.cli.text import unreadable_in_words
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockOptionError
 from apscheduler_tasklock.locks import TaskLocks
 from apscheduler_tasklock.status import Run, TaskState, TaskStatus
@@ -116,7 +116,7 @@ def task_table(tasks: Sequence[TaskStatus], shown: Output) -> Table:
 def notes_of(task: TaskStatus, shown: Output) -> str:
     """Return what else there is to know of a task."""
     notes = [unreadable_in_words(task.unreadable)] if task.unreadable else []
-    if task.paused_until is not None:
+    if task.paused:
         notes.append(_pause_of(task, shown))
     if task.gone:
         notes.append("gone: no live replica has it")
@@ -126,9 +126,8 @@ def notes_of(task: TaskStatus, shown: Output) -> str:
 
 
 def _pause_of(task: TaskStatus, shown: Output) -> str:
-    until = shown.moment(task.paused_until)
+    how_long = f"until {shown.moment(task.paused_until) or 'resumed'}"
     why = f" ({task.pause_reason})" if task.pause_reason else ""
-    how_long = "until resumed" if until == "forever" else f"until {until}"
     by = f" by {task.paused_by}" if task.paused_by else ""
     return f"paused{by} {how_long}{why}"
 
@@ -301,9 +300,10 @@ def _lock_times_in_words(task: TaskStatus, shown: Output) -> str:
     most = shown.seconds((task.run_until - task.started_at).total_seconds())
     if task.scheduled_at is None or task.window_until is None:  # it has only been run by hand
         return f"maximum {most}"
-    minimum = (task.window_until - task.scheduled_at).total_seconds()
-    told = "forever" if is_forever(task.window_until) else shown.seconds(minimum)
-    return f"minimum {told}, for the window until {shown.moment(task.window_until)}; maximum {most}"
+    least = shown.seconds((task.window_until - task.scheduled_at).total_seconds())
+    return (
+        f"minimum {least}, for the window until {shown.moment(task.window_until)}; maximum {most}"
+    )
 
 
 def _due_in_words(task: TaskStatus, shown: Output) -> str:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
-
-# What the database calls `infinity` comes as the last moment that Python knows.
-_FOREVER = datetime.max.replace(tzinfo=timezone.utc) - timedelta(days=1)
+from datetime import datetime, timezone
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -53,11 +50,6 @@ def width(text: str) -> int:
         else 1 + (unicodedata.east_asian_width(character) in _WIDE)
         for character in text
     )
-
-
-def is_forever(moment: datetime) -> bool:
-    """Tell whether a time is ``infinity`` in the database."""
-    return moment >= _FOREVER
 
 
 def rfc3339(moment: datetime, timespec: str = "auto") -> str:

@@ -150,7 +150,7 @@ class TaskAdmin(ReadOnlyAdmin):
         texts = [status.state.value]
         if status.unreadable:
             texts.append(f"cannot be read: {', '.join(status.unreadable)}")
-        if status.paused_until is not None:
+        if status.paused:
             until = _until(status.paused_until)
             by = f" by {status.paused_by}" if status.paused_by else ""
             why = f": {status.pause_reason}" if status.pause_reason else ""
@@ -282,8 +282,8 @@ class RunAdmin(ReadOnlyAdmin):
 
     list_display = (
         "task_name",
-        "started",
-        "ended",
+        "started_at",
+        "ended_at",
         "outcome",
         "kind",
         "replica",
@@ -294,16 +294,6 @@ class RunAdmin(ReadOnlyAdmin):
     search_fields = ("task_name", "error_type", "error")
     ordering = ("-ended_at",)
     actions = None
-
-    @admin.display(description="started", ordering="started_at", empty_value="unreadable")
-    def started(self, run: Any) -> datetime | None:
-        """Return when it was granted."""
-        return run.started_at  # type: ignore[no-any-return]  # Django has no types
-
-    @admin.display(description="ended", ordering="ended_at", empty_value="unreadable")
-    def ended(self, run: Any) -> datetime | None:
-        """Return when it was released."""
-        return run.ended_at  # type: ignore[no-any-return]  # Django has no types
 
     def get_object(self, _request: Any, _object_id: str, _from_field: str | None = None) -> None:
         """Return none: a name stands for several runs, so that no run has a page of its own."""
@@ -328,16 +318,14 @@ def _outcome(status: TaskStatus) -> str:
     return "ok"
 
 
-def _until(moment: datetime) -> str:
+def _until(moment: datetime | None) -> str:
     local = _local(moment)
     return f" until {local:%Y-%m-%d %H:%M:%S}" if local else ""
 
 
 def _local(moment: datetime | None) -> datetime | None:
-    """Return a moment as Django shows it; ``None`` for none, and for one that never comes."""
-    if moment is None or moment.year == datetime.max.year:
-        return None
-    return timezone.localtime(moment)  # type: ignore[no-any-return]  # Django has no types
+    """Return a moment as Django shows it."""
+    return moment and timezone.localtime(moment)
 
 
 def _register(models: Iterable[tuple[Any, Any]]) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from django.db import models
 
-from apscheduler_tasklock._lock.readable import EARLIEST, LATEST
 from apscheduler_tasklock.django.configuration import configuration, table_settings
 from apscheduler_tasklock.schema.table import RUN_SUFFIX
 
@@ -35,14 +34,6 @@ class _TaskLockManager(models.Manager):
         return super().get_queryset().using(configuration().database)
 
 
-class _TimeField(models.DateTimeField):
-    """A time that is read as none if Python has no such time, as ``infinity``, or a year BC."""
-
-    def select_format(self, _compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
-        """Read a time between those that each time zone can show."""
-        return f"CASE WHEN {sql} BETWEEN {EARLIEST} AND {LATEST} THEN {sql} END", (*params, *params)
-
-
 class _DumpManager(models.Manager):
     """Has no rows: ``dumpdata`` reads with the first manager of each model.
 
@@ -61,8 +52,8 @@ class Task(models.Model):
     """
 
     task_name = models.TextField("task", primary_key=True)
-    started_at = _TimeField("started")
-    due_at = _TimeField("next due", null=True)
+    started_at = models.DateTimeField("started")
+    due_at = models.DateTimeField("next due", null=True)
     locked_by = models.TextField("last holder")
     token = models.BigIntegerField()
 
@@ -87,9 +78,9 @@ class Run(models.Model):
     task_name = models.TextField("task", primary_key=True)
     slot = models.IntegerField()
     token = models.BigIntegerField()
-    scheduled_at = _TimeField("run time", null=True)
-    started_at = _TimeField("started")
-    ended_at = _TimeField("ended")
+    scheduled_at = models.DateTimeField("run time", null=True)
+    started_at = models.DateTimeField("started")
+    ended_at = models.DateTimeField("ended")
     replica = models.TextField()
     kind = models.TextField()
     outcome = models.TextField()

@@ -86,6 +86,11 @@ JOB_INDEXES = (
 # longer to read than an answer may take.
 LONGEST_TEXT, LARGEST_REPLICA, LARGEST_DEFINITION = 1_000_000, 10_000_000, 500_000
 
+# No time of a row is outside these, `infinity` neither: Python has all times between them, in each
+# time zone. Else one row, made by whoever can write the tables, could not be read, nor those beside
+# it.
+EARLIEST, LATEST = "timestamptz '0001-01-02Z'", "timestamptz '9999-12-30Z'"
+
 
 def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Table:
     """Return the task lock table's definition, in a ``MetaData`` of its own.
@@ -124,6 +129,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         schema=schema,
     )
     _limit_texts(runs)
+    _limit_times(runs)
     replicas = Table(
         name + REPLICA_SUFFIX,
         metadata,
@@ -139,6 +145,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         schema=schema,
     )
     _limit_texts(replicas)
+    _limit_times(replicas)
     _limit_sum(replicas, "lists", ("tasks", "rejected", "running"), LARGEST_REPLICA)
     jobs = Table(
         name + JOB_SUFFIX,
@@ -166,6 +173,7 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         schema=schema,
     )
     _limit_texts(jobs)
+    _limit_times(jobs)
     _limit_sum(jobs, "definition", ("trigger", "options", "arguments"), LARGEST_DEFINITION)
     for suffix, columns, where in JOB_INDEXES:
         Index(
@@ -212,9 +220,11 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("request_until", moment(), nullable=True),
         Column("last_outcome", Text, nullable=True),
         Column("overran", Boolean, nullable=False, server_default=text("false")),
+        Column("is_last", Boolean, nullable=False, server_default=text("false")),
         schema=schema,
     )
     _limit_texts(locks)
+    _limit_times(locks)
     return locks
 
 
@@ -252,6 +262,12 @@ def _limit_texts(table: Table) -> None:
     """Let no text of a row have more bytes than it may."""
     lengths = [_bytes(column.name) for column in table.columns if isinstance(column.type, Text)]
     _check(table, "texts", f"GREATEST({', '.join(lengths)}) <= {LONGEST_TEXT}")
+
+
+def _limit_times(table: Table) -> None:
+    """Let no time of a row be one that Python lacks."""
+    times = ", ".join(each.name for each in table.columns if isinstance(each.type, DateTime))
+    _check(table, "times", f"LEAST({times}) >= {EARLIEST} AND GREATEST({times}) <= {LATEST}")
 
 
 def _limit_sum(table: Table, what: str, columns: Sequence[str], most: int) -> None:

@@ -42,8 +42,6 @@ Answer_co = TypeVar("Answer_co", covariant=True)
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # What the times of a task say that has never run.
 NEVER = EPOCH
-# A due time that never comes, because no run time follows; and the end of a pause without one.
-FOREVER = datetime.max.replace(tzinfo=timezone.utc)
 
 # How far a run time may be from what the replica's clock makes of it, to be believed.
 TOLERANCE = timedelta(minutes=5)
@@ -95,6 +93,7 @@ class Row:
     request_until: datetime | None = None
     last_outcome: str | None = None
     overran: bool = False
+    is_last: bool = False
 
     @property
     def finished(self) -> bool:
@@ -118,8 +117,10 @@ class Row:
         return self.claim_id == claim_id and self.stands(now)
 
     def is_paused(self, now: datetime) -> bool:
-        """Tell whether it is paused."""
-        return self.paused_until is not None and self.paused_until > now
+        """Tell whether it is paused. A pause without an end lasts until somebody resumes it."""
+        if self.paused_until is None:
+            return self.paused_at is not None
+        return self.paused_until > now
 
     def is_requested(self, now: datetime) -> bool:
         """Tell whether a manual run is asked for that nobody has begun."""
@@ -128,9 +129,9 @@ class Row:
     @property
     def due_in_pause(self) -> bool:
         """Whether it was due in a pause. Nobody makes up for that."""
-        if self.due_at is None or self.paused_at is None or self.paused_until is None:
+        if self.due_at is None or self.paused_at is None or self.due_at < self.paused_at:
             return False
-        return self.paused_at <= self.due_at < self.paused_until
+        return self.paused_until is None or self.due_at < self.paused_until
 
     def is_due(self, now: datetime) -> bool:
         """Tell whether it was due, and is not paused."""
@@ -224,9 +225,8 @@ class Claim:
 
     def is_paused(self, row: Row) -> bool:
         """Tell whether the task is paused, or was when the run time was due."""
-        if row.paused_until is None:
-            return False
-        return row.paused_until > self.now or self.fired < row.paused_until
+        was_paused = row.paused_until is not None and self.fired < row.paused_until
+        return was_paused or row.is_paused(self.now)
 
     def is_granted(self, row: Row) -> bool:
         """Tell whether it may take the task."""
@@ -268,7 +268,7 @@ def claim(
     else:
         row, ended = _followed(row)
     fired, run_until = asked.fired, later(now, request.max_lock)
-    due_at = _due(fired, request.next_in, is_last=request.is_last)
+    due_at = None if request.is_last else _due(fired, request.next_in)
     row = replace(
         row,
         started_at=now,
@@ -288,6 +288,7 @@ def claim(
         schedule=request.schedule,
         due_at=due_at,
         overdue_at=None if due_at is None else later(due_at, request.grace),
+        is_last=request.is_last,
         overrun_at=_leased(now, request.max_runtime, run_until),
     )
     return Decision(row, _granted(row, now), ended)
@@ -407,7 +408,7 @@ def _hand_over(row: Row, end: RunEnd, now: datetime) -> tuple[Row, tuple[Run, ..
 def _finish(row: Row, end: RunEnd, now: datetime) -> tuple[Row, tuple[Run, ...]]:
     """End a run. One that has ended already stays as it is."""
     ended: tuple[Run, ...] = ()
-    due_at, overdue_at = _due_after_run(row, end, now)
+    due = _due_after_run(row, end, now)
     if not row.finished:
         row, ended = _recorded(row, end, now)
         if end.outcome == "ok":
@@ -423,8 +424,9 @@ def _finish(row: Row, end: RunEnd, now: datetime) -> tuple[Row, tuple[Run, ...]]
             row = replace(row, window_until=row.window_start - before)
     row = replace(
         row,
-        due_at=due_at,
-        overdue_at=overdue_at,
+        due_at=due.due_at,
+        overdue_at=due.overdue_at,
+        is_last=due.is_last,
         finished_at=row.finished_at or now,
         locked_until=max(now, row.window_until),
         deaths=0,
@@ -434,23 +436,28 @@ def _finish(row: Row, end: RunEnd, now: datetime) -> tuple[Row, tuple[Run, ...]]
     return row, ended
 
 
-def _due_after_run(row: Row, end: RunEnd, now: datetime) -> tuple[datetime | None, datetime | None]:
-    """Return when the next run is due, and overdue, after a run that went on past that."""
+def _due_after_run(row: Row, end: RunEnd, now: datetime) -> Row:
+    """Return the row with when the next run is due, after a run that went on past that."""
     due_at, overdue_at = row.due_at, row.overdue_at
     if due_at is None or overdue_at is None or due_at > now:
-        return due_at, overdue_at
+        return row
     grace, is_manual = overdue_at - due_at, row.kind == "manual"
     # A run time that came while a manual run went on follows it. One that was overdue before, or
     # came in a pause, stays what it is.
     follows = is_manual and not row.finished and overdue_at > row.started_at
-    if follows and (row.paused_until is None or due_at >= row.paused_until):
-        return now, now + max(grace, SHORTEST_WAIT)
+    in_pause = row.paused_at is not None and row.paused_until is None
+    if follows and not (in_pause or (row.paused_until is not None and due_at < row.paused_until)):
+        return replace(row, due_at=now, overdue_at=now + max(grace, SHORTEST_WAIT))
     # A manual run moves one only if it makes up for it: it was overdue, and the run went well.
     makes_up = overdue_at <= row.started_at and end.outcome == "ok"
-    if (end.is_last or end.next_in is not None) and (makes_up or not is_manual):
-        due_at = _due(now, end.next_in, is_last=end.is_last)
-        overdue_at = later(due_at or now, grace.total_seconds())
-    return due_at, overdue_at
+    if not makes_up and is_manual:
+        return row
+    if end.is_last:
+        return replace(row, due_at=None, overdue_at=None, is_last=True)
+    if end.next_in is None:
+        return row
+    due_at = later(now, end.next_in)
+    return replace(row, due_at=due_at, overdue_at=later(due_at, grace.total_seconds()))
 
 
 def end_lease(
@@ -519,7 +526,7 @@ def register(
     elif (
         row.schedule != task.schedule
         or task.moved
-        or (row.due_at is None and task.next_in is not None)
+        or (row.due_at is None and not row.is_last and task.next_in is not None)
         or row.due_in_pause
     ):
         row = _rescheduled(row, task, now)
@@ -543,14 +550,15 @@ def _rescheduled(row: Row, task: Registration, now: datetime) -> Row:
         window_until=window_until,
         due_at=due_at,
         overdue_at=None if due_at is None else later(due_at, task.grace),
+        is_last=False,
     )
 
 
 def retire(row: Row) -> Row:
     """Let nobody wait for a task that no replica has any more."""
-    if not row.finished or row.one_off or row.due_at is None:
+    if not row.finished or row.one_off:
         return row
-    return replace(row, due_at=None, overdue_at=None)
+    return replace(row, due_at=None, overdue_at=None, is_last=False)
 
 
 def is_over(row: Row, age: float, now: datetime) -> bool:
@@ -566,8 +574,8 @@ def pause(
         row,
         paused_by=by,
         pause_reason=reason,
-        paused_at=row.paused_at if row.is_paused(now) else now,
-        paused_until=FOREVER if seconds is None else later(now, seconds),
+        paused_at=(row.paused_at if row.is_paused(now) else None) or now,
+        paused_until=None if seconds is None else later(now, seconds),
     )
 
 
@@ -724,8 +732,6 @@ def _leased(now: datetime, seconds: float | None, most: datetime) -> datetime:
     return most if seconds is None else min(later(now, seconds), most)
 
 
-def _due(since: datetime, next_in: float | None, *, is_last: bool = False) -> datetime | None:
-    """Return when the next run time is due: never after the last one; ``None``: nobody knows."""
-    if is_last:
-        return FOREVER
+def _due(since: datetime, next_in: float | None) -> datetime | None:
+    """Return when the next run time is due; ``None``: nobody knows."""
     return None if next_in is None else later(since, next_in)

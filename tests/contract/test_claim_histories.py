@@ -44,7 +44,6 @@ from apscheduler_tasklock.testing import rule as the_rule
 from apscheduler_tasklock.testing.rule import Claim, Decision, Row
 from tests.contract import situations
 from tests.contract.conftest import Memory, Rows
-from tests.support.cursors import reading_all_times
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -136,7 +135,7 @@ class Table:
             rows = self.connection.locks.rows
             rows[task] = the_rule.pause(rows[task], seconds, self.connection.time, "me")
             return
-        cursor = reading_all_times(self.connection)
+        cursor = raw_cursor(self.connection)
         Operations(task_lock_table()).pause(cursor, [task], seconds, "me", None)
 
 

@@ -15,6 +15,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock import TaskState
+from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.messages import ReadTimes
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.options import DEFAULTS
@@ -22,7 +23,6 @@ from apscheduler_tasklock.schema.table import task_lock_table
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient, request_of
 from benchmarks.fidelity.trace import Fire
 from tests.contract.conftest import Replica, database_now, row
-from tests.support.cursors import reading_all_times
 
 # Its states are read as operators read them, by SQL.
 pytestmark = pytest.mark.postgresql
@@ -88,7 +88,7 @@ def set_clock(connection: Connection, travel: object) -> SetClock:
 
 
 def state(connection: Connection) -> tuple[TaskState, datetime | None]:
-    [task] = Operations(task_lock_table()).tasks(reading_all_times(connection))
+    [task] = Operations(task_lock_table()).tasks(raw_cursor(connection))
     return task.state, task.due_at
 
 
@@ -218,14 +218,14 @@ def test_what_was_due_in_a_pause_is_no_alarm_and_it_is_due_anew_after_it(
     set_clock(datetime(2026, 3, 28, 3, tzinfo=BERLIN))
     job = Job(one, cron(BERLIN, hour=4))
     job.executor.look()
-    operations, cursor = Operations(task_lock_table()), reading_all_times(connection)
+    operations, cursor = Operations(task_lock_table()), raw_cursor(connection)
     operations.pause(cursor, ["task"], None, "me", None)
     set_clock(datetime(2026, 3, 29, 12, tzinfo=BERLIN))
     assert not job.fire()
     job.next_run_time = datetime(2026, 3, 30, 4, tzinfo=BERLIN)
     job.executor.look()
     assert state(connection) == (TaskState.PAUSED, None)
-    operations.resume(reading_all_times(connection), ["task"])
+    operations.resume(raw_cursor(connection), ["task"])
     assert state(connection)[1] is None
     job.executor.look()
     assert state(connection) == (TaskState.NEW, job.next_run_time)

@@ -33,8 +33,7 @@ def entries(connection: Connection, task: str = "task") -> list[dict[str, Any]]:
     """Return the entries of a task, the oldest first, without what the table is kept by."""
     if isinstance(connection, Memory):
         kept = [dict(vars(run)) for run in connection.locks.runs(task)]
-        told = ("task", "unreadable")
-        return [{k: v for k, v in entry.items() if k not in told} for entry in kept]
+        return [{k: v for k, v in entry.items() if k != "task"} for entry in kept]
     cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
     query = "SELECT * FROM task_lock_run WHERE task_name = %s ORDER BY token"
     found = cursor.execute(query, [task]).fetchall()

@@ -26,7 +26,7 @@ from apscheduler_tasklock._lock.jobs import (
 from apscheduler_tasklock._lock.messages import ClaimAnswer, ClaimRequest, HandOut
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.errors import TaskLockStateError
-from apscheduler_tasklock.schema.table import task_lock_table
+from apscheduler_tasklock.schema.table import EARLIEST, LATEST, task_lock_table
 from tests.contract.conftest import Replica, database_now, row
 
 # The job store has its rows in PostgreSQL only.
@@ -122,7 +122,8 @@ class JobReplica(Replica):
 
     def pause_task(self, task: str) -> None:
         self.connection.execute(
-            "UPDATE task_lock SET paused_until = 'infinity' WHERE task_name = %s", [task]
+            "UPDATE task_lock SET paused_at = now(), paused_until = NULL WHERE task_name = %s",
+            [task],
         )
 
     def resume_task(self, task: str) -> None:
@@ -890,13 +891,12 @@ class TestUsersChanges:
     @pytest.mark.parametrize(
         ("column", "value"),
         [
-            ("next_run_time", "'-infinity'"),
-            ("next_run_time", "'0044-03-15 BC'"),
-            ("last_run_time", "'20000-01-01'"),
+            ("next_run_time", EARLIEST),
+            ("last_run_time", LATEST),
             ("arguments", f"'{'[' * 4000}{']' * 4000}'"),
             ("arguments", f"'{'9' * 5000}'"),
         ],
-        ids=["-infinity", "BC", "far away", "deep", "long"],
+        ids=["early", "far away", "deep", "long"],
     )
     def test_a_row_that_python_cannot_read_keeps_nobody_from_reading_the_others(
         self, one: JobReplica, column: str, value: str
@@ -907,9 +907,9 @@ class TestUsersChanges:
         assert {row.id for row in one.jobs.read_all(one.cursor)} == {"bad", "good"}
         assert {found.row.id for found in one.fetch().jobs} == {"bad", "good"}
 
-    @pytest.mark.parametrize("value", ["-infinity", "0044-03-15 BC", "infinity", "20000-01-01"])
+    @pytest.mark.parametrize("value", [EARLIEST, LATEST])
     @pytest.mark.parametrize("change", ["next_run_time", "paused_until"])
-    def test_a_time_that_python_does_not_have_keeps_nobody_from_a_second_look(
+    def test_a_time_at_the_limits_keeps_nobody_from_a_second_look(
         self, one: JobReplica, change: str, value: str
     ) -> None:
         one.add("bad", task_name="task of bad")
@@ -922,16 +922,12 @@ class TestUsersChanges:
             " first_handed_at = now()"
         )
         table = "task_lock_job" if change == "next_run_time" else "task_lock"
-        one.connection.execute(
-            f"UPDATE {table} SET {change} = %s WHERE task_name IS NOT NULL", [value]
-        )
+        one.connection.execute(f"UPDATE {table} SET {change} = {value} WHERE task_name IS NOT NULL")
         assert "good" in {found.row.id for found in one.fetch().jobs}
 
-    def test_a_run_time_that_python_does_not_have_keeps_nobody_from_waiting_for_it(
-        self, one: JobReplica
-    ) -> None:
+    def test_the_latest_run_time_keeps_nobody_from_waiting_for_it(self, one: JobReplica) -> None:
         one.add()
-        one.connection.execute("UPDATE task_lock_job SET next_run_time = 'infinity'")
+        one.connection.execute("UPDATE task_lock_job SET next_run_time = " + LATEST)
         fetched = one.fetch()
         assert fetched.jobs == []
         assert fetched.next_in is not None

@@ -9,12 +9,12 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.messages import ClaimAnswer, Ending, TakeoverRequest
 from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.status import Run, TaskState
 from tests.contract.conftest import Replica, row
-from tests.support.cursors import reading_all_times
 
 # Operators ask by SQL.
 pytestmark = pytest.mark.postgresql
@@ -45,7 +45,7 @@ def ask(connection: Connection) -> Callable[[], UUID]:
             " ON CONFLICT (replica_id) DO UPDATE SET seen_at = now()",
             [["task"]],
         )
-        cursor = reading_all_times(connection)
+        cursor = raw_cursor(connection)
         return operations.request_run(cursor, "task", "me", 3600.0).request_id
 
     return ask
@@ -53,7 +53,7 @@ def ask(connection: Connection) -> Callable[[], UUID]:
 
 def runs(connection: Connection) -> list[Run]:
     """Return the history of the task, the oldest first."""
-    cursor = reading_all_times(connection)
+    cursor = raw_cursor(connection)
     return Operations(task_lock_table()).runs(cursor, "task")[::-1]
 
 
@@ -64,7 +64,7 @@ def ran(replica: Replica, **job: Any) -> None:
 
 def told(connection: Connection) -> tuple[TaskState, float | None]:
     """Return the task's state, and by how many seconds it is late."""
-    [task] = Operations(task_lock_table()).tasks(reading_all_times(connection))
+    [task] = Operations(task_lock_table()).tasks(raw_cursor(connection))
     return task.state, task.late_by
 
 
@@ -209,7 +209,7 @@ class TestOverADeadRun:
         connection: Connection,
         ask: Callable[[], UUID],
     ) -> None:
-        connection.execute("UPDATE task_lock SET paused_until = 'infinity'")
+        connection.execute("UPDATE task_lock SET paused_at = now()")
         request = ask()
         assert not granted(other.run_by_hand(request))  # its holder may be alive
         travel(31)

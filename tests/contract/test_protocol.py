@@ -40,6 +40,7 @@ NOTHING_ELSE = {
     "request_until": None,
     "last_outcome": None,
     "overran": False,
+    "is_last": False,
 }
 
 

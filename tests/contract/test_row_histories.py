@@ -36,11 +36,9 @@ from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
 from apscheduler_tasklock.errors import TaskLockStateError
 from apscheduler_tasklock.schema.table import task_lock_table
-from apscheduler_tasklock.status import Run
 from apscheduler_tasklock.testing import rule
-from apscheduler_tasklock.testing.rule import FOREVER, Row
+from apscheduler_tasklock.testing.rule import Row
 from tests.contract.conftest import Memory
-from tests.support.cursors import reading_all_times
 
 STEPS = 600
 # A history may by chance be without a rare situation, and goes on then.
@@ -371,23 +369,14 @@ class Requests:
             if task not in rows:
                 return
             if protocol.cursor is not None:
-                by_statement(reading_all_times(protocol.cursor.connection))
+                by_statement(raw_cursor(protocol.cursor.connection))
             else:
                 rows[task] = by_rule(rows[task], self.memory.time)
 
         return ask
 
 
-# Python has no infinite times.
-ENDLESS = ("due_at", "overdue_at", "paused_until")
-COLUMNS = [
-    f"CASE WHEN {each.name} = 'infinity' THEN timestamptz '{FOREVER}' ELSE {each.name} END"
-    f" AS {each.name}"
-    if each.name in ENDLESS
-    else each.name
-    for each in fields(Row)
-]
-ROW = f"SELECT {', '.join(COLUMNS)} FROM task_lock"
+ROW = f"SELECT {', '.join(each.name for each in fields(Row))} FROM task_lock"
 ENTRY = """
     SELECT task_name AS task, token, scheduled_at, started_at, ended_at, replica, kind, outcome,
            error_type, error
@@ -402,10 +391,6 @@ def all_of(connection: Any, query: str) -> list[dict[str, Any]]:
 
 def columns_of(rows: dict[str, Row]) -> dict[str, dict[str, Any]]:
     return {task: vars(row) for task, row in rows.items()}
-
-
-def entry_of(run: Run) -> dict[str, Any]:
-    return {name: value for name, value in vars(run).items() if name != "unreadable"}
 
 
 def in_order(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -450,7 +435,7 @@ def test_the_rule_decides_as_the_statements_do(
                 if not row.locked_by:  # which was registered, and never claimed
                     memory.locks.rows[task] = replace(row, claim_id=rows[task].claim_id)
             assert columns_of(memory.locks.rows) == columns_of(rows), where
-            kept = [entry_of(run) for each in rows for run in memory.locks.runs(each)]
+            kept = [vars(run) for each in rows for run in memory.locks.runs(each)]
             assert in_order(kept) == in_order(all_of(connection, ENTRY)), where
 
             for task, row in before.items():

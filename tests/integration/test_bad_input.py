@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -183,7 +184,7 @@ class TestRole:
             replica.one(EVENT_JOB_EXECUTED)
             replica.run_once(lambda: None, replace_existing=True)  # its window is taken: SELECT
             replica.one(EVENT_TASK_LOCK_REFUSED)
-            connection.execute("UPDATE task_lock SET window_until = '-infinity'")
+            connection.execute("UPDATE task_lock SET window_until = 'epoch'")
             replica.events.clear()
             replica.run_once(lambda: None, replace_existing=True)  # a known task: UPDATE
             replica.one(EVENT_JOB_EXECUTED)
@@ -380,3 +381,15 @@ class TestWhatTheLockLimits:
 
 
 def _nothing() -> None: ...
+
+
+def test_run_times_and_a_grace_time_of_thousands_of_years_are_no_more_than_the_tables_take(
+    make_replica: MakeReplica, connection: Connection
+) -> None:
+    replica = make_replica()
+    far = {"weeks": 300_000, "misfire_grace_time": 10**12}
+    replica.scheduler.add_job(_nothing, "interval", id="later", **far)
+    replica.scheduler.add_job(_nothing, "interval", id="now", next_run_time=datetime.now(), **far)
+    replica.one(EVENT_JOB_EXECUTED, "now")
+    due = "SELECT count(*) FROM task_lock WHERE overdue_at > now() + interval '190 years'"
+    eventually(lambda: connection.execute(due).fetchone() == (2,))

@@ -228,9 +228,7 @@ def test_tasks_that_are_paused_keep_no_worker_from_other_jobs(
     one = make_waiting(proxy.url, 30, max_workers=1)
     let_all_be_due([one])
     eventually(lambda: outcomes([one])[EVENT_TASK_LOCK_RELEASED] == 30)
-    connection.execute(
-        "UPDATE task_lock SET paused_until = 'infinity', paused_at = now(), window_until = 'epoch'"
-    )
+    connection.execute("UPDATE task_lock SET paused_at = now(), window_until = 'epoch'")
     sent = counted(proxy)
     let_all_be_due([one])
     eventually(lambda: outcomes([one])[EVENT_TASK_LOCK_REFUSED] == 30)

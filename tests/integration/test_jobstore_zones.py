@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from tzlocal import get_localzone
 
 from apscheduler_tasklock import TaskLockOptionError
+from apscheduler_tasklock._lock.clock import LATEST
 from tests.support.commands import COMMAND, ROOT, environment
 from tests.support.stored_jobs import StoreReplica, note
 
@@ -373,6 +374,14 @@ def test_an_end_that_is_no_time_in_utc_is_rejected(paused: StoreReplica) -> None
     end = datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))
     with pytest.raises(TaskLockOptionError, match="is no time in UTC"):
         paused.scheduler.add_job(note, "interval", hours=1, end_date=end, args=["key"])
+
+
+@pytest.mark.parametrize("never", [datetime.max, datetime(9999, 12, 31)])
+def test_a_run_date_at_the_end_of_time_is_the_last_one_that_the_tables_take(
+    paused: StoreReplica, never: datetime
+) -> None:
+    job = stored(paused, "date", run_date=never.replace(tzinfo=timezone.utc))
+    assert job.next_run_time == LATEST
 
 
 def test_an_offset_of_an_applications_own_class_is_an_offset(paused: StoreReplica) -> None:

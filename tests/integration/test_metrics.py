@@ -60,10 +60,10 @@ ROWS = {
         f"{DUE}, finished_at = NULL, overrun_at = {PAST}, locked_until = now() + interval '1 hour'",
         0,
     ),
-    "dead and not due": ("finished_at = NULL, due_at = 'infinity', overdue_at = 'infinity'", 0),
+    "dead and not due": ("finished_at = NULL, due_at = NULL, overdue_at = NULL, is_last = true", 0),
     "running": (f"{DUE}, finished_at = NULL, locked_until = now() + interval '1 hour'", 0),
-    "paused": (f"{DUE}, paused_until = 'infinity'", 0),
-    "over": ("due_at = 'infinity', overdue_at = 'infinity'", 0),
+    "paused": (f"{DUE}, paused_at = now()", 0),
+    "over": ("due_at = NULL, overdue_at = NULL, is_last = true", 0),
 }
 
 

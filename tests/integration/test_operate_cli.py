@@ -61,7 +61,7 @@ ODD_SHOWN = "\\x1b[2J\\x1b]0;owned\\x07 \\u202eüber 'a' \"b\" | \\x9b31m 報告
 
 
 GIVEN_UP = {"finished_at": "now() - interval '58 s'", "last_outcome": "'overran'"}
-NO_NEXT = {"due_at": "'infinity'", "overdue_at": "'infinity'"}
+NO_NEXT = {"due_at": "NULL", "overdue_at": "NULL", "is_last": "true"}
 # What show, status, runs, replicas and check tell of.
 SHOWN: dict[str, dict[str, str]] = {
     "ok": {},
@@ -79,7 +79,7 @@ SHOWN: dict[str, dict[str, str]] = {
     "late": LATE,
     "overdue": OVERDUE,
     "paused": PAUSED,
-    "paused by nobody": {"paused_until": "'infinity'"},
+    "paused by nobody": {"paused_at": "now()"},
     "first by hand": FIRST_BY_HAND,
     "first by hand, running": {**FIRST_BY_HAND, **RUNNING, "last_outcome": "NULL"},
     "first by hand, dead": {**FIRST_BY_HAND, **DEAD, "last_outcome": "NULL"},
@@ -87,7 +87,6 @@ SHOWN: dict[str, dict[str, str]] = {
     "the last, cut": {**CUT, **NO_NEXT},
     "no due time": {"due_at": "NULL", "overdue_at": "NULL"},
     "a hold": {"kind": "'hold'", "runs": "''", "schedule": "NULL", "due_at": "NULL"},
-    "a window without an end": {"window_until": "'infinity'", "locked_until": "'infinity'"},
 }
 
 
@@ -181,7 +180,7 @@ class TestStatus:
     def test_a_name_cannot_steer_the_terminal(
         self, command: Command, connection: Connection, form: tuple[str, ...]
     ) -> None:
-        add_task(connection, ODD, paused_by="E'\\x1b[31m'", paused_until="'infinity'")
+        add_task(connection, ODD, paused_by="E'\\x1b[31m'", paused_at="now()")
         add_run(connection, ODD, 7, error=r"E'\x1b[2Joops'", outcome="'error'")
         answers = [command("status", *form), command("show", ODD, *form), command("runs", *form)]
         answers.append(command("pause", ODD, *form))
@@ -241,8 +240,7 @@ class TestShow:
         [
             ("window_start + interval '270 s'", "minimum 270s, for the window until 2"),
             ("window_start - interval '1 us'", "minimum 0s, "),
-            ("'-infinity'", "minimum 0s, "),
-            ("'infinity'", "minimum forever, "),
+            ("'epoch'", "minimum 0s, "),
         ],
     )
     def test_the_last_runs_lock_times_are_told(

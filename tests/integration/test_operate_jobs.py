@@ -110,15 +110,16 @@ class TestInPython:
         replica.scheduler.add_job(note, "interval", hours=1, args=["job"], id="job")
         [before] = operator.jobs()
         assert before.task is not None
-        assert before.task_paused_until is None
+        assert not before.task_paused
         eventually(lambda: before.task in [task.name for task in operator.tasks()])
         operator.pause(before.task)
         [job] = operator.jobs()
         assert job.state is JobState.WAITING
-        assert job.task_paused_until is not None
+        assert job.task_paused
+        assert job.task_paused_until is None
         operator.resume(before.task)
         [job] = operator.jobs()
-        assert job.task_paused_until is None
+        assert not job.task_paused
 
     def test_they_come_by_their_run_times_and_are_chosen_by_ids(
         self, replica: StoreReplica, operator: TaskLocks

@@ -195,18 +195,18 @@ def test_a_short_idle_session_timeout_leaves_the_rows_believed(
         locks.close()
 
 
-def test_a_window_that_somebody_has_set_to_end_never_can_be_opened_again(
+def test_a_window_that_somebody_has_set_to_end_at_last_can_be_opened_again(
     make_locks: MakeLocks, connection: Connection
 ) -> None:
     locks = make_locks()
     lock = held(locks)
-    connection.execute("UPDATE task_lock SET window_until = 'infinity'")
+    connection.execute("UPDATE task_lock SET window_until = '9999-12-30Z'")
     locks.release(lock, RunEnd(Ending.OPEN))
     opened = connection.execute("SELECT window_start - window_until FROM task_lock").fetchone()
     assert opened == (timedelta(seconds=1),)
 
 
-def test_a_window_that_somebody_has_set_to_end_never_is_refused_and_released(
+def test_a_window_that_somebody_has_set_to_end_at_last_is_refused_and_released(
     make_locks: MakeLocks,
     database: Callable[[str], str | Engine],
     database_url: str,
@@ -214,7 +214,7 @@ def test_a_window_that_somebody_has_set_to_end_never_is_refused_and_released(
 ) -> None:
     locks = make_locks(database(database_url))
     lock = held(locks)
-    connection.execute("UPDATE task_lock SET window_until = 'infinity'")
+    connection.execute("UPDATE task_lock SET window_until = '9999-12-30Z'")
     released = locks.release(lock)
     assert released is not None
     assert released.locked_until.year == 9999

@@ -19,7 +19,6 @@ from apscheduler_tasklock.errors import TaskLockOptionError, TaskLockStateError
 from apscheduler_tasklock.events import EVENT_TASK_LOCK_ALL, TaskLockEvent
 from apscheduler_tasklock.options import parse_positive_seconds, parse_seconds
 from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks
-from apscheduler_tasklock.testing.rule import FOREVER
 from tests.simulation.replica import (
     ReplicaRun,
     SimulatedExecutor,
@@ -344,7 +343,7 @@ class SimulatedReplicas:
         times = (
             row.due_at if row.finished else row.locked_until for row in self._locks.rows.values()
         )
-        return min((time for time in times if time not in (None, FOREVER)), default=None)
+        return min((time for time in times if time is not None), default=None)
 
     def _looks_at(self, replica: SimulatedReplica, calls_at: datetime | None) -> datetime | None:
         """Return when a replica looks at the rows next.

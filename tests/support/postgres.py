@@ -10,14 +10,11 @@ import uuid
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.abc import Buffer
-from psycopg.types.datetime import TimestamptzLoader
 
 from apscheduler_tasklock.demo.server import EmbeddedServer
 from tests.support.npm_postgres import installation
@@ -28,15 +25,6 @@ CACHE = Path(__file__).parent.parent.parent / ".cache"
 
 # Bytes that must be free in memory for the server's data: several times what a run has taken.
 ROOM = 2 * 1024**3
-
-
-class TimeOrEndLoader(TimestamptzLoader):
-    """Gives the last moment that Python knows for ``infinity``, as where no run is due."""
-
-    def load(self, data: Buffer) -> datetime:
-        if bytes(data) == b"infinity":
-            return datetime.max.replace(tzinfo=timezone.utc)
-        return super().load(data)
 
 
 @dataclass

@@ -84,7 +84,7 @@ FIRST_BY_HAND = {
 TOO_LONG = {**RUNNING, "overrun_at": "now() - interval '1 s'"}
 OVERRAN = {"failures": "1", "failed_at": "now()", "last_outcome": "'overran'"}
 DIED = {"failures": "2", "failed_at": "now()", "last_outcome": "'died'"}
-PAUSED = {"paused_until": "'infinity'", "paused_by": "'me@here'", "pause_reason": "'closed'"}
+PAUSED = {"paused_at": "now()", "paused_by": "'me@here'", "pause_reason": "'closed'"}
 NEW = {"token": "0", "started_at": "'epoch'", "finished_at": "'epoch'", "succeeded_at": "NULL"}
 
 

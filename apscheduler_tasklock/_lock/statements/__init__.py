@@ -22,6 +22,7 @@ from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock._lock.statements.parts import (
     DUE_IN_PAUSE,
     HANDED_OUT_TO_NOBODY,
+    IS_PAUSED,
     JUST_BEFORE,
     NEVER,
     NOT_RUNNING,
@@ -66,6 +67,7 @@ __all__ = [
     "HANDED_OUT_TO_NOBODY",
     "IS_ALIVE",
     "IS_HEARD",
+    "IS_PAUSED",
     "JUST_BEFORE",
     "NEVER",
     "NOT_RUNNING",

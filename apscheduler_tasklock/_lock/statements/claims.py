@@ -115,6 +115,7 @@ class _Claim:
             "kind": f"CASE WHEN {asked['runs']} = '' THEN 'hold' ELSE 'schedule' END",
             "schedule": asked["schedule"],
             "due_at": due,
+            "is_last": asked["is_last"],
             "overdue_at": f"{due} + {asked['grace']} * interval '1 second'",
             "overrun_at": f"now() + LEAST({asked['max_runtime']}, {asked['max_lock']})"
             " * interval '1 second'",
@@ -334,7 +335,7 @@ def settle_last(table: str, history: History, *, jobs: str) -> str:
             INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at, recorded)
             SELECT %(task_name)s::text, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '',
                    gen_random_uuid(), (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false,
-                   false, '', true, NULL, NULL, timestamptz 'infinity', NULL, NULL, now(), 1
+                   false, '', true, NULL, NULL, NULL, true, NULL, NULL, now(), 1
             FROM settled WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = %(task_name)s)
             ON CONFLICT DO NOTHING
             RETURNING lock.task_name, lock.token, lock.recorded

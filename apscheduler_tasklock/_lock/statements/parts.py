@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-# What a task's times say that has never run. No infinite ones, which Python lacks.
+# What a task's times say that has never run.
 NEVER = "timestamptz 'epoch'"
 
 # For so long at least something is waited for that is found by the replicas' polls: two intervals.
@@ -20,11 +20,9 @@ STANDS = "(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.run_until 
 
 # A release that opens the window again puts its end this far before its start: early enough for
 # every run time of the same window, whose `fired` differ by the clocks' noise, and too late for one
-# of the window before. It is half the window, or a second, whichever is shorter, since the
-# window may have been set to end at 'infinity'.
-JUST_BEFORE = """GREATEST(interval '1 microsecond',
-    (LEAST(lock.window_until, lock.window_start + interval '2 seconds') - lock.window_start)
-    / 2::float8)"""
+# of the window before. It is half the window, or a second, whichever is shorter.
+JUST_BEFORE = """GREATEST(interval '1 microsecond', LEAST(interval '1 second',
+    (lock.window_until - lock.window_start) / 2::float8))"""
 
 # What the server crashes on must not be a claim that was answered: its token would be given to
 # somebody else. It holds for this statement's transaction only. True, and asked last.
@@ -40,11 +38,13 @@ HANDED_OUT_TO_NOBODY = (
     "handed_id = NULL, handed_to = NULL, handed_until = NULL, first_handed_at = NULL"
 )
 
-# Nobody is granted a paused task; and no run time of a pause is made up for after it.
-IS_PAUSED = "COALESCE(lock.paused_until > now(), false)"
+# Nobody is granted a paused task; and no run time of a pause is made up for after it. A pause
+# without an end lasts until somebody resumes the task.
+IS_PAUSED = "COALESCE(lock.paused_until > now(), lock.paused_at IS NOT NULL)"
 
 # A due time in a pause is void: nobody makes up for it. One from before it is not.
-DUE_IN_PAUSE = "COALESCE(lock.due_at >= lock.paused_at AND lock.due_at < lock.paused_until, false)"
+DUE_IN_PAUSE = """COALESCE(lock.due_at >= lock.paused_at
+    AND (lock.paused_until IS NULL OR lock.due_at < lock.paused_until), false)"""
 
 # The claim that is made here follows a run whose holder died.
 FOLLOWS_DEATH = "lock.finished_at IS NULL AND NOT lock.handed_over"
@@ -62,9 +62,9 @@ NOTES_DEATH = f"""
 
 
 def due_after(asked: Mapping[str, str], since: str) -> str:
-    """Return when the next run time is due: never after the last one; null if nobody knows."""
+    """Return when the next run time is due; null if none follows, or nobody knows."""
     following = f"{since} + {asked['next_in']} * interval '1 second'"
-    return f"CASE WHEN {asked['is_last']} THEN 'infinity' ELSE {following} END"
+    return f"CASE WHEN NOT {asked['is_last']} THEN {following} END"
 
 
 def asked_parameters(types: Mapping[str, str]) -> dict[str, str]:
@@ -96,4 +96,4 @@ def many(requests: Iterable[Mapping[str, object]]) -> dict[str, str]:
 # The columns of a row that is inserted.
 ROW_COLUMNS = """task_name, started_at, locked_until, run_until, window_start, window_until,
                  locked_by, claim_id, token, deaths, handovers, handed_over, failover, runs,
-                 one_off, kind, schedule, due_at, overdue_at, overrun_at"""
+                 one_off, kind, schedule, due_at, is_last, overdue_at, overrun_at"""

@@ -7,8 +7,6 @@ from apscheduler_tasklock._lock.statements.parts import (
     DUE_IN_PAUSE,
     NEVER,
     ROW_COLUMNS,
-    asked_columns,
-    due_after,
     json_rows,
 )
 
@@ -17,7 +15,6 @@ _REGISTRATION_TYPES = {
     "task_name": "text",
     "schedule": "text",
     "next_in": "float8",
-    "is_last": "boolean",
     "grace": "float8",
     "least_gap": "float8",
     "period": "float8",
@@ -51,7 +48,7 @@ def register(table: str) -> str:
     It returns of each task the token of its last run, if its row has the schedule now; and whether
     it was passed over, since somebody has its row locked.
     """
-    due = due_after(asked_columns(_REGISTRATION_TYPES), "now()")
+    due = "now() + asked.next_in * interval '1 second'"
     # A second sooner: the statement has been on its way, and the run time is not any later for it.
     first_run = """GREATEST(now() + (asked.next_in - 1::float8) * interval '1 second',
                              lock.window_start + asked.least_gap * interval '1 second')"""
@@ -64,7 +61,8 @@ def register(table: str) -> str:
                         ELSE {due} END"""
     grace = "asked.grace * interval '1 second'"
     says_more = f"""((lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
-                      OR (lock.due_at IS NULL AND asked.next_in IS NOT NULL) OR {DUE_IN_PAUSE})
+                      OR (lock.due_at IS NULL AND NOT lock.is_last AND asked.next_in IS NOT NULL)
+                      OR {DUE_IN_PAUSE})
                      AND (asked.repeated AND lock.schedule <> asked.schedule) IS NOT TRUE)"""
     return f"""
         WITH asked AS (SELECT * FROM {json_rows(_REGISTRATION_TYPES)}), changed AS (
@@ -74,7 +72,7 @@ def register(table: str) -> str:
         ), rewritten AS (
             UPDATE {table} AS lock SET
                 schedule = asked.schedule, due_at = {next_due}, overdue_at = {next_due} + {grace},
-                window_until = {window_until}
+                is_last = false, window_until = {window_until}
             FROM asked JOIN changed USING (task_name)
             WHERE lock.task_name = changed.task_name
             RETURNING lock.task_name, lock.token
@@ -82,7 +80,7 @@ def register(table: str) -> str:
         INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at)
         SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
                (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false, false, asked.runs, false,
-               NULL, asked.schedule, {due}, {due} + {grace}, NULL, {NEVER}
+               NULL, asked.schedule, {due}, false, {due} + {grace}, NULL, {NEVER}
         FROM asked WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = asked.task_name)
         ORDER BY asked.task_name ON CONFLICT DO NOTHING
         RETURNING lock.task_name, lock.token
@@ -143,11 +141,11 @@ def retire(table: str, replicas: str) -> str:
     or its application has no other replica: then somebody has to be told that they do not run.
     """
     return f"""
-        UPDATE {table} AS lock SET due_at = NULL, overdue_at = NULL
-        WHERE due_at IS NOT NULL AND finished_at IS NOT NULL AND NOT one_off
+        UPDATE {table} AS lock SET due_at = NULL, overdue_at = NULL, is_last = false
+        WHERE (due_at IS NOT NULL OR is_last) AND finished_at IS NOT NULL AND NOT one_off
               AND task_name IN (
                   SELECT task_name FROM {table}
-                  WHERE due_at IS NOT NULL AND finished_at IS NOT NULL AND NOT one_off
+                  WHERE (due_at IS NOT NULL OR is_last) AND finished_at IS NOT NULL AND NOT one_off
                         AND task_name IN (
                   SELECT pg_catalog.unnest(%(dropped)s::text[])
                   UNION

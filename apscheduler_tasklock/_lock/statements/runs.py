@@ -52,7 +52,7 @@ class _Release:
         # overdue before, or came in a pause, stays what it is.
         follows = """(lock.kind = 'manual' AND lock.finished_at IS NULL AND lock.due_at <= now()
                       AND lock.overdue_at > lock.started_at
-                      AND lock.due_at >= COALESCE(lock.paused_until, '-infinity'))"""
+                      AND COALESCE(lock.due_at >= lock.paused_until, lock.paused_at IS NULL))"""
         # A job that ran past its next run time has another one by now.
         # A run by hand moves one only if it makes up for it: it was overdue, and the run went well.
         is_past = f"""(lock.due_at <= now()
@@ -87,7 +87,8 @@ class _Release:
                               WHEN {is_past} THEN {due} + (lock.overdue_at - lock.due_at)
                               ELSE lock.overdue_at END,
             due_at = CASE WHEN {follows} THEN now() WHEN {is_past} THEN {due}
-                          ELSE lock.due_at END
+                          ELSE lock.due_at END,
+            is_last = CASE WHEN {is_past} THEN {asked["is_last"]} ELSE lock.is_last END
         """
         # It was cancelled since it outlived its maximum lock, so that nobody runs its window again.
         overran = f"(NOT lock.handed_over AND {outcome} = 'overran')"
@@ -229,9 +230,9 @@ def renew(table: str) -> str:
         WITH asked AS (
             SELECT * FROM unnest(%(task_names)s::text[], %(claim_ids)s::uuid[],
                                  %(leases)s::float8[], %(last)s::boolean[])
-                          AS renewal (task_name, claim_id, lease, is_last)
+                          AS renewal (task_name, claim_id, lease, overruns)
         ), free AS (
-            SELECT lock.task_name, lease, is_last
+            SELECT lock.task_name, lease, overruns
             FROM {table} AS lock JOIN asked USING (task_name, claim_id)
             WHERE {STANDS}
             ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
@@ -239,7 +240,7 @@ def renew(table: str) -> str:
             UPDATE {table} AS lock SET
                 locked_until = GREATEST(
                     locked_until, LEAST(now() + lease * interval '1 second', run_until)),
-                overran = is_last
+                overran = overruns
             FROM free WHERE lock.task_name = free.task_name
             RETURNING lock.claim_id, lock.locked_until AS renewed_until
         )
@@ -270,7 +271,7 @@ def read(table: str) -> str:
                CASE WHEN {is_over} AND {not_paused} THEN due_at END AS due_at,
                COALESCE({is_due} AND window_start < due_at AND overdue_at < now()
                         AND NOT {DUE_IN_PAUSE}, false) AS overdue,
-               COALESCE({IS_PAUSED}, false) AS paused,
+               {IS_PAUSED} AS paused,
                {DUE_IN_PAUSE} AS due_in_pause
         FROM (SELECT current_setting('transaction_read_only')::boolean AS read_only) AS server
         LEFT JOIN {table} AS lock ON task_name = ANY(%(task_names)s::text[])
