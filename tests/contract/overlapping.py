@@ -71,7 +71,7 @@ HANDED_ID = uuid_of("hand-out")
 
 
 @cache
-def _made_once(name: str, lock_timeout: float) -> tuple[TaskLockProtocol, Operations]:
+def made_once(name: str, lock_timeout: float) -> tuple[TaskLockProtocol, Operations]:
     """Return what a side sends by. To make it takes longer than to send all that is sent."""
     table = task_lock_table()
     return TaskLockProtocol(table, name, lock_timeout), Operations(table)
@@ -88,7 +88,7 @@ class Side:
     context: ClaimContext = field(init=False)
 
     def __post_init__(self) -> None:
-        self.protocol, self.operations = _made_once(self.name, self.lock_timeout)
+        self.protocol, self.operations = made_once(self.name, self.lock_timeout)
         outage = Outage("here")
         outage.believe()
         self.context = ClaimContext(self.protocol, DatabaseClock(), outage, 10.0)
@@ -327,9 +327,7 @@ STATEMENTS = {
     "claims": Statement(
         _attempts(ClaimAttempt, _claim_of), ("no row", "over", "died for good"), **MANY
     ),
-    "takeover": Statement(
-        _attempts(TakeoverAttempt, _takeover), ("dead", "handed over"), **MANY
-    ),
+    "takeover": Statement(_attempts(TakeoverAttempt, _takeover), ("dead", "handed over"), **MANY),
     "manual run": Statement(_attempt(ManualAttempt, _manual), ("requested",)),
     "stored run": Statement(_attempt(HandOutAttempt, _stored), ("no row", "over")),
     "windows taken": Statement(_window_taken, **MANY),
@@ -339,14 +337,20 @@ STATEMENTS = {
     "releases": Statement(_releases, ("running", "dead"), **MANY),
     "release in doubt": Statement(_release_in_doubt),
     "end of a lease": Statement(
-        _single(lambda side, cursor, task: side.protocol.end_lease(
-            cursor, task, last_claim(task), ["before"])),
+        _single(
+            lambda side, cursor, task: side.protocol.end_lease(
+                cursor, task, last_claim(task), ["before"]
+            )
+        ),
         ("running",),
     ),
     "renewal": Statement(_renewal, ("running", "dead"), **MANY),
     "extension": Statement(
-        _single(lambda side, cursor, task: side.protocol.extend(
-            cursor, task, last_claim(task), 100.0, 30.0)),
+        _single(
+            lambda side, cursor, task: side.protocol.extend(
+                cursor, task, last_claim(task), 100.0, 30.0
+            )
+        ),
         ("running", "dead"),
     ),
     "look": Statement(
@@ -359,41 +363,52 @@ STATEMENTS = {
     "registration": Statement(_registration, ("no row", "over", "running"), **MANY),
     "retirement": Statement(
         _together(lambda side, cursor, tasks: side.protocol.retire(cursor, [], tasks)),
-        ("removed",), **MANY,
+        ("removed",),
+        **MANY,
     ),
     "pruning": Statement(
         _together(lambda side, cursor, tasks: side.protocol.prune(cursor, 3600.0)),
-        ("one-off",), **MANY,
+        ("one-off",),
+        **MANY,
     ),
     "shorter history": Statement(
         _together(lambda side, cursor, tasks: side.protocol.shorten_history(cursor, tasks)),
-        ("over", "one-off"), many=True,
+        ("over", "one-off"),
+        many=True,
     ),
     "sign of life": Statement(_together(_sign_of_life), ("over",), many=True),
     "stop": Statement(
         _together(lambda side, cursor, tasks: side.protocol.stop_replica(cursor)),
-        ("over",), many=True,
+        ("over",),
+        many=True,
     ),
     "removal of replicas": Statement(
         _together(lambda side, cursor, tasks: side.protocol.remove_replicas(cursor, 3600.0)),
-        ("over",), many=True,
+        ("over",),
+        many=True,
     ),
     "pause": Statement(_together(_pause), ("over", "running", "dead"), many=True, **OPERATORS),
     "end of a pause": Statement(
         _together(lambda side, cursor, tasks: side.operations.resume(cursor, tasks)),
-        ("paused",), many=True, **OPERATORS,
+        ("paused",),
+        many=True,
+        **OPERATORS,
     ),
     "request": Statement(
         _single(lambda side, cursor, task: side.operations.request_run(cursor, task, "me", 60.0)),
-        ("over", "running"), **OPERATORS,
+        ("over", "running"),
+        **OPERATORS,
     ),
     "freeing": Statement(
-        _single(partial(_free, run_again=False)), ("running", "dead"), **OPERATORS),
+        _single(partial(_free, run_again=False)), ("running", "dead"), **OPERATORS
+    ),
     "freeing, run again": Statement(
-        _single(partial(_free, run_again=True)), ("running",), **OPERATORS),
+        _single(partial(_free, run_again=True)), ("running",), **OPERATORS
+    ),
     "forgetting": Statement(
         _single(lambda side, cursor, task: side.operations.forget(cursor, task)),
-        ("removed",), **OPERATORS,
+        ("removed",),
+        **OPERATORS,
     ),
 }
 
@@ -415,8 +430,11 @@ SITUATIONS: dict[str, dict[str, str] | None] = {
     },
     "paused": {**_OVER, "paused_at": "now() - interval '5 s'", "paused_until": "'infinity'"},
     "removed": _OVER,  # no replica has it any more
-    "one-off": {**_OVER, "one_off": "true", **dict.fromkeys(
-        ("finished_at", "window_until", "run_until"), "now() - interval '1 day'")},
+    "one-off": {
+        **_OVER,
+        "one_off": "true",
+        **dict.fromkeys(("finished_at", "window_until", "run_until"), "now() - interval '1 day'"),
+    },
 }
 
 
@@ -434,8 +452,13 @@ def set_up(connection: psycopg.Connection[Any], situation: str) -> None:
     had = () if situation == "removed" else TASKS
     for name in ("one", "other", "before"):
         add_replica(connection, name, had)
-    add_replica(connection, "long ago", TASKS, seen_at="now() - interval '1 day'",
-                stopped_at="now() - interval '1 day'")
+    add_replica(
+        connection,
+        "long ago",
+        TASKS,
+        seen_at="now() - interval '1 day'",
+        stopped_at="now() - interval '1 day'",
+    )
     add_job(
         connection,
         "job",

@@ -31,8 +31,8 @@ JUST_BEFORE = """GREATEST(interval '1 microsecond',
 DURABLY = """CASE WHEN current_setting('synchronous_commit') = 'off'
     THEN set_config('synchronous_commit', 'local', true) IS NOT NULL ELSE true END"""
 
-# A row that somebody has locked is not waited for for long, in no table: others want the connection.
-# It holds for this statement's transaction only. True, and asked last.
+# A row that somebody has locked is not waited for for long, in none of the tables, because others
+# want the connection. It holds for this statement's transaction only. True, and asked last.
 BRIEFLY = "set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL"
 
 SAFELY = f"({DURABLY} AND {BRIEFLY})"
