@@ -324,17 +324,15 @@ OPERATORS = {"patient": True}
 
 STATEMENTS = {
     "claim": Statement(_attempt(ClaimAttempt, _claim_of), ("no row", "over", "died for good")),
-    "claims": Statement(
-        _attempts(ClaimAttempt, _claim_of), ("no row", "over", "died for good"), **MANY
-    ),
+    "claims": Statement(_attempts(ClaimAttempt, _claim_of), ("no row", "over"), **MANY),
     "takeover": Statement(_attempts(TakeoverAttempt, _takeover), ("dead", "handed over"), **MANY),
     "manual run": Statement(_attempt(ManualAttempt, _manual), ("requested",)),
     "stored run": Statement(_attempt(HandOutAttempt, _stored), ("no row", "over")),
     "windows taken": Statement(_window_taken, **MANY),
-    "release": Statement(_release(Ending.KEEP), ("running", "dead", "handed over")),
+    "release": Statement(_release(Ending.KEEP), ("running", "handed over")),
     "release, window open": Statement(_release(Ending.OPEN), ("running",)),
     "hand-over": Statement(_release(Ending.HAND_OVER), ("running", "dead")),
-    "releases": Statement(_releases, ("running", "dead"), **MANY),
+    "releases": Statement(_releases, ("running",), **MANY),
     "release in doubt": Statement(_release_in_doubt),
     "end of a lease": Statement(
         _single(
@@ -351,15 +349,12 @@ STATEMENTS = {
                 cursor, task, last_claim(task), 100.0, 30.0
             )
         ),
-        ("running", "dead"),
+        ("dead",),
     ),
     "look": Statement(
         _single(lambda side, cursor, task: side.protocol.read(cursor, TASKS, TASKS)[0]),
     ),
-    "giving up": Statement(
-        _single(_give_up),
-        ("dead", "died for good", "handed over"),
-    ),
+    "giving up": Statement(_single(_give_up), ("dead", "handed over")),
     "registration": Statement(_registration, ("no row", "over", "running"), **MANY),
     "retirement": Statement(
         _together(lambda side, cursor, tasks: side.protocol.retire(cursor, [], tasks)),
@@ -387,7 +382,7 @@ STATEMENTS = {
         ("over",),
         many=True,
     ),
-    "pause": Statement(_together(_pause), ("over", "running", "dead"), many=True, **OPERATORS),
+    "pause": Statement(_together(_pause), ("over", "dead"), many=True, **OPERATORS),
     "end of a pause": Statement(
         _together(lambda side, cursor, tasks: side.operations.resume(cursor, tasks)),
         ("paused",),
@@ -399,9 +394,7 @@ STATEMENTS = {
         ("over", "running"),
         **OPERATORS,
     ),
-    "freeing": Statement(
-        _single(partial(_free, run_again=False)), ("running", "dead"), **OPERATORS
-    ),
+    "freeing": Statement(_single(partial(_free, run_again=False)), ("running",), **OPERATORS),
     "freeing, run again": Statement(
         _single(partial(_free, run_again=True)), ("running",), **OPERATORS
     ),

@@ -163,6 +163,10 @@ class Stage:
                 "search_path = travel, pg_catalog, public",
                 f"travel.now = '{NOW}'",
                 "deadlock_timeout = '20ms'",
+                # As in a large table: row by row, in the order in which they are asked for.
+                "enable_seqscan = off",
+                "enable_hashjoin = off",
+                "enable_mergejoin = off",
             ):
                 database = sql.Identifier(owner.info.dbname)
                 owner.execute(sql.SQL("ALTER DATABASE {} SET " + setting).format(database))
