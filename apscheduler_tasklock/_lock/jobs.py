@@ -34,6 +34,7 @@ from apscheduler_tasklock._lock.protocol import (
     note_rejected_history,
 )
 from apscheduler_tasklock._lock.statements import (
+    BRIEFLY,
     HANDED_OUT_TO_NOBODY,
     IS_PAUSED,
     NOT_RUNNING,
@@ -115,8 +116,6 @@ _HAS_SHORT_NAMES = f"octet_length(task_name) <= {LONGEST_NAME} AND {_HAS_SHORT_I
 MOST_RECURRING = 10_000
 # How many due rows are read at a time that are not handed out, and how many bytes of them.
 _PAGE, _PAGE_SIZE = 100, 1_000_000
-# Neither waits long for a row that somebody has locked. See ``statements/parts.py``.
-_BRIEFLY = "set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL"
 # In the transaction of a user's change, so that whoever listens sees what was changed.
 _TOLD = "pg_notify(%(channel)s, '') IS NOT NULL"
 
@@ -277,7 +276,7 @@ class JobRows:
         self._due = Statement(_due(jobs, lock))
         self._renew = Statement(f"""
             UPDATE {jobs} SET handed_until = now() + interval '{HAND_OUT} seconds'
-            WHERE handed_id = ANY(%(handed_ids)s::uuid[]) AND {_BRIEFLY}
+            WHERE handed_id = ANY(%(handed_ids)s::uuid[]) AND {BRIEFLY}
             RETURNING handed_id
         """)
         self._settle = Statement(f"""
@@ -297,7 +296,7 @@ class JobRows:
         self._give_back = Statement(f"""
             UPDATE {jobs} SET handed_id = NULL, handed_to = NULL, handed_until = now(),
                 first_handed_at = CASE WHEN NOT %(waits)s::boolean THEN first_handed_at END
-            WHERE handed_id = ANY(%(handed_ids)s::uuid[]) AND {_BRIEFLY}
+            WHERE handed_id = ANY(%(handed_ids)s::uuid[]) AND {BRIEFLY}
         """)
         self._sweep = Statement(f"""
             DELETE FROM {jobs} AS job

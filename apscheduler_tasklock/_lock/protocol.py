@@ -196,6 +196,8 @@ class TaskLockProtocol:
         }
         for _ in range(MOST_LOOKS):
             [row] = self._rows(cursor, self._claim_handed_out, parameters)
+            if row.pop("was_handed") and row["withdrawn"]:
+                continue  # the job was changed while this waited: maybe by this claim, sent before
             if row["granted"] is None:
                 if row["withdrawn"]:
                     return None
@@ -400,9 +402,13 @@ class TaskLockProtocol:
         self, cursor: Any, request: ManualRequest, *, stable: bool
     ) -> ClaimAnswer | None:
         """Try to begin a run that was asked for by hand. ``None``: the task has no row any more."""
-        cursor.row_factory = tuple_row
-        self._execute(cursor, self._claim_requested, request.parameters(stable=stable))
-        answer: ClaimAnswer | None = self._claim_requested.one(cursor)
+        answer: ClaimAnswer | None = None
+        for _ in range(MOST_LOOKS):
+            cursor.row_factory = tuple_row
+            self._execute(cursor, self._claim_requested, request.parameters(stable=stable))
+            answer = self._claim_requested.one(cursor)
+            if answer is None or not answer.looks_free:
+                break  # or else another claim won while this one waited for its row
         return answer
 
     def register(self, cursor: Any, tasks: Sequence[Registration]) -> list[Registered]:

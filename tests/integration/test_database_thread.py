@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from math import inf
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
 from sqlalchemy import Engine, event
 
-from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, TaskLocks
 from apscheduler_tasklock._database import thread as module
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.errors import NotSentError, RowLockedError
@@ -43,7 +43,7 @@ class Numbers(Request[int]):
     :cvar sent: the numbers of each statement, in the order in which they went
     """
 
-    sent: list[list[int]]
+    sent: ClassVar[list[list[int]]] = []
 
     def __init__(self, number: int, task_name: str = "", query: str = "$1") -> None:
         self.kind = Numbers
@@ -830,6 +830,28 @@ class TestHangs:
             setup.ask(Numbers(1))
         hanging.go_on.set()
         eventually(lambda: hanging.opened and hanging.opened[0].closed)
+
+    def test_a_name_that_is_looked_up_for_ever_holds_up_neither_a_hold_nor_a_close(
+        self, make_task_locks: Callable[..., TaskLocks], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        connect, go_on, opened = psycopg.connect, threading.Event(), []
+
+        def look_up(*arguments: Any, **parameters: Any) -> Any:  # no limit of libpq's ends that
+            assert go_on.wait(PATIENCE)
+            opened.append(connect(*arguments, **parameters))
+            return opened[-1]
+
+        monkeypatch.setattr(psycopg, "connect", look_up)
+        locks = make_task_locks(claim_timeout=1)
+        with (
+            pytest.raises(TaskLockDatabaseError, match="no connection came within"),
+            locks.hold("task", min_lock=0, max_lock=60),
+        ):
+            pytest.fail("it is not held")
+        locks.close()
+        assert not opened  # all of this went on beside the look-up
+        go_on.set()
+        eventually(lambda: opened and all(each.closed for each in opened))
 
     @pytest.mark.direct("it looks at the library's statements in the server")
     def test_a_statement_that_hangs_is_given_up_and_cancelled(

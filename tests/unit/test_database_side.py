@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock._database import thread
 from apscheduler_tasklock._database.errors import NotSentError, RowLockedError
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.side import (
@@ -31,6 +34,7 @@ LOCKED = RowLockedError("another session has the task's row locked")
 REJECTED = TaskLockError("permission denied")
 # The pause after which the tests' releases are sent again that were rejected.
 REJECTED_PAUSE = 5.0
+SEED = 31
 
 
 class Claim(Request[str]):
@@ -247,6 +251,57 @@ class TestPauses:
         side.step(1.0, [])
         step = side.step(1.0, [], [(wanted, Outcome("granted"))])
         assert [(ticket, outcome.answer) for ticket, outcome in step.done] == [(wanted, "granted")]
+
+
+class TestAThousandReplicas:
+    """Each has lost its connection in the same moment, and tries to have another one."""
+
+    @pytest.fixture
+    def sides(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[DatabaseSide, Ticket[str]]]:
+        chance = random.Random(SEED)  # noqa: S311  # no secret
+        monkeypatch.setattr(thread, "random", chance)
+        return [(DatabaseSide(thread.jittered), claim("a", tried_until=inf)) for _ in range(1000)]
+
+    @staticmethod
+    def come_back(
+        sides: list[tuple[DatabaseSide, Ticket[str]]], at: float, most: float = inf
+    ) -> Counter[int]:
+        """Return how many are back in each tenth of a second after the end of an outage.
+
+        :param at: when the server is back; all had lost it at 0
+        :param most: how many it takes in each of them; it rejects the others
+        """
+        back: Counter[int] = Counter()
+        due = [(0.0, number) for number in range(len(sides))]
+        for side, wanted in sides:
+            assert side.step(0.0, [wanted]).batch == [wanted]
+        while due:
+            now, number = heappop(due)
+            tenth = int((now - at) * 10)
+            if now >= at and back[tenth] < most:
+                back[tenth] += 1
+                continue
+            side, wanted = sides[number]
+            wakes_at = fail(side, now, [wanted]).wakes_at
+            assert side.step(wakes_at, []).batch == [wanted]
+            heappush(due, (wakes_at, number))
+        return back
+
+    @pytest.mark.parametrize("outage", [1.0, 10.0, 60.0])
+    def test_do_not_come_back_at_once(
+        self, sides: list[tuple[DatabaseSide, Ticket[str]]], outage: float
+    ) -> None:
+        back = self.come_back(sides, outage)
+        assert back.total() == len(sides)
+        assert max(back.values()) < len(sides) / 3
+        assert max(back) <= 12  # the last pause, and what it is longer by
+
+    def test_are_all_back_soon_if_the_server_takes_half_of_those_who_come(
+        self, sides: list[tuple[DatabaseSide, Ticket[str]]]
+    ) -> None:
+        back = self.come_back(sides, 10.0, most=50)
+        assert back.total() == len(sides)
+        assert max(back) < 2 * len(sides) / 50
 
 
 class TestAfterAStop:

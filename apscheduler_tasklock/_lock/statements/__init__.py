@@ -20,6 +20,7 @@ from apscheduler_tasklock._lock.statements.claims import (
 )
 from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock._lock.statements.parts import (
+    BRIEFLY,
     DUE_IN_PAUSE,
     HANDED_OUT_TO_NOBODY,
     IS_PAUSED,
@@ -63,6 +64,7 @@ from apscheduler_tasklock._lock.statements.takeovers import (
 )
 
 __all__ = [
+    "BRIEFLY",
     "DUE_IN_PAUSE",
     "HANDED_OUT_TO_NOBODY",
     "IS_ALIVE",

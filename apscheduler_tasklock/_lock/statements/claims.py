@@ -256,7 +256,8 @@ def claim_handed_out(table: str, history: History | None = None, *, jobs: str) -
     was claimed, changed, removed or given back. There are no windows: the run time is in the row.
 
     It always returns a row. Without ``granted`` the task has none yet; ``withdrawn`` says that the
-    job is handed out to this replica no more.
+    job is handed out to this replica no more, and ``was_handed`` that it was when the statement
+    began: then it has waited for another one, whose changes its answer does not show.
 
     :param jobs: the jobs' table
     """
@@ -294,7 +295,9 @@ def claim_handed_out(table: str, history: History | None = None, *, jobs: str) -
             FROM asked, (SELECT FROM claimed UNION ALL SELECT FROM first) AS granted
             WHERE job.id = %(job_id)s AND job.handed_id = %(handed_id)s::uuid
         ){death_entry(history, table)}
-        SELECT NOT EXISTS (SELECT FROM job) AS withdrawn, answer.*
+        SELECT NOT EXISTS (SELECT FROM job) AS withdrawn,
+               EXISTS (SELECT FROM {jobs} WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid)
+                   AS was_handed, answer.*
         FROM (SELECT) AS always LEFT JOIN (
             SELECT {made_or_found(_ONE.made, found)}
             FROM {table} AS lock CROSS JOIN asked LEFT JOIN claimed ON true, {_ONE.found_state}

@@ -29,9 +29,11 @@ JUST_BEFORE = """GREATEST(interval '1 microsecond', LEAST(interval '1 second',
 DURABLY = """CASE WHEN current_setting('synchronous_commit') = 'off'
     THEN set_config('synchronous_commit', 'local', true) IS NOT NULL ELSE true END"""
 
-# Nor is a row that somebody has locked waited for for long, of the run history neither: others want
-# the connection.
-SAFELY = f"({DURABLY} AND set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL)"
+# A row that somebody has locked is not waited for for long, in none of the tables, because others
+# want the connection. It holds for this statement's transaction only. True, and asked last.
+BRIEFLY = "set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL"
+
+SAFELY = f"({DURABLY} AND {BRIEFLY})"
 
 # What a job's row says once its run time is run, missed or changed.
 HANDED_OUT_TO_NOBODY = (

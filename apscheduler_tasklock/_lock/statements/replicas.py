@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from apscheduler_tasklock._lock.statements.history import History
 from apscheduler_tasklock._lock.statements.parts import (
+    BRIEFLY,
     DUE_IN_PAUSE,
     NEVER,
     ROW_COLUMNS,
@@ -81,7 +82,8 @@ def register(table: str) -> str:
         SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
                (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false, false, asked.runs, false,
                NULL, asked.schedule, {due}, false, {due} + {grace}, NULL, {NEVER}
-        FROM asked WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = asked.task_name)
+        FROM asked
+        WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = asked.task_name) AND {BRIEFLY}
         ORDER BY asked.task_name ON CONFLICT DO NOTHING
         RETURNING lock.task_name, lock.token
         )
@@ -107,9 +109,10 @@ def report_replica(replicas: str) -> str:
     return f"""
         INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks,
                                            rejected, running)
-        VALUES (%(replica_id)s, %(host)s, %(version)s,
-                COALESCE(%(started_at)s::timestamptz, now()), now(), %(tasks)s::text[],
-                %(rejected)s::text[], %(running)s::jsonb)
+        SELECT %(replica_id)s, %(host)s, %(version)s,
+               COALESCE(%(started_at)s::timestamptz, now()), now(), %(tasks)s::text[],
+               %(rejected)s::text[], %(running)s::jsonb
+        WHERE {BRIEFLY}
         ON CONFLICT (replica_id) DO UPDATE SET
             host = excluded.host, version = excluded.version, seen_at = now(),
             stopped_at = CASE WHEN %(started_at)s::timestamptz IS NOT NULL
@@ -129,7 +132,7 @@ def stop_replica(replicas: str) -> str:
     return f"""
         UPDATE {replicas} SET stopped_at = COALESCE(stopped_at, now()), seen_at = now(),
                               running = %(running)s::jsonb
-        WHERE replica_id = %(replica_id)s
+        WHERE replica_id = %(replica_id)s AND {BRIEFLY}
     """
 
 
@@ -160,7 +163,8 @@ def retire(table: str, replicas: str) -> str:
 def remove_replicas(replicas: str) -> str:
     """Return the statement that removes replicas that nobody has seen for long."""
     return f"""
-        DELETE FROM {replicas} WHERE seen_at < now() - %(age)s::float8 * interval '1 second'
+        DELETE FROM {replicas}
+        WHERE seen_at < now() - %(age)s::float8 * interval '1 second' AND {BRIEFLY}
     """
 
 
@@ -168,7 +172,7 @@ def shorten_history(history: History) -> str:
     """Return the statement that deletes what a longer history has left of these tasks."""
     return f"""
         DELETE FROM {history.table}
-        WHERE task_name = ANY (%(names)s::text[]) AND slot >= {history.slots}
+        WHERE task_name = ANY (%(names)s::text[]) AND slot >= {history.slots} AND {BRIEFLY}
     """
 
 
@@ -180,7 +184,8 @@ def prune(table: str, history: History | None = None) -> str:
     runs = ""
     if history is not None:
         runs = f""", runs AS (
-            DELETE FROM {history.table} WHERE task_name IN (SELECT task_name FROM pruned)
+            DELETE FROM {history.table}
+            WHERE task_name IN (SELECT task_name FROM pruned) AND {BRIEFLY}
         )"""
     return f"""
         WITH pruned AS (

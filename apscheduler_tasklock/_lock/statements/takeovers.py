@@ -110,11 +110,20 @@ def claim_requested(table: str, history: History | None = None) -> str:
     """
     nobody_does = f"""({IS_PAUSED} OR
                        GREATEST(lock.requested_at, lock.locked_until) + {SHORTEST_WAIT} <= now())"""
+    may_run = f"""(
+        lock.request_id = %(request_id)s::uuid AND lock.request_until > now()
+        AND (lock.finished_at IS NOT NULL OR (
+            lock.locked_until <= now() AND %(stable)s::boolean
+            AND (lock.run_until <= now() OR NOT (lock.failover OR lock.handed_over)
+                 OR {nobody_does})))
+    )"""
     max_lock = "%(max_lock)s::float8 * interval '1 second'"
     own = "lock.claim_id = %(claim_id)s::uuid"
     found = {
         **_TAKE_OVER.found,
         "granted": f"({own} AND {STANDS})",
+        # It looks free to a statement that waited for a row which another one has changed.
+        "new_window": may_run,
         "paused": "false",
     }
     made = {
@@ -136,12 +145,7 @@ def claim_requested(table: str, history: History | None = None) -> str:
                 failover = %(failover)s::boolean, runs = %(runs)s::text, finished_at = NULL,
                 kind = 'manual', request_id = NULL, requested_by = NULL, requested_at = NULL,
                 request_until = NULL
-            WHERE lock.task_name = %(task_name)s AND lock.request_id = %(request_id)s::uuid
-                  AND lock.request_until > now() AND (lock.finished_at IS NOT NULL OR (
-                      lock.locked_until <= now() AND %(stable)s::boolean
-                      AND (lock.run_until <= now() OR NOT (lock.failover OR lock.handed_over)
-                           OR {nobody_does})))
-                  AND {SAFELY}
+            WHERE lock.task_name = %(task_name)s AND {may_run} AND {SAFELY}
             RETURNING {RETURNED}
         ){death_entry(history, table)}
         SELECT {made_or_found(made, found)}
@@ -160,7 +164,10 @@ def end_lease(table: str) -> str:
 
 
 def give_up(table: str, history: History | None = None) -> str:
-    """Return the statement that finishes a dead run which is not run again; one replica's does."""
+    """Return the statement that finishes a dead run which is not run again; one replica's does.
+
+    A run that is handed over while this statement waits for its row is left to the next look.
+    """
     dead = "NOT lock.handed_over"
     died = "closed AS run WHERE run.died"
     outcome = "run.last_outcome"
@@ -180,7 +187,7 @@ def give_up(table: str, history: History | None = None) -> str:
                 error_type = CASE WHEN {dead} THEN NULL ELSE error_type END
             FROM dead
             WHERE lock.task_name = dead.task_name AND claim_id = %(claim_id)s::uuid
-              AND finished_at IS NULL AND locked_until <= now() AND {SAFELY}
+              AND finished_at IS NULL AND locked_until <= now() AND ({dead}) = died AND {SAFELY}
             RETURNING lock.task_name, token, window_start, started_at, locked_by, kind, recorded,
                       last_outcome, dead.ended_at, dead.died
         ){f", entry AS ({entry})" if entry else ""}
