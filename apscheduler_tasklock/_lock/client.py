@@ -18,6 +18,7 @@ from psycopg.errors import InsufficientPrivilege
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock._database.asked import Asked
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.deadline import (
     SHUTDOWN_LIMIT,
@@ -35,7 +36,7 @@ from apscheduler_tasklock._database.rejections import (
 from apscheduler_tasklock._database.requests import Call, Outcome
 from apscheduler_tasklock._database.session import NoSession, Session, make_session
 from apscheduler_tasklock._database.side import MOST_TOGETHER
-from apscheduler_tasklock._database.thread import TURN, Asked, DatabaseThread
+from apscheduler_tasklock._database.thread import TURN, DatabaseThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
 from apscheduler_tasklock._lock.claim import (

@@ -21,12 +21,14 @@ import pytest
 from sqlalchemy import Engine, event
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock._database import asked as asking
 from apscheduler_tasklock._database import thread as module
+from apscheduler_tasklock._database.asked import Asked
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.errors import NotSentError, RowLockedError
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._database.side import BACKOFF, MOST_TOGETHER, Ticket
-from apscheduler_tasklock._database.thread import Asked, jittered
+from apscheduler_tasklock._database.timings import jittered
 from tests.support.exchanges import NAME, Setup
 from tests.support.exchanges import Asked as InThread
 from tests.support.interrupting import press_ctrl_c
@@ -499,7 +501,7 @@ class TestWhoIsInterrupted:
 
 
 class Interrupted(InThread):
-    """A request in a thread that is interrupted at a line of the module, and lives on.
+    """A request in a thread that is interrupted at a line of the modules, and lives on.
 
     :param number: of the line, among those that it passes
     """
@@ -522,7 +524,8 @@ class Interrupted(InThread):
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
-        if code.co_filename != module.__file__ or code.co_name == "withdraw":
+        is_ours = code.co_filename in {module.__file__, asking.__file__}
+        if not is_ours or code.co_name == "withdraw":
             return None
         # Python interrupts nobody at the end of a `with`, which is its first line once more, nor
         # where a `try` begins.
