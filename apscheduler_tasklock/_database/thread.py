@@ -107,9 +107,8 @@ class DatabaseThread:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._ending = False
-        self._is_working = False
         self._pumps = False
-        self._taking: list[Future[list[Ticket[Any]]]] = []
+        self._calls: list[Callable[[], object]] = []
         self._pid = os.getpid()
         self._drained: list[threading.Event] = []
         _all.add(self)
@@ -131,9 +130,9 @@ class DatabaseThread:
         return {each.request.task_name for each in self._side.waiting if each.is_release}
 
     @property
-    def is_busy(self) -> bool:
-        """Whether something is under way, or waits."""
-        return self._is_working or bool(self._inbox.qsize() + len(self._side.waiting))
+    def _is_idle(self) -> bool:
+        """Whether nothing is under way, and nothing waits, for all that is known without it."""
+        return not (self.has_thread or self._inbox.qsize() or self._side.waiting)
 
     def ask(
         self,
@@ -196,15 +195,20 @@ class DatabaseThread:
         return asked.wait(seconds)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function in the thread, which must not wait."""
+        """Call a function in the thread, between two requests. It must not wait."""
         self._put(function)
 
     def take_releases(self) -> list[Ticket[Any]]:
         """Return the releases that wait, and send them no more: somebody else will."""
-        if not self.is_busy:
+        if self._is_idle:
             return []
         taken: Future[list[Ticket[Any]]] = Future()
-        self.call(lambda: self._taking.append(taken))
+
+        def take() -> None:
+            if taken.set_running_or_notify_cancel():
+                taken.set_result(self._side.take_releases())
+
+        self.call(take)
         try:
             return taken.result(TAKING_LIMIT)
         except concurrent.futures.TimeoutError:  # they are sent here, if the process goes on
@@ -227,13 +231,12 @@ class DatabaseThread:
         :param until: when it waits no longer, on the monotonic clock
         """
         self._closed = True
-        if not self.has_thread and not self.is_busy and not self._session.is_open:
-            return
-        self._drain(until)
+        if self._session.is_open or not self._is_idle:
+            self._drain(until)
 
     def end(self, until: float) -> None:
         """Send the releases that wait, as the interpreter ends; nothing else is sent again."""
-        if self._pid == os.getpid() and self.is_busy:
+        if self._pid == os.getpid() and not self._is_idle:
             self._ending = True
             self._drain(until)
 
@@ -268,7 +271,7 @@ class DatabaseThread:
     @property
     def _has_ready(self) -> bool:
         """Whether something can be done at once."""
-        is_known = bool(self._answered or self._came) or not self._inbox.empty()
+        is_known = bool(self._answered or self._came or self._calls) or not self._inbox.empty()
         return is_known or self._side.has_ready(time.monotonic())
 
     def _start(self) -> bool:
@@ -319,9 +322,14 @@ class DatabaseThread:
             came, self._came = self._came, []
             answered, self._answered = self._answered, []
             stopped = self._closing.stopped or self._ending
-            step = self._side.step(now, came, answered, stopped=stopped)
-            self._batch = self._without_taken(step.batch)
+            # A call is made when all that came before it is known, and before more is sent.
+            step = self._side.step(now, came, answered, stopped=stopped, sends=not self._calls)
+            self._batch = step.batch
             self._tell(step)
+            if self._calls:
+                while self._calls:
+                    self._calls.pop(0)()
+                return True
             if self._batch:
                 self._answered = self._send(self._batch)
                 self._batch = []
@@ -344,17 +352,6 @@ class DatabaseThread:
         why = TaskLockError(f"the task lock's database thread failed: {error!r}")
         self._answered += [(ticket, Outcome(error=why)) for ticket in failed]
 
-    def _without_taken(self, batch: list[Ticket[Any]]) -> list[Ticket[Any]]:
-        """Return what is to be sent, without the releases that another process is to send."""
-        taking, self._taking = self._taking, []
-        for wanted in taking:
-            if not wanted.set_running_or_notify_cancel():
-                continue
-            taken = self._side.take_releases() + [each for each in batch if each.is_release]
-            batch = [each for each in batch if not each.is_release]
-            wanted.set_result(taken)
-        return batch
-
     def _wait(self, wakes_at: float, linger: float) -> bool:
         """Wait for a message, until it is time to look at most; tell whether to go on."""
         is_idle = wakes_at == inf
@@ -364,7 +361,6 @@ class DatabaseThread:
             drained, self._drained = self._drained, []
             for event in drained:
                 event.set()
-            self._is_working = False
         try:
             seconds = linger if is_idle else wakes_at - time.monotonic()
             if self._side.waiting:
@@ -382,12 +378,11 @@ class DatabaseThread:
                 self._take(self._inbox.get_nowait())
 
     def _take(self, message: _Message) -> None:
-        self._is_working = True
         if isinstance(message, Ticket):
             self._came.append(message)
             message.taken()
         else:
-            message()
+            self._calls.append(message)
 
     def _send(self, batch: list[Ticket[Any]]) -> list[tuple[Ticket[Any], Outcome[Any]]]:
         """Send what travels together; return what became of it."""
