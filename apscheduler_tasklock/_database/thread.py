@@ -52,6 +52,9 @@ PAUSE_AFTER_FAILURE = 0.1
 TAKING_LIMIT = 5.0
 # Seconds after which the thread looks at what waits, which may have another deadline by then.
 LONGEST_WAIT = 0.5
+# For how many times the limit of a connection and an answer it may be late, or in one turn, before
+# it counts as stuck. Far more than any turn takes: a probe that fails has the process restarted.
+STUCK = 10
 # Seconds that an interpreter that ends without a shutdown waits for what is on its way.
 ENDING_LIMIT = 3.0
 
@@ -109,6 +112,7 @@ class DatabaseThread:
         self._ending = False
         self._pumps = False
         self._calls: list[Callable[[], object]] = []
+        self._turn_began = inf  # on the monotonic clock; ``inf`` while it waits for something to do
         self._pid = os.getpid()
         self._drained: list[threading.Event] = []
         _all.add(self)
@@ -123,6 +127,18 @@ class DatabaseThread:
         """Whether the thread runs, and does not have to be done without."""
         thread = self._thread
         return thread is not None and (thread.is_alive() or thread.ident is None)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it goes on: it is not stuck, and it runs where something is due.
+
+        Neither a database that is unavailable nor the want of work makes it false.
+        """
+        since = self._turn_began
+        if not self.has_thread:
+            due = [ticket.not_before for ticket in list(self._side.waiting)]
+            since = min([since, self._renewing.due_at, *due])
+        return time.monotonic() < since + STUCK * self._session.limit
 
     @property
     def releasing(self) -> set[str]:
@@ -315,6 +331,7 @@ class DatabaseThread:
         :param linger: seconds for which to wait while there is nothing to do
         """
         try:
+            self._turn_began = time.monotonic()
             self._take_all()
             now = time.monotonic()
             if self._renewing.due_at <= now and (renewal := self._renewing.ticket(now)):
@@ -338,6 +355,7 @@ class DatabaseThread:
         except BaseException as error:  # nothing may end this thread unseen
             self._note_failure(error)
             if self._pumps and not isinstance(error, Exception):  # Ctrl-C, in a thread of others
+                self._turn_began = inf
                 raise
             _PAUSE.wait(PAUSE_AFTER_FAILURE)  # rather than fail over and over
             return True
@@ -355,6 +373,7 @@ class DatabaseThread:
     def _wait(self, wakes_at: float, linger: float) -> bool:
         """Wait for a message, until it is time to look at most; tell whether to go on."""
         is_idle = wakes_at == inf
+        self._turn_began = inf
         if not self._side.waiting and self._inbox.empty():
             if self._closed:
                 self._session.close()

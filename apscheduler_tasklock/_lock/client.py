@@ -251,6 +251,11 @@ class LockClient:
         return self._database.waiting
 
     @property
+    def is_live(self) -> bool:
+        """Whether the database's thread goes on, or is not needed now. Asks nobody."""
+        return self._database.is_live
+
+    @property
     def stable(self) -> bool:
         """Whether the database has been there for long enough to believe that a holder died."""
         return self.outage.stable

@@ -426,6 +426,66 @@ class TestAMistakeOfItsOwn:
             module.logger.removeFilter(refuse)
 
 
+class TestIsLive:
+    """For a probe that has the process restarted if it is not."""
+
+    @pytest.fixture(autouse=True)
+    def no_patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "STUCK", 0.0)
+
+    def test_not_when_it_is_stuck_in_a_request(self, setup: Setup) -> None:
+        assert setup.database.is_live
+        with setup.in_use():
+            assert not setup.database.is_live
+        eventually(lambda: setup.database.is_live)
+
+    def test_before_that_has_taken_far_longer_than_its_limits(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "STUCK", 10)
+        with setup.in_use():
+            assert setup.database.is_live
+
+    def test_while_something_waits_to_be_sent_again(self, setup: Setup) -> None:
+        """As while the database is unavailable."""
+
+        def fail(_cursor: Any) -> None:
+            raise TaskLockDatabaseError("never")
+
+        [asked] = submit(setup, Call(fail), tried_until=time.monotonic() + PATIENCE)
+        eventually(lambda: setup.database.is_live and asked.failures > 3)
+        asked.withdraw()
+
+    def test_when_it_has_ended_for_want_of_work(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "LINGER", 0.0)
+        assert setup.ask(Numbers(1)) == 1
+        eventually(lambda: threads() == [])
+        assert setup.database.is_live
+
+    def test_not_where_something_is_due_and_it_does_not_run(
+        self, setup: Setup, no_threads: None
+    ) -> None:
+        def fail(_cursor: Any) -> None:
+            raise TaskLockDatabaseError("never")
+
+        [asked] = submit(setup, Call(fail), tried_until=time.monotonic() + PATIENCE)
+        eventually(lambda: not setup.database.is_live)
+        asked.withdraw()
+
+    def test_after_an_interrupt_where_no_thread_can_be_started(
+        self, setup: Setup, no_threads: None
+    ) -> None:
+        def interrupt(_cursor: Any) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            setup.ask(Call(interrupt))
+        asked = setup.database
+        eventually(lambda: asked.is_live)
+
+
 class TestWhoIsInterrupted:
     @pytest.mark.usefixtures("ctrl_c")
     def test_in_the_main_thread_gives_back_what_comes(self, setup: Setup) -> None:
