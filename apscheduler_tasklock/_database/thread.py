@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 import psycopg
 
+from apscheduler_tasklock import _application
 from apscheduler_tasklock._database.asked import Asked, wake_loops
 from apscheduler_tasklock._database.connection import NoAnswerError
 from apscheduler_tasklock._database.deadline import RELEASE_LIMIT, Closing, Deadline
@@ -309,6 +310,7 @@ class DatabaseThread:
 
     def _work(self) -> None:
         """Do what there is to do, until there has been nothing for a while."""
+        _application.keep_out()
         with self._starting:
             self._thread = self._thread or threading.current_thread()
             if self._thread is not threading.current_thread():
@@ -526,10 +528,11 @@ _all: WeakSet[DatabaseThread] = WeakSet()
 
 
 def _end_all() -> None:
-    """Send the releases that are on their way, before the interpreter ends."""
+    """Send the releases that are on their way, before the interpreter ends, and log the rest."""
     until = time.monotonic() + ENDING_LIMIT
     for thread in list(_all):
         thread.end(until)
+    _application.flush(until)
 
 
 def _end_all_in_child() -> None:
