@@ -10,6 +10,8 @@ import logging
 import traceback
 from contextlib import suppress
 
+from apscheduler_tasklock._application import may_log_here
+
 # The most characters of a job's id, its function's or executor's name; and the most bytes of a
 # task's name, which is a primary key: PostgreSQL refuses index entries of over 2,700 bytes.
 LONGEST_NAME = 1000
@@ -42,9 +44,13 @@ def shown(value: object) -> str:
 
 
 def logger_of(name: str) -> logging.Logger:
-    """Return the logger of a module. Its log lines are cut, each value by itself."""
+    """Return the logger of a module.
+
+    Its log lines are cut, each value by itself. No handler runs in the database's thread.
+    """
     logger = logging.getLogger(name)
     logger.addFilter(_cut_line)
+    logger.addFilter(may_log_here)
     return logger
 
 

@@ -452,8 +452,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if self._overdue.names:
             degraded.append(f"overdue tasks: {', '.join(sorted(self._overdue.names))}")
         started = self._started_in == os.getpid()
+        goes_on = self.locks.is_live and self._adapter.stores_are_live and self._adapter.is_alive
         return Health(
-            live=started and self._adapter.is_alive,
+            live=started and goes_on,
             ready=started and (self._poll.has_looked or not self._enabled),
             degraded=tuple(degraded),
         )

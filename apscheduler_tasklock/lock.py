@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from contextvars import ContextVar
 from datetime import datetime, timedelta
 from uuid import UUID
 
+from apscheduler_tasklock import _application
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.options import parse_positive_seconds
 
@@ -133,11 +133,8 @@ class HeldLock:
         self._lost = True
         tell, self._on_lost = self._on_lost, None
         if tell is not None and not self._ended:
-            self._call(tell)
-
-    def _call(self, tell: Callable[[], None]) -> None:
-        """Tell who wants to know, who may take long; other claims have to be renewed meanwhile."""
-        threading.Thread(target=tell, name="tasklock-lost", daemon=True).start()
+            # Listeners may take long; other claims have to be renewed meanwhile.
+            _application.call(tell)
 
     def cut(self) -> None:
         """Note that the run is cut short and its claim is ended; tell nobody."""

@@ -292,7 +292,8 @@ class Health:
     """How an executor fares, for probes. None of it asks the database.
 
     :ivar live: whether its scheduler goes on: its thread is alive, and no job in memory has been
-        due for more than a minute. If not, only a restart helps.
+        due for more than a minute; and the thread that the lock has for the database is not stuck.
+        If not, only a restart helps.
     :ivar ready: whether it has started and seen its table once. A database that goes away later
         does not change that.
     :ivar degraded: why not all is well, as a database that is unavailable, a right that is missing,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 
-from apscheduler_tasklock import upgrade
+from apscheduler_tasklock import _application, upgrade
 from tests.support.pgbouncer import PgBouncer, UnavailableError
 from tests.support.polling import eventually
 from tests.support.postgres import Server, given_url, start_server
@@ -35,6 +36,19 @@ settings.register_profile(
 )
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=2000)
 settings.load_profile("quick")  # `--hypothesis-profile thorough` takes the other
+
+# Each test waits for the end of this thread, too.
+_application.LINGER = 0.05
+
+
+class _FlushedCaplog(pytest.LogCaptureFixture):
+    """Has the records of the database's thread, too, which another one handles."""
+
+    @property
+    def handler(self) -> Any:
+        _application.flush(time.monotonic() + 60)
+        return super().handler
+
 
 _SERVER = pytest.StashKey[Server]()
 _POOLER = pytest.StashKey["PgBouncer | UnavailableError"]()
@@ -135,6 +149,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("direct")
     if marker is not None and item.config.getoption("--pgbouncer"):
         pytest.skip(f"needs a direct connection, because {marker.args[0]}")
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """The log records of a test, those of the database's thread that came so far among them."""
+    caplog.__class__ = _FlushedCaplog
+    yield caplog
+    _application.flush(time.monotonic() + 60)  # else the next test has them
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, Closing, Deadl
 from apscheduler_tasklock._database.errors import as_unavailable, one_line
 from apscheduler_tasklock._database.rejections import NOTIFICATIONS, Rejections
 from apscheduler_tasklock._database.session import open_apart
-from apscheduler_tasklock._database.thread import jittered
+from apscheduler_tasklock._database.timings import jittered
 from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._values import logger_of
 

@@ -88,6 +88,11 @@ class Session:
         """Whether there is a connection, as far as is known."""
         return self._connection is not None
 
+    @property
+    def limit(self) -> float:
+        """Seconds within which a connection has come, and what is sent on it is answered."""
+        return self._connect_limit + self.attempt
+
     def open(self, deadline: Deadline) -> float:
         """Make sure that there is a connection; return when it was opened, on the monotonic clock.
 

@@ -159,6 +159,7 @@ class DatabaseSide:
         answered: Sequence[tuple[Ticket[Any], Outcome[Any]]] = (),
         *,
         stopped: bool = False,
+        sends: bool = True,
     ) -> Step:
         """Take in what has come, and return what to do.
 
@@ -166,6 +167,7 @@ class DatabaseSide:
         :param came: what is to be sent
         :param answered: what became of the last batch
         :param stopped: whether claiming was stopped
+        :param sends: whether something may be sent now
         """
         step = Step()
         for ticket in came:
@@ -173,7 +175,8 @@ class DatabaseSide:
         for ticket, outcome in answered:
             self._take_in(step, now, ticket, outcome, stopped=stopped)
         self._drop_late(step, now, stopped=stopped)
-        step.batch = self._next_batch(now)
+        if sends:
+            step.batch = self._next_batch(now)
         if step.batch:
             batch = set(step.batch)
             self._waiting = [ticket for ticket in self._waiting if ticket not in batch]

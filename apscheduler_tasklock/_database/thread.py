@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import concurrent.futures
 import multiprocessing
 import os
 import queue
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import suppress
 from math import inf
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import psycopg
 
+from apscheduler_tasklock import _application
+from apscheduler_tasklock._database.asked import Asked, wake_loops
 from apscheduler_tasklock._database.connection import NoAnswerError
-from apscheduler_tasklock._database.deadline import (
-    CANCEL_LIMIT,
-    RELEASE_LIMIT,
-    Closing,
-    Deadline,
-)
+from apscheduler_tasklock._database.deadline import RELEASE_LIMIT, Closing, Deadline
 from apscheduler_tasklock._database.errors import ConflictError, NotSentError
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.side import DatabaseSide, Step, Ticket
+from apscheduler_tasklock._database.timings import jittered
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
@@ -49,8 +45,6 @@ LINGER = 5.0
 # For how many times the limit of an answer a request waits for its turn. That others are sent is no
 # sign of an outage: on a database that answers late, they take turns.
 TURN = 9
-# Seconds after which whoever waits in a thread looks whether their time is over.
-LOOK_INTERVAL = 0.5
 # The share of its limit for which an answer is waited for at least, whatever else is urgent.
 SHORTEST_WAIT = 1 / 3
 # Seconds after which the thread goes on that has failed.
@@ -59,166 +53,11 @@ PAUSE_AFTER_FAILURE = 0.1
 TAKING_LIMIT = 5.0
 # Seconds after which the thread looks at what waits, which may have another deadline by then.
 LONGEST_WAIT = 0.5
+# For how many times the limit of a connection and an answer it may be late, or in one turn, before
+# it counts as stuck. Far more than any turn takes: a probe that fails has the process restarted.
+STUCK = 10
 # Seconds that an interpreter that ends without a shutdown waits for what is on its way.
 ENDING_LIMIT = 3.0
-
-
-def jittered(seconds: float) -> float:
-    """Return a pause near this one: replicas must not all come back at the same moment."""
-    return seconds * random.uniform(0.8, 1.2)  # noqa: S311  # no secret
-
-
-class Asked(Ticket[Answer], Generic[Answer, Result]):
-    """A request whose result somebody waits for: a thread, or a coroutine.
-
-    :param conclude: makes the result of what became of the request, or raises. Called in the
-        database's thread, once, also if nobody waits any more. Must not wait.
-    :param discard: is given a result that nobody waits for any more. Must not wait.
-    :param patience: seconds after which whoever waits is told that it failed, although it is sent
-        again; ``None``: they wait to its end
-    :ivar future: the result
-    """
-
-    def __init__(
-        self,
-        request: Request[Answer],
-        deadline: Deadline,
-        conclude: Callable[[Outcome[Answer]], Result],
-        discard: Callable[[Result], object] | None = None,
-        *,
-        patience: float | None = None,
-        **times: float,
-    ) -> None:
-        super().__init__(request, deadline, **times)
-        self.future: Future[Result] = Future()
-        self._conclude = conclude
-        self._discard = discard or _ignore
-        self._patience = patience
-        self._untaken = [True]
-        # Of a coroutine that waits.
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.waiter: asyncio.Future[None] | None = None
-
-    @property
-    def is_unwanted(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self.future.cancelled() and not self.is_release
-
-    def finish(self, outcome: Outcome[Answer]) -> None:
-        """Make the result, and tell whoever waits."""
-        try:
-            result = self._conclude(outcome)
-        except BaseException as error:  # noqa: BLE001  # for who waits, whatever it is
-            self._tell_error(error)
-            return
-        try:
-            self.future.set_result(result)
-        except InvalidStateError:
-            self._give_back(result)
-
-    def fail(self, outcome: Outcome[Answer]) -> None:
-        """Tell whoever waits, if they would have to wait for too long."""
-        if self._patience is None:
-            return
-        assert outcome.error is not None
-        is_rejected = not isinstance(outcome.error, TaskLockDatabaseError)
-        if is_rejected or self.not_before > self.came + self._patience:
-            self._tell_error(outcome.error)
-
-    def _tell_error(self, error: BaseException) -> None:
-        with suppress(InvalidStateError):  # nobody waits any more, or they were told before
-            self.future.set_exception(error)
-
-    def give_up(self, error: Exception) -> None:
-        """Tell whoever waits that its own end has failed."""
-        self._tell_error(error)
-
-    def withdraw(self) -> None:
-        """Want the result no more: what was got is given back."""
-        if not self.future.cancel() and self.future.exception() is None:
-            self._give_back(self.future.result())
-
-    def _wake_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(_wake_all, [self.waiter])
-
-    def _give_back(self, result: Result) -> None:
-        if self._take():
-            self._discard(result)
-
-    def _take(self) -> bool:
-        """Take the result, to use it or to give it back; tell whether nobody has. Is atomic."""
-        with suppress(IndexError):
-            self._untaken.pop()
-            return True
-        return False
-
-    def wait(self, seconds: float | None = None) -> Result:
-        """Wait for the result, in a thread.
-
-        :param seconds: for how long at most
-        :raises TaskLockDatabaseError: there was none in that time
-        :raises TaskLockError: why there is none
-        """
-        give_up_at = inf if seconds is None else time.monotonic() + seconds
-        try:
-            while not self._is_done(give_up_at):
-                is_over = time.monotonic() > min(give_up_at, self.deadline.over_at + CANCEL_LIMIT)
-                # This process may have been stopped, and the answer may come any moment now.
-                if is_over and not self._is_done(time.monotonic() + LOOK_INTERVAL):
-                    break
-        except BaseException:  # Ctrl-C, or a greenlet that is killed
-            self.withdraw()
-            raise
-        if not self.future.done():
-            self.withdraw()
-        if self.future.cancelled():
-            waited = time.monotonic() - self.came
-            raise TaskLockDatabaseError(f"no answer came within {waited:.1f} sec")
-        try:
-            return self.future.result()
-        finally:
-            # An error's traceback refers to this frame, and so, in a circle, to the error.
-            del self
-
-    def _is_done(self, until: float) -> bool:
-        """Wait until it is done, until it is time to look at most; tell whether it is."""
-        try:
-            self.future.exception(max(0.0, min(LOOK_INTERVAL, until - time.monotonic())))
-        except concurrent.futures.TimeoutError:
-            return False
-        except concurrent.futures.CancelledError:
-            pass
-        return True
-
-    async def result(self) -> Result:
-        """Wait for the result, in a coroutine. If that is cancelled, what is got is given back.
-
-        :raises TaskLockError: why there is none
-        """
-        if self.waiter is None:  # it was sent from where no loop runs, or before this was known
-            loop = asyncio.get_running_loop()
-            self.waiter = loop.create_future()
-            self.future.add_done_callback(lambda _future: self._wake_on(loop))
-        try:
-            await self.waiter
-        except (asyncio.CancelledError, GeneratorExit):
-            self.withdraw()
-            raise
-        return self._result()
-
-    def _result(self) -> Result:
-        try:
-            result = self.future.result()
-        except concurrent.futures.CancelledError:
-            raise asyncio.CancelledError from None
-        else:
-            if not self._take():  # it was given back
-                raise asyncio.CancelledError
-            return result
-        finally:
-            # An error's traceback refers to this frame, and so, in a circle, to the error.
-            del self
 
 
 class Renewing(Protocol):
@@ -272,9 +111,9 @@ class DatabaseThread:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._ending = False
-        self._is_working = False
         self._pumps = False
-        self._taking: list[Future[list[Ticket[Any]]]] = []
+        self._calls: list[Callable[[], object]] = []
+        self._turn_began = inf  # on the monotonic clock; ``inf`` while it waits for something to do
         self._pid = os.getpid()
         self._drained: list[threading.Event] = []
         _all.add(self)
@@ -291,14 +130,26 @@ class DatabaseThread:
         return thread is not None and (thread.is_alive() or thread.ident is None)
 
     @property
+    def is_live(self) -> bool:
+        """Whether it goes on: it is not stuck, and it runs where something is due.
+
+        Neither a database that is unavailable nor the want of work makes it false.
+        """
+        since = self._turn_began
+        if not self.has_thread:
+            due = [ticket.not_before for ticket in list(self._side.waiting)]
+            since = min([since, self._renewing.due_at, *due])
+        return time.monotonic() < since + STUCK * self._session.limit
+
+    @property
     def releasing(self) -> set[str]:
         """The tasks whose releases wait. For the thread itself."""
         return {each.request.task_name for each in self._side.waiting if each.is_release}
 
     @property
-    def is_busy(self) -> bool:
-        """Whether something is under way, or waits."""
-        return self._is_working or bool(self._inbox.qsize() + len(self._side.waiting))
+    def _is_idle(self) -> bool:
+        """Whether nothing is under way, and nothing waits, for all that is known without it."""
+        return not (self.has_thread or self._inbox.qsize() or self._side.waiting)
 
     def ask(
         self,
@@ -344,9 +195,7 @@ class DatabaseThread:
     def submit(self, ticket: Ticket[Any]) -> None:
         """Send a request, and do not wait for it. On an event loop, a coroutine may await it."""
         if isinstance(ticket, Asked):
-            with suppress(RuntimeError):  # no loop runs
-                ticket.loop = asyncio.get_running_loop()
-                ticket.waiter = ticket.loop.create_future()
+            ticket.wait_on_this_loop()
         self._put(ticket)
 
     def result(self, asked: Asked[Any, Result], seconds: float | None = None) -> Result:
@@ -363,15 +212,20 @@ class DatabaseThread:
         return asked.wait(seconds)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function in the thread, which must not wait."""
+        """Call a function in the thread, between two requests. It must not wait."""
         self._put(function)
 
     def take_releases(self) -> list[Ticket[Any]]:
         """Return the releases that wait, and send them no more: somebody else will."""
-        if not self.is_busy:
+        if self._is_idle:
             return []
         taken: Future[list[Ticket[Any]]] = Future()
-        self.call(lambda: self._taking.append(taken))
+
+        def take() -> None:
+            if taken.set_running_or_notify_cancel():
+                taken.set_result(self._side.take_releases())
+
+        self.call(take)
         try:
             return taken.result(TAKING_LIMIT)
         except concurrent.futures.TimeoutError:  # they are sent here, if the process goes on
@@ -394,13 +248,12 @@ class DatabaseThread:
         :param until: when it waits no longer, on the monotonic clock
         """
         self._closed = True
-        if not self.has_thread and not self.is_busy and not self._session.is_open:
-            return
-        self._drain(until)
+        if self._session.is_open or not self._is_idle:
+            self._drain(until)
 
     def end(self, until: float) -> None:
         """Send the releases that wait, as the interpreter ends; nothing else is sent again."""
-        if self._pid == os.getpid() and self.is_busy:
+        if self._pid == os.getpid() and not self._is_idle:
             self._ending = True
             self._drain(until)
 
@@ -435,7 +288,7 @@ class DatabaseThread:
     @property
     def _has_ready(self) -> bool:
         """Whether something can be done at once."""
-        is_known = bool(self._answered or self._came) or not self._inbox.empty()
+        is_known = bool(self._answered or self._came or self._calls) or not self._inbox.empty()
         return is_known or self._side.has_ready(time.monotonic())
 
     def _start(self) -> bool:
@@ -457,6 +310,7 @@ class DatabaseThread:
 
     def _work(self) -> None:
         """Do what there is to do, until there has been nothing for a while."""
+        _application.keep_out()
         with self._starting:
             self._thread = self._thread or threading.current_thread()
             if self._thread is not threading.current_thread():
@@ -479,6 +333,7 @@ class DatabaseThread:
         :param linger: seconds for which to wait while there is nothing to do
         """
         try:
+            self._turn_began = time.monotonic()
             self._take_all()
             now = time.monotonic()
             if self._renewing.due_at <= now and (renewal := self._renewing.ticket(now)):
@@ -486,9 +341,14 @@ class DatabaseThread:
             came, self._came = self._came, []
             answered, self._answered = self._answered, []
             stopped = self._closing.stopped or self._ending
-            step = self._side.step(now, came, answered, stopped=stopped)
-            self._batch = self._without_taken(step.batch)
+            # A call is made when all that came before it is known, and before more is sent.
+            step = self._side.step(now, came, answered, stopped=stopped, sends=not self._calls)
+            self._batch = step.batch
             self._tell(step)
+            if self._calls:
+                while self._calls:
+                    self._calls.pop(0)()
+                return True
             if self._batch:
                 self._answered = self._send(self._batch)
                 self._batch = []
@@ -497,6 +357,7 @@ class DatabaseThread:
         except BaseException as error:  # nothing may end this thread unseen
             self._note_failure(error)
             if self._pumps and not isinstance(error, Exception):  # Ctrl-C, in a thread of others
+                self._turn_began = inf
                 raise
             _PAUSE.wait(PAUSE_AFTER_FAILURE)  # rather than fail over and over
             return True
@@ -511,27 +372,16 @@ class DatabaseThread:
         why = TaskLockError(f"the task lock's database thread failed: {error!r}")
         self._answered += [(ticket, Outcome(error=why)) for ticket in failed]
 
-    def _without_taken(self, batch: list[Ticket[Any]]) -> list[Ticket[Any]]:
-        """Return what is to be sent, without the releases that another process is to send."""
-        taking, self._taking = self._taking, []
-        for wanted in taking:
-            if not wanted.set_running_or_notify_cancel():
-                continue
-            taken = self._side.take_releases() + [each for each in batch if each.is_release]
-            batch = [each for each in batch if not each.is_release]
-            wanted.set_result(taken)
-        return batch
-
     def _wait(self, wakes_at: float, linger: float) -> bool:
         """Wait for a message, until it is time to look at most; tell whether to go on."""
         is_idle = wakes_at == inf
+        self._turn_began = inf
         if not self._side.waiting and self._inbox.empty():
             if self._closed:
                 self._session.close()
             drained, self._drained = self._drained, []
             for event in drained:
                 event.set()
-            self._is_working = False
         try:
             seconds = linger if is_idle else wakes_at - time.monotonic()
             if self._side.waiting:
@@ -549,12 +399,11 @@ class DatabaseThread:
                 self._take(self._inbox.get_nowait())
 
     def _take(self, message: _Message) -> None:
-        self._is_working = True
         if isinstance(message, Ticket):
             self._came.append(message)
             message.taken()
         else:
-            message()
+            self._calls.append(message)
 
     def _send(self, batch: list[Ticket[Any]]) -> list[tuple[Ticket[Any], Outcome[Any]]]:
         """Send what travels together; return what became of it."""
@@ -615,7 +464,7 @@ class DatabaseThread:
         return Outcome(error=error)
 
     def _tell(self, step: Step) -> None:
-        """Tell whoever waits. Those of one event loop share a wake-up, which is a system call."""
+        """Tell whoever waits."""
         told: list[Ticket[Any]] = []
         shared = len(step.failed) + len(step.done) > 1
         for ticket, outcome in step.failed:
@@ -624,18 +473,7 @@ class DatabaseThread:
         for ticket, outcome in step.done:
             _tell_safely(ticket, ticket.finish, _own(outcome) if shared else outcome)
             told.append(ticket)
-        by_loop: dict[asyncio.AbstractEventLoop, list[Asked[Any, Any]]] = {}
-        for ticket in told:
-            if isinstance(ticket, Asked) and ticket.loop is not None and ticket.future.done():
-                by_loop.setdefault(ticket.loop, []).append(ticket)
-                ticket.loop = None
-        for loop, asked in by_loop.items():
-            waiters = [each.waiter for each in asked]
-            try:
-                loop.call_soon_threadsafe(_wake_all, waiters)
-            except RuntimeError:  # the loop is closed
-                for each in asked:
-                    each.withdraw()
+        wake_loops(told)
 
 
 class _Nothing:
@@ -651,10 +489,6 @@ _PAUSE = threading.Event()  # which nobody sets
 
 
 def _look() -> None:
-    pass
-
-
-def _ignore(_result: object) -> None:
     pass
 
 
@@ -690,20 +524,15 @@ def _own(outcome: Outcome[Any]) -> Outcome[Any]:
     return Outcome(error=own)
 
 
-def _wake_all(waiters: Sequence[asyncio.Future[None] | None]) -> None:
-    for waiter in waiters:
-        if waiter is not None and not waiter.done():  # else who waited was cancelled
-            waiter.set_result(None)
-
-
 _all: WeakSet[DatabaseThread] = WeakSet()
 
 
 def _end_all() -> None:
-    """Send the releases that are on their way, before the interpreter ends."""
+    """Send the releases that are on their way, before the interpreter ends, and log the rest."""
     until = time.monotonic() + ENDING_LIMIT
     for thread in list(_all):
         thread.end(until)
+    _application.flush(until)
 
 
 def _end_all_in_child() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 
@@ -48,3 +49,8 @@ class Timings:
     refusal_age: float = 5.0
     give_back_after: float = 5.0
     ended_kept: float = 10.0
+
+
+def jittered(seconds: float) -> float:
+    """Return a pause near this one: replicas must not all come back at the same moment."""
+    return seconds * random.uniform(0.8, 1.2)  # noqa: S311  # no secret

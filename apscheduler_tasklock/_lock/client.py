@@ -18,6 +18,8 @@ from psycopg.errors import InsufficientPrivilege
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock import _application
+from apscheduler_tasklock._database.asked import Asked
 from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.deadline import (
     SHUTDOWN_LIMIT,
@@ -35,7 +37,7 @@ from apscheduler_tasklock._database.rejections import (
 from apscheduler_tasklock._database.requests import Call, Outcome
 from apscheduler_tasklock._database.session import NoSession, Session, make_session
 from apscheduler_tasklock._database.side import MOST_TOGETHER
-from apscheduler_tasklock._database.thread import TURN, Asked, DatabaseThread
+from apscheduler_tasklock._database.thread import TURN, DatabaseThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
 from apscheduler_tasklock._lock.claim import (
@@ -248,6 +250,11 @@ class LockClient:
     def waiting(self) -> int:
         """How many requests wait for their turn on the connection."""
         return self._database.waiting
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the database's thread goes on, or is not needed now. Asks nobody."""
+        return self._database.is_live
 
     @property
     def stable(self) -> bool:
@@ -876,6 +883,7 @@ class LockClient:
             self._database.call(self._heartbeat.close)
             self._database.hurry_releases()
             self._database.close(give_up_at)
+            _application.flush(give_up_at)
         finally:
             self._give_up_at = inf
 

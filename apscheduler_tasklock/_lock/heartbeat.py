@@ -14,8 +14,7 @@ from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.rejections import RENEWALS, Rejections
 from apscheduler_tasklock._database.requests import Call, Outcome
 from apscheduler_tasklock._database.side import Ticket
-from apscheduler_tasklock._database.thread import jittered
-from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.timings import Timings, jittered
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError
 from apscheduler_tasklock.lock import HeldLock

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from apscheduler_tasklock._database.asked import Asked
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.errors import RowLockedError, is_rolled_back
 from apscheduler_tasklock._database.requests import Outcome, Request
-from apscheduler_tasklock._database.thread import Asked
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.messages import ReleaseAnswer, ReleaseRequest
 from apscheduler_tasklock._lock.stand_in import LockProtocol

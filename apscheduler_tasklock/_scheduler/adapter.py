@@ -152,6 +152,13 @@ class SchedulerAdapter:
             return []
         return [each for store in self._shared_stores().values() for each in store.rejected()]
 
+    @property
+    def stores_are_live(self) -> bool:
+        """Whether the shared job stores' threads for the database go on. Asks nobody."""
+        if self._scheduler is None:  # not started
+            return True
+        return all(store.is_live for store in self._shared_stores().values())
+
     def jobs(self) -> list[Any]:
         """Return the jobs on this executor. Asks the job stores."""
         return [job for alias in list(self.jobstores) for job in self.jobs_of(alias)]

@@ -17,8 +17,8 @@ from weakref import ref
 
 from apscheduler.events import EVENT_JOB_ERROR
 
+from apscheduler_tasklock._database.asked import Asked
 from apscheduler_tasklock._database.errors import NoThreadError, NotSentError, RowLockedError
-from apscheduler_tasklock._database.thread import Asked
 from apscheduler_tasklock._lock.claim import AnyRequest, Decision
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, HandOut, Refusal, RunEnd

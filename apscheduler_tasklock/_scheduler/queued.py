@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from apscheduler_tasklock._database.side import MOST_TOGETHER
-from apscheduler_tasklock._database.thread import jittered
-from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.timings import Timings, jittered
 from apscheduler_tasklock._lock.claim import Decision
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ClaimRequest

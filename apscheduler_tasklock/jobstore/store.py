@@ -242,6 +242,11 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         """Tell whether the jobs are in the database, schema and table of these task locks."""
         return _place(locks) == _place(self.locks)
 
+    @property
+    def is_live(self) -> bool:
+        """Whether its thread for the database goes on, or is not needed now. Asks nobody."""
+        return self.locks.is_live
+
     def rejected(self) -> tuple[str, ...]:
         """Return what the database rejects of what this job store asks. Asks nobody."""
         return self.locks.rejections.told()

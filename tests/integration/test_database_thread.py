@@ -21,12 +21,14 @@ import pytest
 from sqlalchemy import Engine, event
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError, TaskLocks
+from apscheduler_tasklock._database import asked as asking
 from apscheduler_tasklock._database import thread as module
+from apscheduler_tasklock._database.asked import Asked
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.errors import NotSentError, RowLockedError
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._database.side import BACKOFF, MOST_TOGETHER, Ticket
-from apscheduler_tasklock._database.thread import Asked, jittered
+from apscheduler_tasklock._database.timings import jittered
 from tests.support.exchanges import NAME, Setup
 from tests.support.exchanges import Asked as InThread
 from tests.support.interrupting import press_ctrl_c
@@ -424,6 +426,66 @@ class TestAMistakeOfItsOwn:
             module.logger.removeFilter(refuse)
 
 
+class TestIsLive:
+    """For a probe that has the process restarted if it is not."""
+
+    @pytest.fixture(autouse=True)
+    def no_patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "STUCK", 0.0)
+
+    def test_not_when_it_is_stuck_in_a_request(self, setup: Setup) -> None:
+        assert setup.database.is_live
+        with setup.in_use():
+            assert not setup.database.is_live
+        eventually(lambda: setup.database.is_live)
+
+    def test_before_that_has_taken_far_longer_than_its_limits(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "STUCK", 10)
+        with setup.in_use():
+            assert setup.database.is_live
+
+    def test_while_something_waits_to_be_sent_again(self, setup: Setup) -> None:
+        """As while the database is unavailable."""
+
+        def fail(_cursor: Any) -> None:
+            raise TaskLockDatabaseError("never")
+
+        [asked] = submit(setup, Call(fail), tried_until=time.monotonic() + PATIENCE)
+        eventually(lambda: setup.database.is_live and asked.failures > 3)
+        asked.withdraw()
+
+    def test_when_it_has_ended_for_want_of_work(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "LINGER", 0.0)
+        assert setup.ask(Numbers(1)) == 1
+        eventually(lambda: threads() == [])
+        assert setup.database.is_live
+
+    def test_not_where_something_is_due_and_it_does_not_run(
+        self, setup: Setup, no_threads: None
+    ) -> None:
+        def fail(_cursor: Any) -> None:
+            raise TaskLockDatabaseError("never")
+
+        [asked] = submit(setup, Call(fail), tried_until=time.monotonic() + PATIENCE)
+        eventually(lambda: not setup.database.is_live)
+        asked.withdraw()
+
+    def test_after_an_interrupt_where_no_thread_can_be_started(
+        self, setup: Setup, no_threads: None
+    ) -> None:
+        def interrupt(_cursor: Any) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            setup.ask(Call(interrupt))
+        asked = setup.database
+        eventually(lambda: asked.is_live)
+
+
 class TestWhoIsInterrupted:
     @pytest.mark.usefixtures("ctrl_c")
     def test_in_the_main_thread_gives_back_what_comes(self, setup: Setup) -> None:
@@ -499,7 +561,7 @@ class TestWhoIsInterrupted:
 
 
 class Interrupted(InThread):
-    """A request in a thread that is interrupted at a line of the module, and lives on.
+    """A request in a thread that is interrupted at a line of the modules, and lives on.
 
     :param number: of the line, among those that it passes
     """
@@ -522,7 +584,8 @@ class Interrupted(InThread):
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
-        if code.co_filename != module.__file__ or code.co_name == "withdraw":
+        is_ours = code.co_filename in {module.__file__, asking.__file__}
+        if not is_ours or code.co_name == "withdraw":
             return None
         # Python interrupts nobody at the end of a `with`, which is its first line once more, nor
         # where a `try` begins.

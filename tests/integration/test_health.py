@@ -10,7 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from apscheduler_tasklock import EVENT_TASK_LOCK_REFUSED, TaskLockExecutor
+from apscheduler_tasklock import EVENT_TASK_LOCK_REFUSED, TaskLockExecutor, TaskLockJobStore
+from apscheduler_tasklock._database import thread
 from tests.support.internals import replace_passes
 from tests.support.outages import Job, refuse
 from tests.support.polling import eventually
@@ -81,6 +82,32 @@ class TestHealth:
         job.next_run_time = datetime.now(timezone.utc) - timedelta(minutes=2)
         replace_passes(replica.scheduler, lambda: None)
         assert not replica.executor.health().live
+
+    @pytest.mark.parametrize("of", ["executor", "job store"])
+    def test_a_thread_of_the_database_that_is_stuck_makes_it_not_live(
+        self, make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch, database_url: str, of: str
+    ) -> None:
+        store = TaskLockJobStore(database_url, functions=["tests."])
+        replica = make_replica(start=False, **FAST)
+        replica.scheduler.add_jobstore(store, "shared")
+        replica.start()
+        locks = replica.executor.locks if of == "executor" else store.locks
+        stuck, go_on = threading.Event(), threading.Event()
+
+        def hang(_cursor: Any) -> None:
+            stuck.set()
+            assert go_on.wait(60)
+
+        asking = threading.Thread(target=locks.ask, args=[hang])
+        asking.start()
+        assert stuck.wait(60)
+        assert replica.executor.health().live
+        monkeypatch.setattr(thread, "STUCK", 0.1)
+        eventually(lambda: not replica.executor.health().live)
+        monkeypatch.undo()
+        go_on.set()
+        asking.join(60)
+        assert replica.executor.health().live
 
     def test_overdue_tasks_make_it_degraded(
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any]

@@ -15,6 +15,7 @@ import psycopg
 
 from apscheduler_tasklock import lock
 from apscheduler_tasklock._database import (
+    asked,
     deadline,
     outage,
     rejections,
@@ -32,6 +33,7 @@ from tests.simulation.faults import CLAIM_TIMEOUT, CLAIMS, RELEASES, Place, Plan
 from tests.simulation.world import BEGIN, CLOCK, Inbox, Process, VirtualFuture, World, replaced
 
 ASKS_THE_TIME = (
+    asked,
     claim,
     client,
     deadline,
@@ -191,6 +193,7 @@ def simulating() -> Iterator[None]:
         stack.enter_context(replaced(*((module, "time", CLOCK) for module in ASKS_THE_TIME)))
         stack.enter_context(
             replaced(
+                (asked, "Future", VirtualFuture),
                 (thread, "Future", VirtualFuture),
                 (thread, "jittered", CLOCK.jittered),
                 (thread, "_PAUSE", CLOCK),

@@ -403,6 +403,11 @@ class TestReleasesThatWait:
         assert side.take_releases() == [ended]
         assert side.waiting == [wanted]
 
+    def test_can_be_taken_before_they_are_sent(self, side: DatabaseSide, ended: Released) -> None:
+        step = side.step(5.0, [], sends=False)
+        assert (step.batch, side.waiting) == ([], [ended])
+        assert side.take_releases() == [ended]
+
 
 class TestRejectedTogether:
     def test_they_go_in_halves_down_to_the_one_that_is_wrong(self, side: DatabaseSide) -> None:

@@ -1,0 +1,157 @@
+"""The application's own code that is not waited for: one thread of a process runs it, in order.
+
+That is what the database's thread has to say: log records, whose handlers may block, and that a
+lock is lost, of which listeners are told. Renewals would wait for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from math import inf
+
+NAME = "tasklock-application"
+# Seconds for which the thread waits for something to run before it ends.
+LINGER = 5.0
+# Seconds for which a shutdown waits for what is to be run, also if its own time is over.
+SHORTEST_FLUSH = 0.2
+
+
+class ApplicationThread:
+    """Runs functions one after the other, in a thread that the first of them starts."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        # Reentrant: the garbage collector may close anything anywhere, and what is closed may log.
+        self._starting = threading.RLock()
+        self._thread: threading.Thread | None = None
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function in the thread, after those that came before it."""
+        self._calls.put(function)
+        self._start()
+
+    def flush(self, until: float) -> None:
+        """Wait until what has come so far was called.
+
+        :param until: when it waits no longer, on the monotonic clock; but a moment in any case
+        """
+        if self._thread is threading.current_thread():
+            return
+        if self._thread is None and self._calls.empty():
+            return
+        is_over = threading.Event()
+        self.call(is_over.set)
+        if self._thread is None:  # none can be started
+            self._call_all()
+        is_over.wait(max(SHORTEST_FLUSH, until - time.monotonic()))
+
+    def _start(self) -> None:
+        """Start the thread, unless there is one. If none can be started, the next call tries to."""
+        with self._starting:
+            if self._thread is not None:
+                return
+            self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
+            try:
+                self._thread.start()
+            except BaseException as error:
+                self._thread = None
+                # By Ctrl-C it may have been started all the same, and then finds that out.
+                if not isinstance(error, RuntimeError):
+                    raise
+
+    def _work(self) -> None:
+        with self._starting:
+            self._thread = self._thread or threading.current_thread()
+            if self._thread is not threading.current_thread():
+                return
+        while True:
+            try:
+                call = self._calls.get(timeout=LINGER)
+            except queue.Empty:
+                with self._starting:
+                    if self._calls.empty():
+                        self._thread = None
+                        return
+            else:
+                _call_safely(call)
+                del call  # which may refer to what has ended
+
+    def _call_all(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                _call_safely(self._calls.get_nowait())
+
+
+class _Here(threading.local):
+    """Whether the application's code may run in this thread."""
+
+    is_kept_out = False
+
+
+_here = _Here()
+_thread = ApplicationThread()
+
+
+def keep_out() -> None:
+    """Let none of the application's code run in this thread, from now on, that can be put off."""
+    _here.is_kept_out = True
+
+
+def call(function: Callable[[], object]) -> None:
+    """Call a function of the application in the thread for them. Never waits."""
+    _thread.call(function)
+
+
+def flush(until: float = inf) -> None:
+    """Wait until what has come so far was called; see :meth:`ApplicationThread.flush`."""
+    _thread.flush(until)
+
+
+def may_log_here(record: logging.LogRecord) -> bool:
+    """Tell whether a log record is handled here and now; else the thread does it.
+
+    A filter of loggers. The record keeps its time and the name of its thread.
+    """
+    if not _here.is_kept_out:
+        return True
+    _thread.call(partial(_log, record))
+    return False
+
+
+def _log(record: logging.LogRecord) -> None:
+    try:
+        logging.getLogger(record.name).handle(record)
+    except Exception:  # noqa: BLE001  # of an application's filter; nobody called us
+        if logging.raiseExceptions and sys.stderr is not None:  # as of a handler
+            traceback.print_exc()
+
+
+def _call_safely(function: Callable[[], object]) -> None:
+    """Call a function; what it raises is reported as that of any thread, and ends none."""
+    try:
+        function()
+    except BaseException as error:  # noqa: BLE001
+        threading.excepthook(
+            threading.ExceptHookArgs(
+                (type(error), error, error.__traceback__, threading.current_thread())
+            )
+        )
+
+
+def _renew_in_child() -> None:
+    """Leave to the parent what it has to run: the child has no such thread."""
+    global _thread  # noqa: PLW0603  # the one of this process
+    _thread = ApplicationThread()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_renew_in_child)

@@ -1,0 +1,94 @@
+"""Log handlers of the application that block, and what they must not hold up."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks, _application
+from tests.support.outages import refuse
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+
+MakeLocks = Callable[..., TaskLocks]
+LOGGER = logging.getLogger("apscheduler_tasklock")
+TIMES: dict[str, Any] = {"min_lock": 0, "max_lock": 600, "lease": 3}
+
+
+class Handler(logging.Handler):
+    """A handler that may block, and what it got."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.blocks, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.go_on.is_set():
+            self.blocks.set()
+            assert self.go_on.wait(60)
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def handler() -> Iterator[Handler]:
+    made = Handler()
+    LOGGER.addHandler(made)
+    yield made
+    made.go_on.set()
+    LOGGER.removeHandler(made)
+
+
+def test_one_that_blocks_holds_up_no_renewal_and_no_claim(
+    make_task_locks: MakeLocks, proxy: Proxy, handler: Handler
+) -> None:
+    locks = make_task_locks(proxy.url)
+    with locks.hold("held", **TIMES) as held:
+        handler.go_on.clear()
+        refuse(proxy)
+        assert handler.blocks.wait(60)  # the first line of the outage
+        proxy.accepting = True
+        before = held.locked_until
+        eventually(lambda: held.locked_until > before)
+        with locks.hold("another", **TIMES):
+            pass
+        assert not held.lost
+    handler.go_on.set()
+
+
+def test_lines_are_written_before_a_shutdown_returns(
+    make_task_locks: MakeLocks, proxy: Proxy, handler: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush = _application.flush
+
+    def let_go(until: float) -> None:
+        handler.go_on.set()
+        flush(until)
+
+    handler.go_on.clear()
+    refuse(proxy)
+    locks = make_task_locks(proxy.url, claim_timeout=1)
+    with pytest.raises(TaskLockDatabaseError), locks.hold("task", **TIMES):
+        pass
+    assert handler.blocks.wait(60)
+    monkeypatch.setattr(_application, "flush", let_go)
+    locks.close()
+    assert any("database is unavailable" in line for line in handler.lines)
+
+
+def test_a_shutdown_does_not_wait_for_one_that_blocks_for_ever(
+    make_task_locks: MakeLocks, proxy: Proxy, handler: Handler
+) -> None:
+    handler.go_on.clear()
+    refuse(proxy)
+    locks = make_task_locks(proxy.url, claim_timeout=1)
+    with pytest.raises(TaskLockDatabaseError), locks.hold("task", **TIMES):
+        pass
+    assert handler.blocks.wait(60)
+    locks.close()
+    assert handler.lines == []
