@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import queue
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -364,6 +365,8 @@ class DatabaseThread:
         :raises TaskLockDatabaseError: there was none in that time
         :raises TaskLockError: why there is none
         """
+        if sys.is_finalizing() and not asked.future.done():
+            raise TaskLockError("the interpreter has ended all threads, and asks no database more")
         if threading.current_thread() is self._worker.get(WORKER):
             raise TaskLockError("what runs in the task lock's database thread cannot wait for it")
         if not self._start():
@@ -413,6 +416,8 @@ class DatabaseThread:
             self._drain(until)
 
     def _drain(self, until: float) -> None:
+        if sys.is_finalizing():
+            return
         idle = threading.Event()
         self.call(lambda: self._drained.append(idle))
         if not self.has_thread:
@@ -421,7 +426,8 @@ class DatabaseThread:
 
     def _put(self, message: _Message) -> None:
         self._inbox.put(message)
-        if self.has_thread or self._start():
+        # Then threads stand still wherever they are, and another one would never begin.
+        if self.has_thread or sys.is_finalizing() or self._start():
             return
         if isinstance(message, Asked) and message.waiter is not None and not message.is_release:
             self._pump(message.future.done)  # else nobody would send it again
