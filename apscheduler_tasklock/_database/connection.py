@@ -21,6 +21,9 @@ from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, Closing, Deadl
 # Seconds in which a server that has cancelled a statement says so, and then why it took so long.
 ASKING_LIMIT = 0.2
 
+# Seconds for which an answer is waited for at most.
+LONGEST_ATTEMPT = 10 / 3
+
 # How often it is read from a connection at most, to see whether it has ended.
 _MOST_READS = 10
 
@@ -205,8 +208,11 @@ def _until(
 
 
 def attempt_limit(timeout: float) -> float:
-    """Return how many seconds of such a timeout a single attempt gets."""
-    return max(1.0, timeout / 3)
+    """Return how many seconds of such a timeout a single attempt gets.
+
+    However long a claim is tried, renewals wait for the same connection.
+    """
+    return min(LONGEST_ATTEMPT, max(1.0, timeout / 3))
 
 
 def connector(

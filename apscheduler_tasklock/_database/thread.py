@@ -7,6 +7,7 @@ import concurrent.futures
 import multiprocessing
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -58,6 +59,10 @@ LONGEST_WAIT = 0.5
 STUCK = 10
 # Seconds that an interpreter that ends without a shutdown waits for what is on its way.
 ENDING_LIMIT = 3.0
+# Seconds that whoever starts the thread waits until it works, on a machine that is very busy.
+STARTING_LIMIT = 0.5
+# The key of who works.
+WORKER = "works"
 
 
 class Renewing(Protocol):
@@ -108,10 +113,12 @@ class DatabaseThread:
         # Reentrant: the garbage collector may close a coroutine anywhere, and its lock is to be
         # released then.
         self._starting = threading.RLock()
-        self._thread: threading.Thread | None = None
+        # Who works: the thread, or one that does without it. Whoever is in it first does, which is
+        # atomic. `Thread.is_alive` would not do: if a signal handler raises in the middle of it,
+        # Python up to 3.12 counts the thread as ended for good, and a second one would be started.
+        self._worker: dict[str, object] = {}
         self._closed = False
         self._ending = False
-        self._pumps = False
         self._calls: list[Callable[[], object]] = []
         self._turn_began = inf  # on the monotonic clock; ``inf`` while it waits for something to do
         self._pid = os.getpid()
@@ -125,9 +132,13 @@ class DatabaseThread:
 
     @property
     def has_thread(self) -> bool:
-        """Whether the thread runs, and does not have to be done without."""
-        thread = self._thread
-        return thread is not None and (thread.is_alive() or thread.ident is None)
+        """Whether the thread works, and does not have to be done without."""
+        return isinstance(self._worker.get(WORKER), threading.Thread)
+
+    @property
+    def _pumps(self) -> bool:
+        """Whether somebody does without the thread."""
+        return bool(self._worker) and not self.has_thread
 
     @property
     def is_live(self) -> bool:
@@ -205,7 +216,9 @@ class DatabaseThread:
         :raises TaskLockDatabaseError: there was none in that time
         :raises TaskLockError: why there is none
         """
-        if threading.current_thread() is self._thread:
+        if sys.is_finalizing() and not asked.future.done():
+            raise TaskLockError("the interpreter has ended all threads, and asks no database more")
+        if threading.current_thread() is self._worker.get(WORKER):
             raise TaskLockError("what runs in the task lock's database thread cannot wait for it")
         if not self._start():
             self._pump(asked.future.done)
@@ -258,6 +271,8 @@ class DatabaseThread:
             self._drain(until)
 
     def _drain(self, until: float) -> None:
+        if sys.is_finalizing():
+            return
         idle = threading.Event()
         self.call(lambda: self._drained.append(idle))
         if not self.has_thread:
@@ -266,7 +281,8 @@ class DatabaseThread:
 
     def _put(self, message: _Message) -> None:
         self._inbox.put(message)
-        if self.has_thread or self._start():
+        # Then threads stand still wherever they are, and another one would never begin.
+        if self.has_thread or sys.is_finalizing() or self._start():
             return
         if isinstance(message, Asked) and message.waiter is not None and not message.is_release:
             self._pump(message.future.done)  # else nobody would send it again
@@ -275,15 +291,17 @@ class DatabaseThread:
 
     def _pump(self, until: Callable[[], bool]) -> None:
         """Work here, where no thread can be started: they are limited, or the interpreter ends."""
+        me = object()
         with self._starting:
-            if self._pumps:  # the garbage collector has closed a coroutine in the middle of it
-                return
-            self._pumps = True
             try:
-                while not self.has_thread and not until():
-                    self._turn(linger=0.0)
+                # Else the garbage collector has closed a coroutine in the middle of it, or a thread
+                # has been started all the same.
+                if self._worker.setdefault(WORKER, me) is me:
+                    while not until():
+                        self._turn(linger=0.0)
             finally:
-                self._pumps = False
+                if self._worker.get(WORKER) is me:
+                    self._worker.clear()
 
     @property
     def _has_ready(self) -> bool:
@@ -296,36 +314,35 @@ class DatabaseThread:
         if self.has_thread:
             return True
         with self._starting:
-            if self.has_thread or self._pumps:
+            if self._worker:
                 return self.has_thread
-            try:
-                self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
-                self._thread.start()
-            except BaseException as error:
-                self._thread = None
-                # By Ctrl-C it may have been started all the same, and then finds that out.
-                if not isinstance(error, RuntimeError):
-                    raise
+            begun = threading.Event()
+            thread = threading.Thread(target=self._work, args=(begun,), name=NAME, daemon=True)
+            # By Ctrl-C it may have been started all the same, and works then.
+            with suppress(RuntimeError):
+                thread.start()
+                begun.wait(STARTING_LIMIT)  # so that no second one is started
             return self.has_thread
 
-    def _work(self) -> None:
-        """Do what there is to do, until there has been nothing for a while."""
+    def _work(self, begun: threading.Event) -> None:
+        """Do what there is to do, until there has been nothing for a while.
+
+        It takes no lock before it works: whoever has it may be a thread that a signal handler, or
+        the garbage collector, has interrupted in the middle of the start, and that waits for this.
+        """
         _application.keep_out()
-        with self._starting:
-            self._thread = self._thread or threading.current_thread()
-            if self._thread is not threading.current_thread():
-                return
-        while True:
-            while self._turn(0.0 if self._closed else LINGER):
-                pass
-            self._thread = None
+        me = threading.current_thread()
+        while self._worker.setdefault(WORKER, me) is me:
+            begun.set()
+            try:
+                while self._turn(0.0 if self._closed else LINGER):
+                    pass
+            finally:
+                self._worker.clear()
+            # What came right before nobody was there, whoever put it may not have noticed.
             if self._inbox.empty():
                 return
-            # It came right before nobody was there, and whoever put it may not have noticed.
-            with self._starting:
-                if self._thread is not None:
-                    return
-                self._thread = threading.current_thread()
+        begun.set()  # somebody else works
 
     def _turn(self, linger: float) -> bool:
         """Send what is next, or wait until there is something; tell whether to go on.

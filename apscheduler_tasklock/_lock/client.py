@@ -410,7 +410,7 @@ class LockClient:
             else partial(self._conclude_on, loop, attempt, begun),
             partial(self._hand_over, attempt.request),
             came=now,
-            turn_until=now + TURN * attempt_limit(self._timeout),
+            turn_until=now + max(TURN * attempt_limit(self._timeout), self._timeout),
             tried_until=begun + self._timeout,
         )
         asked.follows_releases = True

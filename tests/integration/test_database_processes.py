@@ -61,6 +61,25 @@ def late():
 
 atexit.register(late)
 """
+# What is left over is finalized when no thread goes on any more.
+LEFT_OVER = """
+class LeftOver:
+    def __del__(self, os=os):
+        try:
+            with self.hold:
+                pass
+        except Exception as error:
+            os.write(1, str(error).encode())
+
+def holding():
+    with locks.hold("job", **TIMES):
+        yield
+
+LeftOver.hold = locks.hold("another", **TIMES)
+LeftOver.itself = LeftOver()
+generator = holding()
+next(generator)
+"""
 # Another session has the row locked, so that it has to be sent again.
 LOCKED = """
 def leave():
@@ -131,6 +150,17 @@ def test_a_release_arrives_while_the_interpreter_ends(
 ) -> None:
     ended(run(script))
     assert row(connection)["finished_at"] is not None
+
+
+def test_what_is_left_over_does_not_keep_the_interpreter_from_ending(
+    run: Callable[[str], subprocess.Popen[str]],
+) -> None:
+    process = run(LEFT_OVER)
+    try:
+        process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("leaves", ["leave()", "atexit.register(leave)"])

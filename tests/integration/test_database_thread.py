@@ -246,6 +246,33 @@ class TestTheThread:
         assert setup.ask(Numbers(2), turn_within=PATIENCE) == 2
         assert Numbers.sent == [[2]]
 
+    def test_works_for_whoever_interrupts_its_start(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a signal handler, or the garbage collector, in the thread that starts it."""
+        start, answers = threading.Thread.start, list[Any]()
+
+        def interrupted(thread: threading.Thread) -> None:
+            start(thread)
+            if thread.name == module.NAME and not answers:
+                answers.append(None)
+                asked = asked_of(setup, Numbers(1))
+                setup.database.submit(asked)
+                answers.append(setup.database.result(asked, PATIENCE))
+
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        assert setup.ask(Numbers(2)) == 2
+        assert answers == [None, 1]
+
+    def test_is_the_only_one_although_it_seems_to_have_ended(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As to Python up to 3.12, if a signal handler raises in ``Thread.is_alive``."""
+        first = setup.ask(Call(this_thread))
+        monkeypatch.setattr(threading.Thread, "is_alive", lambda _thread: False)
+        assert setup.ask(Call(this_thread)) is first
+        assert threads() == [first]
+
 
 class TestTogether:
     def test_what_waits_goes_in_one_statement_and_each_gets_its_own_answer(

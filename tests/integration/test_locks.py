@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
 
+from apscheduler_tasklock._database.thread import Asked, DatabaseThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import Refusal, TakeoverRequest
@@ -207,6 +208,39 @@ class TestClaim:
                 f"task {number}" for number in range(20)
             }
         assert proxy.accepted == 1
+
+
+class TestALongClaimTimeout:
+    def test_lets_a_dead_connection_keep_nothing_waiting(
+        self, make_locks: MakeLocks, proxy: Proxy
+    ) -> None:
+        """As where a firewall forgets it: the next one is answered."""
+        locks = make_locks(proxy.url, claim_timeout=600)
+        lock = held(locks, max_lock=600, lease=60)
+        dead, renewed = proxy.accepted, lock.locked_until
+        proxy.tap = lambda number, _to_server, data: data if number > dead else b""
+        with ThreadPoolExecutor(1) as pool:
+            claiming = pool.submit(held, locks, "other")
+            try:
+                other = claiming.result(60)
+            except BaseException:
+                locks.stop_claiming()
+                raise
+        assert eventually(lambda: locks.renew_now(lock))
+        assert lock.locked_until > renewed
+        assert [locks.release(each) is None for each in (lock, other)] == [False, False]
+
+    def test_is_how_long_it_may_take_until_a_claim_has_its_turn(
+        self, make_locks: MakeLocks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        locks = make_locks(claim_timeout=600)
+        sent: list[Asked[Any, Any]] = []
+        get = DatabaseThread.get
+        monkeypatch.setattr(
+            DatabaseThread, "get", lambda self, asked: sent.append(asked) or get(self, asked)
+        )
+        held(locks)
+        assert sent[0].turn_until >= sent[0].tried_until
 
 
 class TestLostAnswers:
