@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from math import inf
 
 NAME = "tasklock-application"
 # Seconds for which the thread waits for something to run before it ends.
@@ -111,7 +110,7 @@ def call(function: Callable[[], object]) -> None:
     _thread.call(function)
 
 
-def flush(until: float = inf) -> None:
+def flush(until: float) -> None:
     """Wait until what has come so far was called; see :meth:`ApplicationThread.flush`."""
     _thread.flush(until)
 

@@ -894,8 +894,8 @@ class TestHangs:
                 each.wait(PATIENCE)
         assert setup.outage.reason is not None
         hanging.go_on.set()
-        eventually(lambda: all(connection.closed for connection in hanging.opened))
-        assert setup.ask(Numbers(1)) == 1
+        eventually(lambda: hanging.opened and all(each.closed for each in hanging.opened))
+        assert eventually(lambda: answered(setup, Numbers(1))) == 1
         assert setup.outage.reason is None
 
     def test_while_two_attempts_hang_no_third_is_begun(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockError
-from apscheduler_tasklock._database import thread
+from apscheduler_tasklock._database import timings
 from apscheduler_tasklock._database.errors import NotSentError, RowLockedError
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.side import (
@@ -259,8 +259,8 @@ class TestAThousandReplicas:
     @pytest.fixture
     def sides(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[DatabaseSide, Ticket[str]]]:
         chance = random.Random(SEED)  # noqa: S311  # no secret
-        monkeypatch.setattr(thread, "random", chance)
-        return [(DatabaseSide(thread.jittered), claim("a", tried_until=inf)) for _ in range(1000)]
+        monkeypatch.setattr(timings, "random", chance)
+        return [(DatabaseSide(timings.jittered), claim("a", tried_until=inf)) for _ in range(1000)]
 
     @staticmethod
     def come_back(
