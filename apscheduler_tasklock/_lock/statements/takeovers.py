@@ -123,7 +123,7 @@ def claim_requested(table: str, history: History | None = None) -> str:
         **_TAKE_OVER.found,
         "granted": f"({own} AND {STANDS})",
         # It looks free to a statement that waited for a row which another one has changed.
-        "new_window": may_run,
+        "new_window": f"COALESCE({may_run}, false)",
         "paused": "false",
     }
     made = {
