@@ -403,6 +403,8 @@ class DatabaseThread:
             seconds = linger if is_idle else wakes_at - time.monotonic()
             if self._side.waiting:
                 seconds = min(LONGEST_WAIT, seconds)
+            elif self._pumps:
+                seconds = 0.0  # whoever does without the thread has their answer by now
             message = self._inbox.get(timeout=max(0.0, seconds))
         except queue.Empty:
             return not is_idle

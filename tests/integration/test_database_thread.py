@@ -635,6 +635,22 @@ class TestWithoutAThread:
         assert setup.ask(Call(this_thread)) is threading.current_thread()
         assert threads() == []
 
+    def test_it_waits_for_no_renewal_when_it_is_answered(
+        self, database_url: str, make_setup: Callable[..., Setup], no_threads: None
+    ) -> None:
+        """As of a lock without a lease, which is renewed when its maximum lock ends."""
+
+        class Later:
+            due_at = urgent_at = time.monotonic() + 10 * PATIENCE
+
+            def ticket(self, _now: float) -> None:
+                return None
+
+        setup = make_setup(database_url, renewing=Later())
+        asked = InThread(setup, Call(this_thread))
+        assert asked.ended().answer is not None
+        Later.due_at = inf
+
     def test_several_take_turns(self, setup: Setup, no_threads: None) -> None:
         asked = [InThread(setup, Numbers(number)) for number in range(20)]
         assert [each.ended().answer for each in asked] == list(range(20))
