@@ -150,29 +150,27 @@ class TaskLockProtocol:
     ) -> ClaimAnswer:
         """Try to take the task for one run time. A refused claim writes nothing.
 
-        :return: the task's row. One that looks free is to be asked for again: others claim it over
-            and over, or it was asked for too late.
+        :return: the task's row, or what would be in it. One that looks free is to be asked for
+            again: others claim it over and over, or it was asked for too late.
         :raises TaskLockError: the task's row can be neither read nor inserted
         """
         asked = request.parameters(times.lag)
         parameters = {**asked, **times.parameters}
         cursor.row_factory = tuple_row
-        answer: ClaimAnswer | None = None
+        found: ClaimAnswer | None = None
         for _ in range(MOST_LOOKS):
             self._execute(cursor, self._claim, parameters)
-            answer = self._claim.one(cursor)
+            answer = found = self._claim.one(cursor)
             if answer is None:
-                # There is no row yet; or there is one since, and the claim goes on with that.
+                # No row yet, so insert it. If another replica was faster, claim its row.
                 first = statements.many([asked])
                 self._execute(cursor, self._first_claim_many, first | times.parameters)
-                answer = self._first_claim_many.by_claim_id(cursor).get(request.claim_id)
+                answer = self._first_claim_many.by_claim_id(cursor)[request.claim_id]
             # One that looks free is the row before another claim won, for which this one waited.
-            if answer is not None and (
-                not answer.looks_free or answer.stays_refused(request, times)
-            ):
+            if not answer.looks_free or answer.stays_refused(request, times):
                 return answer
-        if answer is not None:
-            return answer
+        if found is not None:
+            return found
         raise TaskLockError(
             f"task {request.task_name!r}: its row can be neither read nor inserted, although "
             "PostgreSQL reports no error; is there a policy or a trigger on the task lock table?"
@@ -234,8 +232,8 @@ class TaskLockProtocol:
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take many tasks that have no row. See :meth:`claim_many`.
 
-        :return: the answers of those that were granted. One that is missing is to be asked again:
-            it has a row by now.
+        :return: the answers by the ids of the requests. One that looks free is to be asked again:
+            it has a row by now, or it was asked for too late.
         """
         asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
         return self._claims(cursor, self._first_claim_many, asked, times)
@@ -279,15 +277,21 @@ class TaskLockProtocol:
         return self._answers(cursor, statement, parameters)
 
     def take_over_many(
-        self, cursor: Any, requests: Sequence[TakeoverRequest]
+        self,
+        cursor: Any,
+        requests: Sequence[TakeoverRequest],
+        not_after: datetime | None = None,
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take over many claims, each of another task.
 
+        :param not_after: as of :class:`ReadTimes`
         :return: the answers by the ids of the requests. One that is missing has no row any more.
-            One that looks dead as before is to be asked again: somebody else has its row locked.
+            One that looks dead as before is to be asked again: somebody else has its row locked, or
+            it was asked for too late.
         """
         asked = statements.many(request.parameters for request in requests)
-        return self._answers(cursor, self._take_over_many, asked)
+        parameters = {**asked, "not_after": not_after}
+        return self._answers(cursor, self._take_over_many, parameters)
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
         """End a claim. ``None`` means that it no longer stood, and that nothing was changed."""
@@ -397,11 +401,20 @@ class TaskLockProtocol:
             return rows + self._read_rows(cursor, task_names[half:], always)
 
     def claim_requested(
-        self, cursor: Any, request: ManualRequest, *, stable: bool
+        self,
+        cursor: Any,
+        request: ManualRequest,
+        *,
+        stable: bool,
+        not_after: datetime | None = None,
     ) -> ClaimAnswer | None:
-        """Try to begin a run that was asked for by hand. ``None``: the task has no row any more."""
+        """Try to begin a run that was asked for by hand. ``None``: the task has no row any more.
+
+        :param stable: as of :class:`ReadTimes`, like what follows
+        """
         cursor.row_factory = tuple_row
-        self._execute(cursor, self._claim_requested, request.parameters(stable=stable))
+        parameters = {**request.parameters(stable=stable), "not_after": not_after}
+        self._execute(cursor, self._claim_requested, parameters)
         answer: ClaimAnswer | None = self._claim_requested.one(cursor)
         return answer
 

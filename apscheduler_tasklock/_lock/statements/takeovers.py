@@ -15,6 +15,7 @@ from apscheduler_tasklock._lock.statements.history import History, death_entry
 from apscheduler_tasklock._lock.statements.parts import (
     ENDED_UNSEEN,
     IS_PAUSED,
+    IS_WANTED,
     NOT_RUNNING,
     NOTES_DEATH,
     SAFELY,
@@ -46,6 +47,7 @@ class _Takeover:
         self.may_take_over = f"""(
             lock.claim_id = {asked["dead_claim_id"]} AND lock.finished_at IS NULL
             AND lock.locked_until <= now() AND lock.run_until > now() AND NOT {IS_PAUSED}
+            AND {IS_WANTED}
         )"""
         self.changes = f"""
             started_at = now(),
@@ -141,7 +143,7 @@ def claim_requested(table: str, history: History | None = None) -> str:
                       lock.locked_until <= now() AND %(stable)s::boolean
                       AND (lock.run_until <= now() OR NOT (lock.failover OR lock.handed_over)
                            OR {nobody_does})))
-                  AND {SAFELY}
+                  AND {IS_WANTED} AND {SAFELY}
             RETURNING {RETURNED}
         ){death_entry(history, table)}
         SELECT {made_or_found(made, found)}
