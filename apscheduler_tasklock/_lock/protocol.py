@@ -160,7 +160,8 @@ class TaskLockProtocol:
         found: ClaimAnswer | None = None
         for _ in range(MOST_LOOKS):
             self._execute(cursor, self._claim, parameters)
-            answer = found = self._claim.one(cursor)
+            found = self._claim.one(cursor)
+            answer = found
             if answer is None:
                 # No row yet, so insert it. If another replica was faster, claim its row.
                 first = statements.many([asked])
@@ -457,8 +458,10 @@ class TaskLockProtocol:
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
-    ) -> datetime:
-        """Say that this replica is alive, and which tasks it has; return when its id started.
+    ) -> tuple[datetime, int]:
+        """Say that this replica is alive, and which tasks it has.
+
+        :return: when its id started, and how many replicas are alive
 
         :param started_at: what this returned the first time; ``None`` then
         :param rejected: what the database rejects of its work
@@ -475,8 +478,7 @@ class TaskLockProtocol:
         }
         cursor.row_factory = dict_row
         row = self._execute(cursor, self._report_replica, parameters).fetchone()
-        started: datetime = row["started_at"]
-        return started
+        return row["started_at"], row["live"]
 
     def _fitting(self, names: list[str]) -> list[str]:
         """Return as many names as a replica's row takes, and warn once of the rest."""

@@ -131,7 +131,7 @@ class LockProtocol(Protocol):
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
-    ) -> datetime:
+    ) -> tuple[datetime, int]:
         """Say that this replica is alive, and which tasks it has."""
 
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:

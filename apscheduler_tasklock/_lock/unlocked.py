@@ -259,9 +259,9 @@ class UnlockedProtocol:
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
-    ) -> datetime:
-        """Return since when the replica is known."""
-        return started_at or monotonic_now()
+    ) -> tuple[datetime, int]:
+        """Return since when the replica is known, and that it is the only one."""
+        return started_at or monotonic_now(), 1
 
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
         """Do nothing."""

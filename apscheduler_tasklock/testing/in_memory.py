@@ -291,11 +291,11 @@ class MemoryProtocol:
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
-    ) -> datetime:
-        """Note the replica's tasks; return since when it is known."""
+    ) -> tuple[datetime, int]:
+        """Note the replica's tasks; return since when it is known, and how many are."""
         with self._locks.lock:
             self._locks.tasks_of[self._replica_id] = frozenset(tasks)
-            return started_at or self._locks.now()
+            return started_at or self._locks.now(), len(self._locks.tasks_of)
 
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
         """Let nobody wait for a task that it has dropped, unless another replica has it."""
