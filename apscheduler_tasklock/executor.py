@@ -124,7 +124,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         of one-off jobs, 60 s are the minimum lock instead.
     :param max_factor: maximum lock, as a multiple of the job's period; above 0
     :param lease: how long after its last sign of life a holder counts as dead; a ``timedelta`` or
-        seconds, 1 or more. By default 60 s, or a third of the maximum lock if that is shorter;
+        seconds, 1 or more. By default 60 s, or a third of the maximum lock if that is shorter; none
+        where that is below 15 s and there is no failover;
         ``None``: when its maximum lock ends. A living holder renews its claim every third of it.
     :param failover: whether another replica runs the window of a dead holder again. Without, it is
         not run again; with it, it may be run twice. It is given up after ``max_takeovers``, or when

@@ -214,7 +214,7 @@ class TaskLocks:
             not its holder lives
         :param lease: seconds or ``timedelta``, 1 or more, after which a holder that does not
             renew its claim counts as dead; by default 60 s or a third of ``max_lock``, whichever is
-            shorter, and ``max_lock`` itself if that third is below 1 s; ``None``: ``max_lock``
+            shorter, and ``max_lock`` itself if that third is below 15 s; ``None``: ``max_lock``
         :raises TaskLockOptionError: one of them is impossible
         :raises TaskLockRefusedError: when entered: the task runs elsewhere, or was just run
         :raises TaskLockError: when entered: the database is unavailable, or rejects that

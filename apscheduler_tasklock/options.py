@@ -22,6 +22,8 @@ LONGEST_SECONDS = timedelta(days=36500).total_seconds()
 # The longest lease that holds where nobody says otherwise; and its share of the maximum lock.
 DEFAULT_LEASE = 60.0
 DEFAULT_LEASE_SHARE = 1 / 3
+# The shortest one of a job without failover: its maximum lock frees the task soon enough.
+SHORTEST_DEFAULT_LEASE = 15.0
 
 
 class Default(Enum):
@@ -169,13 +171,16 @@ class LockOptions:
         lease = self.lease
         if lease is None:
             lease = min(DEFAULT_LEASE, max_lock * DEFAULT_LEASE_SHARE)
-            if lease < SHORTEST_LEASE:
+            if lease < (SHORTEST_LEASE if self.failover else SHORTEST_DEFAULT_LEASE):
                 return None
         return lease if lease < max_lock else None
 
 
 # Seconds. Three renewals go into a lease, each over the network and on a thread of a busy process.
 SHORTEST_LEASE = 1.0
+# Seconds. A shorter one is a warning: a database or a process that stands still for a moment costs
+# the lock.
+SHORT_LEASE = 5.0
 
 # The minimum lock where none is given, as a multiple of the period: 0.9 and not 1.0, because with
 # 1.0 a replica's next fire misses its window by milliseconds.

@@ -17,12 +17,16 @@ from psycopg.types.datetime import TimestamptzBinaryLoader
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.deadline import CANCEL_LIMIT, Closing, Deadline
+from apscheduler_tasklock._database.timings import Timings
 
 # Seconds in which a server that has cancelled a statement says so, and then why it took so long.
 ASKING_LIMIT = 0.2
 
-# Seconds for which an answer is waited for at most.
-LONGEST_ATTEMPT = 10 / 3
+# Limits the seconds from below for which an answer is waited for, however short a claim's timeout
+# is; and however urgent a renewal.
+SHORTEST_ATTEMPT, SHORTEST_ANSWER = 1.0, 0.3
+# Limits the seconds from below for which a claim waits for its turn.
+SHORTEST_TURN = 9.0
 
 # How often it is read from a connection at most, to see whether it has ended.
 _MOST_READS = 10
@@ -207,12 +211,23 @@ def _until(
                 raise NoAnswerError(f"no answer from the server within {now - begun:.1f} sec")
 
 
-def attempt_limit(timeout: float) -> float:
-    """Return how many seconds of such a timeout a single attempt gets.
+def attempt_limit(timeout: float, longest: float = Timings.longest_answer) -> float:
+    """Return for how many seconds of a claim's timeout one answer is waited for.
 
     However long a claim is tried, renewals wait for the same connection.
+
+    :param longest: for how many at most
     """
-    return min(LONGEST_ATTEMPT, max(1.0, timeout / 3))
+    return min(longest, max(SHORTEST_ATTEMPT, timeout / 3))
+
+
+def turn_limit(timeout: float) -> float:
+    """Return for how many seconds a claim with such a timeout waits for its turn, at most.
+
+    Longer than for the database: that others are sent is no sign of an outage. On a database that
+    answers late, they take turns.
+    """
+    return max(SHORTEST_TURN, 3 * timeout)
 
 
 def connector(
@@ -228,7 +243,8 @@ def connector(
         "keepalives_idle": 5,
         "keepalives_interval": 2,
         "keepalives_count": 3,
-        "tcp_user_timeout": int(attempt * 1000),
+        # Not shorter, since a packet that is lost is sent again only after a while.
+        "tcp_user_timeout": int(max(1.0, attempt) * 1000),
         **connect_parameters(url),
     }
 

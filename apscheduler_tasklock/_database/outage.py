@@ -13,6 +13,13 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError
 
 logger = logger_of(__name__)
 
+# Seconds of the recovery grace for each live replica of a fleet: as long as its renewals, releases
+# and connects may take until the last replica has had its turn at a server that is back.
+GRACE_OF_EACH = 0.01
+# The share of a lease that a statement may take. One that takes longer has kept others from
+# renewing such a lease in time.
+SLOW_SHARE = 1 / 3
+
 
 class Outage:
     """Logs that a database is unavailable once, and once that it is back.
@@ -24,6 +31,7 @@ class Outage:
     :param attempt: seconds that a single attempt may take
     :param timings: has the recovery grace
     :ivar reason: why it is unavailable, or ``None`` while it is there
+    :ivar live_replicas: how many replicas were alive when this one looked last
     """
 
     def __init__(self, where: str, attempt: float = 0.0, timings: Timings | None = None) -> None:
@@ -37,8 +45,11 @@ class Outage:
         self._only_full = False
         self._is_locked = False  # whether it began as that
         self._doubted_at = -inf
-        # Nothing is known of the time before the start: an outage may just have ended.
-        self._stable_from: float | None = None
+        self.live_replicas = 0
+        self._shortest_lease = inf
+        # When the grace began, on the monotonic clock. Nothing is known of the time before the
+        # start: an outage may just have ended.
+        self._grace_began: float | None = None
 
     def begin(self, error: TaskLockDatabaseError, opened_at: float) -> None:
         """Note that the database did not answer.
@@ -73,19 +84,30 @@ class Outage:
     @property
     def stable(self) -> bool:
         """Whether the database is there, and has been for long enough to believe its rows."""
-        known = self.reason is None and self._stable_from is not None
-        return known and time.monotonic() >= (self._stable_from or 0.0)
+        return self.reason is None and self._is_grace_over(time.monotonic())
 
     @property
     def grace(self) -> float:
-        """Seconds from the first answer, after a start or an outage, until rows are believed."""
-        return self._attempt + self._timings.recovery_grace
+        """Seconds from the first answer, after a start or an outage, until rows are believed.
+
+        It is longer in a large fleet, whose replicas come back all at once.
+        """
+        of_fleet = self.live_replicas * GRACE_OF_EACH
+        return self._attempt + max(self._timings.recovery_grace, of_fleet)
+
+    def _is_grace_over(self, now: float) -> bool:
+        return self._grace_began is not None and now >= self._grace_began + self.grace
+
+    def note_lease(self, lease: float | None) -> None:
+        """Note the lease of a claim: others have such a lease, too. Called in one thread."""
+        if lease is not None and lease < self._shortest_lease:
+            self._shortest_lease = lease
 
     def believe(self) -> None:
         """Believe the rows from now on, unless an outage is known: somebody else does already."""
         with self._lock:
             if self._over_at is None and self._since is None:
-                self._stable_from = 0.0
+                self._grace_began = -inf
 
     def idle_connection_ended(self, by_server: bool) -> None:
         """Note that the other side has ended an idle connection: the server may have restarted.
@@ -116,15 +138,15 @@ class Outage:
 
     def _doubt(self, now: float) -> bool:
         """Begin the grace, if rows are believed; tell whether that is so."""
-        believed = self._stable_from is not None and now >= self._stable_from
+        believed = self._is_grace_over(now)
         if believed:
-            self._stable_from = now + self.grace
+            self._grace_began = now
         return believed
 
     def clock_stepped(self, seconds: float) -> None:
         """Note that the database's clock has stepped: leases may have ended by that alone."""
         with self._lock:
-            self._stable_from = time.monotonic() + self.grace
+            self._grace_began = time.monotonic()
         logger.warning(
             "The clock of the task lock database (%s) has stepped by %+.1f sec. Holders whose "
             "leases ended by that are given %.1f sec to renew them",
@@ -133,18 +155,23 @@ class Outage:
             self.grace,
         )
 
-    def end(self, begun: float) -> None:
+    def end(self, begun: float, took: float = 0.0) -> None:
         """Note that it did.
 
         :param begun: when the statement was, on the monotonic clock; an answer that was on its way
             when the outage was noticed does not end it
+        :param took: seconds that the statement took. For a third of a lease or longer, others had
+            no answer to their renewals either.
         """
-        if self._since is None and self._stable_from is not None:
+        is_slow = took > self._shortest_lease * SLOW_SHARE
+        if self._since is None and self._grace_began is not None and not is_slow:
             return
         with self._lock:
             if self._since is None:
-                if self._stable_from is None:
-                    self._stable_from = time.monotonic() + self.grace
+                if self._grace_began is None:
+                    self._grace_began = time.monotonic()
+                elif is_slow:
+                    self._doubt(time.monotonic())
                 return
             if begun < self._since:
                 return
@@ -152,9 +179,9 @@ class Outage:
             self._over_at = time.monotonic()
             # A server that is full again and again must not be doubted without an end: a dead run
             # would stand against its task for as long.
-            doubted = self._stable_from is not None and self._over_at < self._stable_from
+            doubted = self._grace_began is not None and not self._is_grace_over(self._over_at)
             if not (self._only_full and doubted):
-                self._stable_from = self._over_at + self.grace
+                self._grace_began = self._over_at
         if self._is_locked:
             logger.info(
                 "The task lock tables are no longer locked (%s), %.1f sec after this replica "

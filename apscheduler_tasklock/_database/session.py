@@ -14,7 +14,6 @@ from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.connection import (
     NoAnswerError,
-    attempt_limit,
     bounded_waits,
     connector,
     ended_by,
@@ -240,7 +239,7 @@ class NoCursor:
 def make_session(
     database: str | URL | Engine,
     *,
-    timeout: float,
+    attempt: float,
     application_name: str,
     closing: Closing | None,
     ended: Ended,
@@ -248,15 +247,13 @@ def make_session(
 ) -> Session:
     """Return a session of a URL, or one that is opened as an application's engine opens its own.
 
-    :param timeout: seconds within which a claim must have been decided. A single connection
-        attempt or statement gets a third of it, so that there is time for another.
+    :param attempt: seconds within which each answer has to come
     :param application_name: shown by ``pg_stat_activity``, unless an engine is given
     :param closing: says when claiming is stopped, from when on connecting is short
     :param ended: called when an idle connection turns out to have been ended by the other side
     :param lock_query: as of :class:`Session`
     :raises TaskLockOptionError: the task lock cannot use this database
     """
-    attempt = attempt_limit(timeout)
     hosts = host_count(as_url(database))
     if isinstance(database, Engine):
         engine = database

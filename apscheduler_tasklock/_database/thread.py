@@ -21,7 +21,7 @@ import psycopg
 
 from apscheduler_tasklock import _application
 from apscheduler_tasklock._database.asked import Asked, wake_loops
-from apscheduler_tasklock._database.connection import NoAnswerError
+from apscheduler_tasklock._database.connection import SHORTEST_ANSWER, NoAnswerError, turn_limit
 from apscheduler_tasklock._database.deadline import RELEASE_LIMIT, Closing, Deadline
 from apscheduler_tasklock._database.errors import ConflictError, NotSentError
 from apscheduler_tasklock._database.outage import Outage
@@ -43,11 +43,6 @@ _Message: TypeAlias = "Ticket[Any] | Callable[[], object]"
 NAME = "tasklock-database"
 # Seconds for which the thread waits for something to do before it ends. The next request starts it.
 LINGER = 5.0
-# For how many times the limit of an answer a request waits for its turn. That others are sent is no
-# sign of an outage: on a database that answers late, they take turns.
-TURN = 9
-# The share of its limit for which an answer is waited for at least, whatever else is urgent.
-SHORTEST_WAIT = 1 / 3
 # Seconds after which the thread goes on that has failed.
 PAUSE_AFTER_FAILURE = 0.1
 # Seconds within which releases that wait are given to another process.
@@ -90,6 +85,7 @@ class DatabaseThread:
     :param explain: returns what to raise for a failure that another attempt would not overcome
     :param closing: says when claiming was stopped
     :param renewing: what is renewed before all else
+    :param turn: seconds within which a request has to be sent, unless it says otherwise
     """
 
     def __init__(
@@ -99,8 +95,10 @@ class DatabaseThread:
         explain: Callable[[psycopg.Error], TaskLockError],
         closing: Closing,
         renewing: Renewing | None = None,
+        turn: float = turn_limit(10.0),
     ) -> None:
         self._session = session
+        self._turn_limit = turn
         self._outage = outage
         self._explain = explain
         self._closing = closing
@@ -173,8 +171,7 @@ class DatabaseThread:
         """Send a request, and wait for its answer.
 
         :param deadline: when nothing is waited for any more
-        :param turn_within: seconds within which it must be its turn; by default some times the
-            limit of an answer
+        :param turn_within: seconds within which it must be its turn; by default as for all
         :param tried_for: seconds for which it is sent again while the database is unavailable
         :raises NotSentError: its turn did not come; nothing was sent
         :raises TaskLockDatabaseError: the database is unavailable
@@ -186,7 +183,7 @@ class DatabaseThread:
             deadline,
             Outcome.result,
             came=now,
-            turn_until=now + (turn_within or TURN * self._session.attempt),
+            turn_until=now + (turn_within or self._turn_limit),
             tried_until=now + (-1.0 if tried_for is None else tried_for),
         )
         return self.get(asked)
@@ -445,7 +442,8 @@ class DatabaseThread:
         attempt = seconds = self._session.attempt
         if batch[0].by > -inf:  # it is no renewal, which others are not to wait for
             urgent = self._renewing.urgent_at - begun
-            seconds = max(attempt * SHORTEST_WAIT, min(attempt, urgent))
+            seconds = max(SHORTEST_ANSWER, min(attempt, urgent))
+        sent = time.monotonic()
         try:
             with self._session.cursor(deadline, seconds) as cursor:
                 answers: Sequence[Any] = (
@@ -463,7 +461,7 @@ class DatabaseThread:
             is_short = seconds < attempt and isinstance(error.__cause__, NoAnswerError)
             outcome = self._failed(error, opened_at, is_outage=not is_short)
             return [(ticket, outcome) for ticket in batch]
-        self._outage.end(begun)
+        self._outage.end(begun, time.monotonic() - sent)
         return [(ticket, _outcome(answer)) for ticket, answer in zip(batch, answers, strict=True)]
 
     def _failed(

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 class Timings:
     """Waits and pauses of one replica, in seconds where nothing else is said. Can be pickled.
 
+    :ivar longest_answer: for which an answer is waited for at most, however long a claim is tried:
+        what got lost on its way is to be sent again soon
     :ivar recovery_grace: for which the database has to be there, after an outage or a start, until
         a holder that it did not hear of counts as dead, and one attempt more: enough for pending
         releases, which are sent every second, even if one that got lost on its way is still being
-        waited for
+        waited for. In a large fleet it is longer; see :class:`Outage`
     :ivar doubt_interval: from a doubt for the silent end of an idle connection to the next such
         doubt, at least
     :ivar renewals_per_lease: how often a claim is renewed during one lease, so that a renewal may
@@ -37,6 +39,7 @@ class Timings:
         answer was lost may be repeated, and is to find what it has done
     """
 
+    longest_answer: float = 3.3
     recovery_grace: float = 2.5
     doubt_interval: float = 120.0
     renewals_per_lease: int = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Generic, TypeAlias, TypeVar
 from uuid import UUID, uuid4
 
@@ -13,7 +13,7 @@ from apscheduler_tasklock._database.encoding import unstorable
 from apscheduler_tasklock._database.errors import ConflictError, RowLockedError, is_rolled_back
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.requests import Request
-from apscheduler_tasklock._lock.clock import DatabaseClock
+from apscheduler_tasklock._lock.clock import DatabaseClock, later
 from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
     ClaimRequest,
@@ -60,7 +60,7 @@ class ClaimContext:
         :param sent: now, on the monotonic clock
         """
         latest = self.clock.latest(sent)
-        not_after = None if latest is None else latest + timedelta(seconds=self.claim_timeout)
+        not_after = None if latest is None else later(latest, self.claim_timeout)
         return ReadTimes(lag, latest, self.outage.stable, not_after)
 
     def learn(self, answers: Iterable[ClaimAnswer], sent: float, bound: datetime | None) -> bool:
@@ -257,8 +257,8 @@ class TakeoverAttempt(_Attempt[TakeoverRequest]):
     def send(self, cursor: Any) -> Decision:
         """Ask; the answer is ``None`` if the row is gone.
 
-        :raises TaskLockDatabaseError: its row is locked, or the answer took longer than the lease
-            that it grants; it is to be asked again
+        :raises TaskLockDatabaseError: its row is locked, the answer took longer than the lease
+            that it grants, or it came when nobody waited for it any more; it is to be asked again
         """
         [decided] = self.send_together(cursor, [self])
         if isinstance(decided, TaskLockDatabaseError):
@@ -271,13 +271,17 @@ class TakeoverAttempt(_Attempt[TakeoverRequest]):
     ) -> list[Decision | TaskLockDatabaseError]:
         """Ask for several takeovers in one statement."""
         context, sent = requests[0]._context, time.monotonic()
-        answers = context.protocol.take_over_many(cursor, [each.request for each in requests])
-        context.learn(answers.values(), sent, context.clock.latest(sent))
-        return [each._decided(answers.get(each.request.claim_id), sent) for each in requests]
+        times = context.read_times(sent)
+        asked = [each.request for each in requests]
+        answers = context.protocol.take_over_many(cursor, asked, times.not_after)
+        context.learn(answers.values(), sent, times.latest)
+        return [each._decided(answers.get(each.request.claim_id), sent, times) for each in requests]
 
-    def _decided(self, answer: ClaimAnswer | None, sent: float) -> Decision | TaskLockDatabaseError:
+    def _decided(
+        self, answer: ClaimAnswer | None, sent: float, times: ReadTimes
+    ) -> Decision | TaskLockDatabaseError:
         if answer is not None and answer.looks_dead(self.request.dead_claim_id):
-            return _locked()
+            return _locked() if answer.is_in_time(times.not_after) else ConflictError(CAME_LATE)
         return Decision(answer, sent) if self._is_usable(answer, sent) else ConflictError(TOO_LATE)
 
     def _is_usable(self, answer: ClaimAnswer | None, sent: float) -> bool:
@@ -301,24 +305,22 @@ class _LoneAttempt(_Attempt[Asked]):
     def send(self, cursor: Any) -> Decision:
         """Ask; the answer is ``None`` if there is nothing to claim any more.
 
-        :raises TaskLockDatabaseError: answers take longer than the lease that they grant
+        :raises TaskLockDatabaseError: answers take longer than the lease that they grant; or it
+            came when nobody waited for it any more, and is to be asked again
         """
-        context = self._context
-        sent = time.monotonic()
-        answer = self._ask(cursor)
+        context, sent = self._context, time.monotonic()
+        times = context.read_times(sent)
+        answer = self._ask(cursor, times)
         if answer is not None:
-            context.clock.learn(
-                sent=sent,
-                answered=time.monotonic(),
-                database_time=answer.database_time,
-                bound=context.clock.latest(sent),
-            )
+            context.learn([answer], sent, times.latest)
             if answer.granted and is_over(answer, sent):
                 self.in_doubt = True
                 raise TaskLockDatabaseError(TOO_LATE)
+            if not (answer.granted or answer.is_in_time(times.not_after)):
+                raise ConflictError(CAME_LATE)
         return Decision(answer, sent)
 
-    def _ask(self, cursor: Any) -> ClaimAnswer | None:
+    def _ask(self, cursor: Any, times: ReadTimes) -> ClaimAnswer | None:
         raise NotImplementedError
 
 
@@ -332,9 +334,10 @@ class ManualAttempt(_LoneAttempt[ManualRequest]):
         super().__init__(request, context)
         self.kind = ManualAttempt
 
-    def _ask(self, cursor: Any) -> ClaimAnswer | None:
-        context = self._context
-        return context.protocol.claim_requested(cursor, self.request, stable=context.outage.stable)
+    def _ask(self, cursor: Any, times: ReadTimes) -> ClaimAnswer | None:
+        return self._context.protocol.claim_requested(
+            cursor, self.request, stable=times.stable, not_after=times.not_after
+        )
 
 
 class HandOutAttempt(_LoneAttempt[ClaimRequest]):
@@ -347,9 +350,8 @@ class HandOutAttempt(_LoneAttempt[ClaimRequest]):
         super().__init__(request, context)
         self.kind = HandOutAttempt
 
-    def _ask(self, cursor: Any) -> ClaimAnswer | None:
-        context = self._context
-        return context.protocol.claim_handed_out(cursor, self.request, stable=context.outage.stable)
+    def _ask(self, cursor: Any, times: ReadTimes) -> ClaimAnswer | None:
+        return self._context.protocol.claim_handed_out(cursor, self.request, stable=times.stable)
 
 
 def _locked() -> RowLockedError:

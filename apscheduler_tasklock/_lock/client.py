@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL
 
 from apscheduler_tasklock import _application
 from apscheduler_tasklock._database.asked import Asked
-from apscheduler_tasklock._database.connection import attempt_limit
+from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
 from apscheduler_tasklock._database.deadline import (
     SHUTDOWN_LIMIT,
     Closing,
@@ -37,7 +37,7 @@ from apscheduler_tasklock._database.rejections import (
 from apscheduler_tasklock._database.requests import Call, Outcome
 from apscheduler_tasklock._database.session import NoSession, Session, make_session
 from apscheduler_tasklock._database.side import MOST_TOGETHER
-from apscheduler_tasklock._database.thread import TURN, DatabaseThread
+from apscheduler_tasklock._database.thread import DatabaseThread
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import as_url, describe
 from apscheduler_tasklock._lock.claim import (
@@ -169,12 +169,14 @@ class LockClient:
         self._pid = os.getpid()
         self._parent: LockClient | None = None
         self._timeout = settings.claim_timeout
+        self._attempt = attempt_limit(settings.claim_timeout, settings.timings.longest_answer)
+        self._turn_limit = turn_limit(settings.claim_timeout)
         self._timings = settings.timings
         self._closing = Closing()
         self._released_at = 0.0
         self.claiming = InProgress()
         self._give_up_at = inf  # when pending releases are given up, on the monotonic clock
-        self.outage = Outage(self.where, attempt_limit(settings.claim_timeout), settings.timings)
+        self.outage = Outage(self.where, self._attempt, settings.timings)
         self.rejections = Rejections(settings.timings.rejected_interval)
         self._rights_at = 0.0  # when they are looked at, on the monotonic clock
         session = self._make_session()
@@ -182,7 +184,7 @@ class LockClient:
         # The database's thread has it.
         self._heartbeat = Heartbeat(self._renew, session.attempt, settings.timings, self.rejections)
         self._database = DatabaseThread(
-            session, self.outage, self._explain, self._closing, self._heartbeat
+            session, self.outage, self._explain, self._closing, self._heartbeat, self._turn_limit
         )
         self.jobs = JobRows(
             self.table,
@@ -201,10 +203,10 @@ class LockClient:
         """Return the connection."""
         settings = self.settings
         if settings.stand_in is not None:
-            return NoSession(attempt_limit(settings.claim_timeout))
+            return NoSession(self._attempt)
         return make_session(
             settings.database,
-            timeout=settings.claim_timeout,
+            attempt=self._attempt,
             application_name=self._application_name,
             closing=self._closing,
             ended=self.outage.idle_connection_ended,
@@ -410,7 +412,7 @@ class LockClient:
             else partial(self._conclude_on, loop, attempt, begun),
             partial(self._hand_over, attempt.request),
             came=now,
-            turn_until=now + max(TURN * attempt_limit(self._timeout), self._timeout),
+            turn_until=now + self._turn_limit,
             tried_until=begun + self._timeout,
         )
         asked.follows_releases = True
@@ -420,6 +422,7 @@ class LockClient:
         self, attempt: AnyAttempt, begun: float, outcome: Outcome[Decision]
     ) -> HeldLock | Refusal | None:
         """Make what was claimed of a claim's outcome, in the database's thread."""
+        self.outage.note_lease(attempt.request.lease)
         error = outcome.error
         if error is None:
             claimed = self._claimed(attempt.request, outcome.result())
@@ -486,8 +489,7 @@ class LockClient:
             return ClaimAttempt.find_taken(cursor, wanted) if wanted else {}
 
         # The claims of those who wait for this would only come later, if it has no turn for long.
-        limit = attempt_limit(self._timeout)
-        return self._database.ask(Call(find), Deadline(self._closing), turn_within=limit)
+        return self._database.ask(Call(find), Deadline(self._closing), turn_within=self._attempt)
 
     def _end_in_doubt(self, attempt: AnyAttempt) -> None:
         """See to it that a claim that was sent and not answered is ended."""
@@ -503,7 +505,7 @@ class LockClient:
         in_doubt = ReleaseRequest(request.task_name, request.claim_id, RunEnd(ending))
         now = time.monotonic()
         # No claim is granted later than its `not_after`, and an answer takes no longer than this.
-        granted_until = now + self._timeout + attempt_limit(self._timeout)
+        granted_until = now + self._timeout + self._attempt
         self._database.submit(self._ticket_of(in_doubt, now + seconds, stays_until=granted_until))
 
     def _claimed(self, request: AnyRequest, decision: Decision) -> HeldLock | Refusal | None:
@@ -711,7 +713,7 @@ class LockClient:
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects that, as for a role without the right
         """
-        started_at = self.ask(
+        started_at, self.outage.live_replicas = self.ask(
             partial(
                 self._protocol.report_replica,
                 host=socket.gethostname(),
@@ -779,13 +781,12 @@ class LockClient:
     def _asked_once(self, statement: Callable[[Any], Answer]) -> Asked[Answer, Answer]:
         """Return a statement that is sent once, if its turn comes in time."""
         now = time.monotonic()
-        turn_until = now + TURN * attempt_limit(self._timeout)
         return Asked(
             Call(statement),
             Deadline(self._closing),
             Outcome.result,
             came=now,
-            turn_until=turn_until,
+            turn_until=now + self._turn_limit,
         )
 
     def give_back(self, hand_out: HandOut) -> None:

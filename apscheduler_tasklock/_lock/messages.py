@@ -285,6 +285,14 @@ class ReadTimes:
         return {"latest": self.latest, "stable": self.stable, "not_after": self.not_after}
 
 
+def is_wanted(not_after: datetime | None, at: datetime) -> bool:
+    """Tell whether somebody still waits for a claim at a time of the database's clock.
+
+    :param not_after: as of :class:`ReadTimes`
+    """
+    return not_after is None or at <= not_after
+
+
 # Of a run time that is due just now, where nothing is known against the clocks or the rows.
 IN_TIME = ReadTimes()
 
@@ -330,8 +338,8 @@ class ClaimAnswer(NamedTuple):
     def looks_free(self) -> bool:
         """Whether nothing stands against the claim that was not granted.
 
-        Then another claim has won while the statement was on its way, or has the row locked; and
-        this is the row as it was before.
+        Then another claim has won while the statement was on its way, or has the row locked, and
+        this is the row as it was before; or nobody waited for the claim any more.
         """
         stands_against = self.running or self.granted or self.waits or self.paused
         return self.new_window and not (stands_against or self.withdrawn)
@@ -341,15 +349,17 @@ class ClaimAnswer(NamedTuple):
 
         It was granted before, and is over; or nobody waits for it any more.
         """
-        return self.claim_id == request.claim_id or (
-            times.not_after is not None and self.database_time > times.not_after
-        )
+        return self.claim_id == request.claim_id or not self.is_in_time(times.not_after)
+
+    def is_in_time(self, not_after: datetime | None) -> bool:
+        """Tell whether somebody still waited for the claim when it was decided on."""
+        return is_wanted(not_after, self.database_time)
 
     def looks_dead(self, claim_id: UUID) -> bool:
         """Tell whether this claim is still the last one, and could be taken over.
 
-        Then another replica is about to take it over, or has the row locked; and this is the row as
-        it was before.
+        Then another replica is about to take it over, or has the row locked, and this is the row as
+        it was before; or nobody waited for the takeover any more.
         """
         is_dead = self.unfinished and not (self.granted or self.running or self.paused)
         return is_dead and self.claim_id == claim_id and self.database_time < self.run_until

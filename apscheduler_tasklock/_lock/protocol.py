@@ -150,29 +150,28 @@ class TaskLockProtocol:
     ) -> ClaimAnswer:
         """Try to take the task for one run time. A refused claim writes nothing.
 
-        :return: the task's row. One that looks free is to be asked for again: others claim it over
-            and over, or it was asked for too late.
+        :return: the task's row, or what would be in it. One that looks free is to be asked for
+            again: others claim it over and over, or it was asked for too late.
         :raises TaskLockError: the task's row can be neither read nor inserted
         """
         asked = request.parameters(times.lag)
         parameters = {**asked, **times.parameters}
         cursor.row_factory = tuple_row
-        answer: ClaimAnswer | None = None
+        found: ClaimAnswer | None = None
         for _ in range(MOST_LOOKS):
             self._execute(cursor, self._claim, parameters)
-            answer = self._claim.one(cursor)
+            found = self._claim.one(cursor)
+            answer = found
             if answer is None:
-                # There is no row yet; or there is one since, and the claim goes on with that.
+                # No row yet, so insert it. If another replica was faster, claim its row.
                 first = statements.many([asked])
                 self._execute(cursor, self._first_claim_many, first | times.parameters)
-                answer = self._first_claim_many.by_claim_id(cursor).get(request.claim_id)
+                answer = self._first_claim_many.by_claim_id(cursor)[request.claim_id]
             # One that looks free is the row before another claim won, for which this one waited.
-            if answer is not None and (
-                not answer.looks_free or answer.stays_refused(request, times)
-            ):
+            if not answer.looks_free or answer.stays_refused(request, times):
                 return answer
-        if answer is not None:
-            return answer
+        if found is not None:
+            return found
         raise TaskLockError(
             f"task {request.task_name!r}: its row can be neither read nor inserted, although "
             "PostgreSQL reports no error; is there a policy or a trigger on the task lock table?"
@@ -236,8 +235,8 @@ class TaskLockProtocol:
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take many tasks that have no row. See :meth:`claim_many`.
 
-        :return: the answers of those that were granted. One that is missing is to be asked again:
-            it has a row by now.
+        :return: the answers by the ids of the requests. One that looks free is to be asked again:
+            it has a row by now, or it was asked for too late.
         """
         asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
         return self._claims(cursor, self._first_claim_many, asked, times)
@@ -281,15 +280,21 @@ class TaskLockProtocol:
         return self._answers(cursor, statement, parameters)
 
     def take_over_many(
-        self, cursor: Any, requests: Sequence[TakeoverRequest]
+        self,
+        cursor: Any,
+        requests: Sequence[TakeoverRequest],
+        not_after: datetime | None = None,
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take over many claims, each of another task.
 
+        :param not_after: as of :class:`ReadTimes`
         :return: the answers by the ids of the requests. One that is missing has no row any more.
-            One that looks dead as before is to be asked again: somebody else has its row locked.
+            One that looks dead as before is to be asked again: somebody else has its row locked, or
+            it was asked for too late.
         """
         asked = statements.many(request.parameters for request in requests)
-        return self._answers(cursor, self._take_over_many, asked)
+        parameters = {**asked, "not_after": not_after}
+        return self._answers(cursor, self._take_over_many, parameters)
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
         """End a claim. ``None`` means that it no longer stood, and that nothing was changed."""
@@ -399,13 +404,22 @@ class TaskLockProtocol:
             return rows + self._read_rows(cursor, task_names[half:], always)
 
     def claim_requested(
-        self, cursor: Any, request: ManualRequest, *, stable: bool
+        self,
+        cursor: Any,
+        request: ManualRequest,
+        *,
+        stable: bool,
+        not_after: datetime | None = None,
     ) -> ClaimAnswer | None:
-        """Try to begin a run that was asked for by hand. ``None``: the task has no row any more."""
+        """Try to begin a run that was asked for by hand. ``None``: the task has no row any more.
+
+        :param stable: as of :class:`ReadTimes`, like what follows
+        """
+        parameters = {**request.parameters(stable=stable), "not_after": not_after}
         answer: ClaimAnswer | None = None
         for _ in range(MOST_LOOKS):
             cursor.row_factory = tuple_row
-            self._execute(cursor, self._claim_requested, request.parameters(stable=stable))
+            self._execute(cursor, self._claim_requested, parameters)
             answer = self._claim_requested.one(cursor)
             if answer is None or not answer.looks_free:
                 break  # or else another claim won while this one waited for its row
@@ -450,8 +464,10 @@ class TaskLockProtocol:
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
-    ) -> datetime:
-        """Say that this replica is alive, and which tasks it has; return when its id started.
+    ) -> tuple[datetime, int]:
+        """Say that this replica is alive, and which tasks it has.
+
+        :return: when its id started, and how many replicas are alive
 
         :param started_at: what this returned the first time; ``None`` then
         :param rejected: what the database rejects of its work
@@ -468,8 +484,7 @@ class TaskLockProtocol:
         }
         cursor.row_factory = dict_row
         row = self._execute(cursor, self._report_replica, parameters).fetchone()
-        started: datetime = row["started_at"]
-        return started
+        return row["started_at"], row["live"]
 
     def _fitting(self, names: list[str]) -> list[str]:
         """Return as many names as a replica's row takes, and warn once of the rest."""

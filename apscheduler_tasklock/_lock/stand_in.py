@@ -61,7 +61,7 @@ class LockProtocol(Protocol):
         lags: Sequence[float],
         times: ReadTimes,
     ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks without a row."""
+        """Try to take many tasks without a row. Those with one are missing, or look free."""
 
     def find_taken(
         self,
@@ -73,12 +73,20 @@ class LockProtocol(Protocol):
         """Tell which of many claims would be refused, since their windows are taken."""
 
     def claim_requested(
-        self, cursor: Any, request: ManualRequest, *, stable: bool
+        self,
+        cursor: Any,
+        request: ManualRequest,
+        *,
+        stable: bool,
+        not_after: datetime | None = None,
     ) -> ClaimAnswer | None:
         """Try to begin a run that was asked for by hand."""
 
     def take_over_many(
-        self, cursor: Any, requests: Sequence[TakeoverRequest]
+        self,
+        cursor: Any,
+        requests: Sequence[TakeoverRequest],
+        not_after: datetime | None = None,
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take over many claims."""
 
@@ -123,7 +131,7 @@ class LockProtocol(Protocol):
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
-    ) -> datetime:
+    ) -> tuple[datetime, int]:
         """Say that this replica is alive, and which tasks it has."""
 
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:

@@ -181,12 +181,20 @@ class UnlockedProtocol:
         return {}
 
     def claim_requested(
-        self, cursor: Any, request: ManualRequest, *, stable: bool
+        self,
+        cursor: Any,
+        request: ManualRequest,
+        *,
+        stable: bool,
+        not_after: datetime | None = None,
     ) -> ClaimAnswer | None:
         """Return nothing: nobody asks for runs by hand."""
 
     def take_over_many(
-        self, cursor: Any, requests: Sequence[TakeoverRequest]
+        self,
+        cursor: Any,
+        requests: Sequence[TakeoverRequest],
+        not_after: datetime | None = None,
     ) -> dict[UUID, ClaimAnswer]:
         """Return nothing: nobody dies."""
         return {}
@@ -251,9 +259,9 @@ class UnlockedProtocol:
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
-    ) -> datetime:
-        """Return since when the replica is known."""
-        return started_at or monotonic_now()
+    ) -> tuple[datetime, int]:
+        """Return since when the replica is known, and that it is the only one."""
+        return started_at or monotonic_now(), 1
 
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
         """Do nothing."""

@@ -32,7 +32,7 @@ from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.triggers import has_shared_times, period_after
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
-from apscheduler_tasklock.options import LONGEST_SECONDS
+from apscheduler_tasklock.options import LONGEST_SECONDS, SHORT_LEASE
 
 logger = logger_of(__name__)
 
@@ -364,6 +364,14 @@ class ExecutorJobs:
         lease = task.options.lease
         if lease is None or lease == inf:
             return
+        if lease < SHORT_LEASE:
+            logger.warning(
+                "Job %r: its lease of %g s is below %g s: a database or a process that stands "
+                "still for a moment costs the lock",
+                job.id,
+                lease,
+                SHORT_LEASE,
+            )
         submission = self._next(job, jobstore, task)
         _, max_lock = submission.lock_times(submission.period(submission.run_times[0]))
         if lease > max_lock:

@@ -18,7 +18,7 @@ from apscheduler_tasklock.status import TaskStatus
 
 DATABASE_VARIABLE = "TASKLOCK_DATABASE_URL"
 
-# Seconds; each answer is waited for a third of it.
+# Seconds for which a command is tried.
 _TIMEOUT = 15.0
 
 

@@ -178,25 +178,37 @@ class MemoryProtocol:
         return taken
 
     def claim_requested(
-        self, cursor: Any, request: ManualRequest, *, stable: bool
+        self,
+        cursor: Any,
+        request: ManualRequest,
+        *,
+        stable: bool,
+        not_after: datetime | None = None,
     ) -> ClaimAnswer | None:
         """Try to begin a manual run. ``None``: the task has no row."""
         return self._locks.decide(
             request.task_name,
-            lambda row, now: rule.claim_manual(row, request, self._replica_id, now, stable=stable),
+            lambda row, now: rule.claim_manual(
+                row, request, self._replica_id, now, stable=stable, not_after=not_after
+            ),
         )
 
     def take_over_many(
-        self, cursor: Any, requests: Sequence[TakeoverRequest]
+        self,
+        cursor: Any,
+        requests: Sequence[TakeoverRequest],
+        not_after: datetime | None = None,
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take over many claims. Those of tasks without a row are missing."""
-        answers = {request.claim_id: self._take_over(request) for request in requests}
+        answers = {each.claim_id: self._take_over(each, not_after) for each in requests}
         return {claim_id: each for claim_id, each in answers.items() if each is not None}
 
-    def _take_over(self, request: TakeoverRequest) -> ClaimAnswer | None:
+    def _take_over(
+        self, request: TakeoverRequest, not_after: datetime | None
+    ) -> ClaimAnswer | None:
         return self._locks.decide(
             request.task_name,
-            lambda row, now: rule.take_over(row, request, self._replica_id, now),
+            lambda row, now: rule.take_over(row, request, self._replica_id, now, not_after),
         )
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:
@@ -279,11 +291,11 @@ class MemoryProtocol:
         started_at: datetime | None = None,
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
-    ) -> datetime:
-        """Note the replica's tasks; return since when it is known."""
+    ) -> tuple[datetime, int]:
+        """Note the replica's tasks; return since when it is known, and how many are."""
         with self._locks.lock:
             self._locks.tasks_of[self._replica_id] = frozenset(tasks)
-            return started_at or self._locks.now()
+            return started_at or self._locks.now(), len(self._locks.tasks_of)
 
     def retire(self, cursor: Any, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
         """Let nobody wait for a task that it has dropped, unless another replica has it."""

@@ -34,6 +34,7 @@ from apscheduler_tasklock._lock.messages import (
     RunEnd,
     RunState,
     TakeoverRequest,
+    is_wanted,
 )
 from apscheduler_tasklock.status import Run
 
@@ -190,7 +191,7 @@ class Claim:
     def of(cls, request: ClaimRequest, times: ReadTimes, now: datetime) -> Claim:
         """Return a claim with what its replica has read besides."""
         latest = now if times.latest is None else min(now, times.latest)
-        wanted = times.not_after is None or now <= times.not_after
+        wanted = is_wanted(times.not_after, now)
         return cls(request, later(latest, -times.lag), now, times.stable, wanted)
 
     @property
@@ -262,6 +263,8 @@ def claim(
     asked = Claim.of(request, times, now)
     ended: tuple[Run, ...] = ()
     if row is None:
+        if not asked.wanted:
+            return Decision(None, _missing(now))
         row = _first_row(request.task_name, request.claim_id, now, now)
     elif not asked.is_granted(row):
         return Decision(row, asked.found(row))
@@ -295,9 +298,16 @@ def claim(
 
 
 def take_over(
-    row: Row | None, request: TakeoverRequest, replica_id: str, now: datetime
+    row: Row | None,
+    request: TakeoverRequest,
+    replica_id: str,
+    now: datetime,
+    not_after: datetime | None = None,
 ) -> Decision[ClaimAnswer | None]:
-    """Decide on a takeover of a dead run. It keeps the window and the maximum lock."""
+    """Decide on a takeover of a dead run. It keeps the window and the maximum lock.
+
+    :param not_after: as of ``ReadTimes``
+    """
     if row is None:
         return Decision(None, None)
     may_take_over = (
@@ -305,6 +315,7 @@ def take_over(
         and row.is_dead(now)
         and row.run_until > now
         and not row.is_paused(now)
+        and is_wanted(not_after, now)
     )
     if not may_take_over:
         return Decision(row, _found(row, request.claim_id, now, paused=row.is_paused(now)))
@@ -330,12 +341,22 @@ def take_over(
 
 
 def claim_manual(
-    row: Row | None, request: ManualRequest, replica_id: str, now: datetime, *, stable: bool
+    row: Row | None,
+    request: ManualRequest,
+    replica_id: str,
+    now: datetime,
+    *,
+    stable: bool,
+    not_after: datetime | None = None,
 ) -> Decision[ClaimAnswer | None]:
-    """Decide on a claim of a manual run. The window stays, and when the next run is due."""
+    """Decide on a claim of a manual run. The window stays, and when the next run is due.
+
+    :param stable: as of ``ReadTimes``, like what follows
+    """
     if row is None:
         return Decision(None, None)
     is_asked_for = row.request_id == request.request_id and row.is_requested(now)
+    is_asked_for = is_asked_for and is_wanted(not_after, now)
     if not is_asked_for or not (row.finished or _gives_way(row, now, stable=stable)):
         return Decision(row, _found(row, request.claim_id, now, paused=False))
     row, ended = _followed(row)
@@ -716,6 +737,12 @@ def _answer(row: Row, now: datetime) -> ClaimAnswer:
         claim_id=row.claim_id,
         manual=row.kind == "manual",
     )
+
+
+def _missing(now: datetime) -> ClaimAnswer:
+    """Return the answer to a claim that is not granted, although there is no row."""
+    no_row = replace(_first_row("", UUID(int=0), NEVER, now), token=0, finished_at=NEVER)
+    return _answer(no_row, now)._replace(new_window=True)
 
 
 def _granted(row: Row, now: datetime) -> ClaimAnswer:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.acceptance.conftest import ReplicaProcess, Rows
@@ -137,14 +138,19 @@ def test_a_job_that_ended_in_an_outage_is_not_run_again_by_a_replica_that_starts
     start_replica: StartReplica,
     rows: Rows,
     direct_url: str,
+    connection: psycopg.Connection[Any],
     tmp_path: Path,
     executor: str | None,
 ) -> None:
     job = daily("work", kwargs={"folder": str(tmp_path)})
-    # The recovery grace grows with the timeout: the machine may be busy.
-    options = {**OPTIONS, "claim_timeout": 60}
+    # The recovery grace grows with the fleet: the machine may be busy.
+    connection.execute(
+        "INSERT INTO task_lock_replica (replica_id, host, version, started_at, seen_at, tasks)"
+        " SELECT 'replica ' || n, 'host', '1.0', now(), now() + interval '1 h', '{}'"
+        " FROM generate_series(1, 2000) AS n"
+    )
     with proxy_to(direct_url) as proxy:
-        holder = start_replica(database=proxy.url, options=options, **job)
+        holder = start_replica(database=proxy.url, options=OPTIONS, **job)
         holder.says("runs")
         [run] = holder.runs
         proxy.accepting = False
@@ -153,7 +159,7 @@ def test_a_job_that_ended_in_an_outage_is_not_run_again_by_a_replica_that_starts
         holder.says(f"ends {run.token}")
         eventually(lambda: rows["job"]["free"])
         new = start_replica(
-            executor=executor, options=options, **{**job, "next_run_time": moment()}
+            executor=executor, options=OPTIONS, **{**job, "next_run_time": moment()}
         )
         # Its link is back first, and the holder's a moment later.
         seen = ("refused", "granted", "runs")

@@ -71,7 +71,7 @@ def _had_no_answer(records: Records, task: ChaosTask, run: Run) -> bool:
     process renews by itself, whatever becomes of its replica's process and of other workers.
     """
     assert run.believed is not None
-    bound = max(RECOVERY, task.longest_silence / 3 + BURST_REACTION)
+    bound = max(RECOVERY, task.lease / 3 + BURST_REACTION)
     return any(
         trouble.begun <= run.believed and trouble.ended >= run.believed - bound
         for trouble in records.troubles(run.holder, PROCESS + PATH + LATE)

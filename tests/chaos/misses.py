@@ -332,7 +332,7 @@ def _is_claimed_by(by: float, fire: Event, task: ChaosTask, claims: Sequence[Cla
 def _long_leases(task: ChaosTask, claims: Sequence[Claim]) -> Iterator[Finding]:
     """Find claims that would have stood for longer without a sign of life than a lease."""
     for claim in claims:
-        if claim.lasts > task.longest_silence + _SAME:
+        if claim.lasts > task.lease + _SAME:
             text = f"{claim}, stood for {claim.lasts:.3f} s without a sign of life"
             yield Finding(SILENT, task.name, claim.at, text)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# The library's default factors, its default lease, and the options that are the same for all.
+# The library's default factors, and the options that are the same for all.
 MIN_FACTOR, MAX_FACTOR = 0.9, 5.0
-LONGEST_LEASE, LEASE_SHARE = 60.0, 3
 POLL_INTERVAL = 1.0
 
 # A third of it is what the library waits for one answer: longer than answers are late in a stall.
@@ -25,7 +24,7 @@ class ChaosTask:
     :ivar period: seconds from one run time to the next
     :ivar takes: seconds that a run takes, at least and at most
     :ivar failover: whether a dead holder's window is run again
-    :ivar lease: seconds; ``None`` for the library's default
+    :ivar lease: seconds after its last sign of life for which a holder counts as alive
     :ivar max_lock: seconds; ``None`` for the library's default
     :ivar exact: whether all replicas compute the same run times, by their own clocks; else an
         interval that counts from the replica's start
@@ -40,7 +39,7 @@ class ChaosTask:
     period: float
     takes: tuple[float, float]
     failover: bool
-    lease: float | None = None
+    lease: float
     max_lock: float | None = None
     exact: bool = False
     raises: bool = False
@@ -60,20 +59,11 @@ class ChaosTask:
         return MAX_FACTOR * self.period if self.max_lock is None else self.max_lock
 
     @property
-    def longest_silence(self) -> float:
-        """Seconds after its last sign of life for which a holder counts as alive: the lease."""
-        if self.lease is not None:
-            return self.lease
-        return min(LONGEST_LEASE, self.longest_lock / LEASE_SHARE)
-
-    @property
     def options(self) -> dict[str, Any]:
         """The job's own options of the task lock."""
-        options: dict[str, Any] = {"failover": self.failover}
+        options: dict[str, Any] = {"failover": self.failover, "lease": self.lease}
         if self.raises:
             options["on_failure"] = "release"
-        if self.lease is not None:
-            options["lease"] = self.lease
         if self.max_lock is not None:
             options["max_lock"] = self.max_lock
         return options
@@ -85,12 +75,12 @@ TASKS = (
     # Longer than its period.
     ChaosTask("long-3s", 3, (3.5, 4.5), True, 3, 40, cancels=True, job={"max_instances": 1}),
     ChaosTask("flaky-4s", 4, (0.2, 1.0), True, 3, 40, raises=True, job={"max_instances": 2}),
-    ChaosTask("once-3s", 3, (0.5, 1.5), False, job={"max_instances": 2}),
+    ChaosTask("once-3s", 3, (0.5, 1.5), False, 5, job={"max_instances": 2}),
     # At times longer than their periods. The one's lease has to be renewed, also beside a parent
     # that is stopped or dead; the other's ends long after a dead worker's task has to be free.
     ChaosTask("pool-3s", 3, (2.0, 5.0), True, 3, 40, pooled=True, job={"max_instances": 1}),
     ChaosTask("pool-4s", 4, (1.5, 5.0), True, 12, 40, pooled=True, job={"max_instances": 1}),
-    ChaosTask("pool-once-4s", 4, (0.5, 2.5), False, pooled=True, job={"max_instances": 1}),
+    ChaosTask("pool-once-4s", 4, (0.5, 2.5), False, 6, pooled=True, job={"max_instances": 1}),
 )
 POOLED = tuple(task.name for task in TASKS if task.pooled)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import uuid4
 
@@ -11,7 +11,13 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import TaskLockError, upgrade
-from apscheduler_tasklock._lock.messages import ClaimAnswer, ClaimRequest, ReadTimes
+from apscheduler_tasklock._lock.messages import (
+    ClaimAnswer,
+    ClaimRequest,
+    ManualRequest,
+    ReadTimes,
+    TakeoverRequest,
+)
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock._lock.statements import RecordingStatement, Statement
 from apscheduler_tasklock.schema.table import task_lock_table
@@ -669,28 +675,83 @@ class TestRetention:
         assert answer.token > max(tokens)
 
 
-@pytest.mark.postgresql
-@pytest.mark.parametrize("together", [False, True])
-def test_a_claim_that_comes_when_nobody_waits_any_more_is_not_granted(
-    one: Replica, connection: psycopg.Connection[Any], together: bool
-) -> None:
+class TestWhenNobodyWaits:
     """It was held up on its way, by a network or a server that stood still."""
 
-    def answer(seconds: float) -> ClaimAnswer:
-        not_after = database_now(connection) + timedelta(seconds=seconds)
-        request, times = ClaimRequest("task", 9.0, 50.0), ReadTimes(not_after=not_after)
-        if not together:
-            return one.send(request, times)
-        answers = one.protocol.claim_many(one.cursor, [request], [0.0], times)
-        [found] = answers.values()
-        assert isinstance(found, ClaimAnswer)
-        return found
+    @pytest.fixture
+    def in_seconds(self, connection: psycopg.Connection[Any]) -> Callable[[float], datetime]:
+        return lambda seconds: database_now(connection) + timedelta(seconds=seconds)
 
-    claim_id, _ = one.claim(min_lock=0)
-    one.release(claim_id, keep_window=False)
-    late = answer(-0.001)
-    assert (late.granted, late.looks_free) == (False, True)
-    assert answer(60).granted
+    @pytest.mark.parametrize("together", [False, True])
+    @pytest.mark.parametrize("is_first", [False, True])
+    def test_a_claim_is_not_granted(
+        self,
+        one: Replica,
+        connection: psycopg.Connection[Any],
+        in_seconds: Callable[[float], datetime],
+        is_first: bool,
+        together: bool,
+    ) -> None:
+        def answer(seconds: float) -> ClaimAnswer:
+            request = ClaimRequest("task", 9.0, 50.0)
+            times = ReadTimes(not_after=in_seconds(seconds))
+            if not together:
+                return one.send(request, times)
+            claim = one.protocol.first_claim_many if is_first else one.protocol.claim_many
+            [found] = claim(one.cursor, [request], [0.0], times).values()
+            assert isinstance(found, ClaimAnswer)
+            return found
+
+        if not is_first:
+            claim_id, _ = one.claim(min_lock=0)
+            one.release(claim_id, keep_window=False)
+        late = answer(-0.001)
+        assert (late.granted, late.looks_free) == (False, True)
+        assert late.database_time == database_now(connection)
+        assert answer(60).granted
+
+    def test_a_takeover_is_not_granted(
+        self, one: Replica, travel: Travel, in_seconds: Callable[[float], datetime]
+    ) -> None:
+        dead, _ = one.claim(lease=5, failover=True)
+        travel(6)
+
+        def answer(seconds: float) -> ClaimAnswer:
+            request = TakeoverRequest("task", dead, "dead")
+            [found] = one.protocol.take_over_many(
+                one.cursor, [request], in_seconds(seconds)
+            ).values()
+            assert isinstance(found, ClaimAnswer)
+            return found
+
+        late = answer(-0.001)
+        assert (late.granted, late.looks_dead(dead)) == (False, True)
+        assert answer(60).granted
+
+    @pytest.mark.postgresql
+    def test_a_manual_run_is_not_granted(
+        self,
+        one: Replica,
+        connection: psycopg.Connection[Any],
+        in_seconds: Callable[[float], datetime],
+    ) -> None:
+        claim_id, _ = one.claim()
+        one.release(claim_id)
+        asked = ManualRequest("task", uuid4(), 50.0)
+        connection.execute(
+            "UPDATE task_lock SET request_id = %s, request_until = now() + interval '1 h'",
+            [asked.request_id],
+        )
+
+        def granted(seconds: float) -> bool:
+            answer = one.protocol.claim_requested(
+                one.cursor, asked, stable=True, not_after=in_seconds(seconds)
+            )
+            assert answer is not None
+            return bool(answer.granted)
+
+        assert not granted(-0.001)
+        assert granted(60)
 
 
 @pytest.mark.parametrize("name", ["locks", 'My "locks"', "100% locks", "Größe"])

@@ -173,13 +173,16 @@ class Requests:
 
     def times(self) -> ReadTimes:
         latest = self.memory.time + timedelta(seconds=self.rng.choice([-3, 0, 3]))
-        not_after = self.memory.time + timedelta(seconds=self.rng.choice([-1, 0, 1]))
         return ReadTimes(
             self.seconds(400.0),
             latest if self.chance(0.3) else None,
             self.chance(0.8),
-            not_after if self.chance(0.2) else None,
+            self.not_after(),
         )
+
+    def not_after(self) -> datetime | None:
+        not_after = self.memory.time + timedelta(seconds=self.rng.choice([-1, 0, 1]))
+        return not_after if self.chance(0.2) else None
 
     def claim(self) -> Ask:
         request, times = self.claim_request(self.task()), self.times()
@@ -222,13 +225,14 @@ class Requests:
 
     def take_over(self, task: str | None = None) -> Ask:
         request = self.takeover_request(task or self.task())
-        return lambda protocol: protocol.take_over_many(protocol.cursor, [request]).get(
+        not_after = None if task else self.not_after()
+        return lambda protocol: protocol.take_over_many(protocol.cursor, [request], not_after).get(
             request.claim_id
         )
 
     def take_over_many(self) -> Ask:
-        requests = [self.takeover_request(task) for task in TASKS]
-        return lambda protocol: protocol.take_over_many(protocol.cursor, requests)
+        requests, not_after = [self.takeover_request(task) for task in TASKS], self.not_after()
+        return lambda protocol: protocol.take_over_many(protocol.cursor, requests, not_after)
 
     def claim_requested(self, task: str | None = None, *, surely: bool = False) -> Ask:
         task, stable = task or self.task(), self.chance(0.8)
@@ -244,7 +248,10 @@ class Requests:
             max_runtime=self.seconds(None),
             claim_id=self.claim_of(task) if self.chance(0.1) else self.new_claim(task),
         )
-        return lambda protocol: protocol.claim_requested(protocol.cursor, request, stable=stable)
+        not_after = None if surely else self.not_after()
+        return lambda protocol: protocol.claim_requested(
+            protocol.cursor, request, stable=stable, not_after=not_after
+        )
 
     def release_request(self, task: str) -> ReleaseRequest:
         row, ending = self.memory.locks.rows.get(task), self.rng.choice(list(Ending))

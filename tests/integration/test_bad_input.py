@@ -368,6 +368,13 @@ class TestWhatTheLockLimits:
             "WARNING Job 'job': its lease of 30 s is above its maximum lock of 8 s"
         )
 
+    def test_a_short_lease(self, told_of: Callable[..., list[str]]) -> None:
+        [line] = told_of({}, lease=4.9)
+        assert line.startswith("WARNING Job 'job': its lease of 4.9 s is below 5 s")
+
+    def test_the_shortest_lease_that_is_not_told(self, told_of: Callable[..., list[str]]) -> None:
+        assert told_of({}, lease=5) == []
+
     def test_options_of_a_job_that_is_not_there(self, told_of: Callable[..., list[str]]) -> None:
         options = {"typo": {"min_factor": 0.5}, "job": {"max_factor": 3}}
         [line] = told_of({}, jobs=options)

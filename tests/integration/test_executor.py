@@ -42,6 +42,7 @@ from apscheduler_tasklock import (
     current_lock,
     task_lock,
 )
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._database.url import parse_url
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._scheduler.names import UnnamedTask
@@ -1044,7 +1045,8 @@ class TestScheduler:
         wait: bool,
     ) -> None:
         """Its job has not begun; so another replica runs the window, also without failover."""
-        replica = make_replica(proxy.url, claim_timeout=60)
+        timings = Timings(longest_answer=20.0)  # longer than the claim is held up
+        replica = make_replica(proxy.url, claim_timeout=60, timings=timings)
 
         def shut_the_gate_at_the_claim(_number: int, to_server: bool, data: bytes) -> bytes:
             if to_server and CLAIM in data:

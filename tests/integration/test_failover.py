@@ -933,6 +933,26 @@ class TestRetention:
         assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
+def test_in_a_large_fleet_a_replica_believes_later_that_a_holder_died(
+    make_replica: MakeReplica, connection: Connection
+) -> None:
+    """It counts the live replicas as it reports itself, at its first look."""
+    connection.execute(
+        "INSERT INTO task_lock_replica (replica_id, host, version, started_at, seen_at,"
+        "                               stopped_at, tasks)"
+        " SELECT 'replica ' || n, 'host', '1.0', now(), now() - CASE WHEN n > 2000 THEN"
+        "     interval '2 min' ELSE interval '1 min' END, CASE WHEN n > 1000 THEN now() END, '{}'"
+        " FROM generate_series(1, 3000) AS n"
+    )
+    replica = make_replica(start=False)
+    replica.scheduler.add_job(token_and_takeover, "interval", days=1, id="job")
+    outage = replica.executor.locks.outage
+    alone = outage.grace
+    replica.start()
+    eventually(lambda: outage.grace > alone)
+    assert outage.grace == pytest.approx(alone - 2.5 + 10.0, abs=0.02)
+
+
 class _RefusesOnce(ThreadPoolExecutor):
     """An executor that cannot take the first job that is submitted."""
 

@@ -29,7 +29,7 @@ from apscheduler_tasklock.errors import (
 )
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.locks import TaskLocks
-from tests.support.claims import claim, held, pids, row
+from tests.support.claims import claim, die, held, pids, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, pass_on
 
@@ -198,7 +198,8 @@ class TestClaim:
         self, make_locks: MakeLocks, proxy: Proxy
     ) -> None:
         go_on = threading.Event()
-        locks = make_locks(proxy.url, claim_timeout=60)
+        timings = Timings(longest_answer=20.0)  # longer than the first answer is held up
+        locks = make_locks(proxy.url, claim_timeout=60, timings=timings)
         proxy.to_client = lambda data: data if go_on.wait(60) else None
         with ThreadPoolExecutor(20) as pool:
             asked = [pool.submit(held, locks, f"task {number}") for number in range(20)]
@@ -418,6 +419,19 @@ class TestClockJumps:
         self.behind(locks)
         assert isinstance(claim(locks, run_time=now, min_lock=540, max_lock=3000), HeldLock)
 
+    def test_a_dead_run_is_taken_over_all_the_same(
+        self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
+    ) -> None:
+        """When nobody would wait for the takeover any more is reckoned on the bound."""
+        locks, dying = make_locks(), make_locks(replica_id="dying")
+        dead = held(dying, runs="app:job", failover=True)
+        die(dying, dead)
+        connection.execute("UPDATE task_lock SET locked_until = now()")
+        self.behind(locks)
+        taken = locks.claim(TakeoverRequest("task", dead.claim_id, "dying"))
+        assert isinstance(taken, HeldLock)
+        assert taken.is_takeover
+
     def test_a_granted_window_is_where_it_belongs(
         self, make_locks: MakeLocks, connection: psycopg.Connection[Any]
     ) -> None:
@@ -514,11 +528,11 @@ class TestUnavailable:
     def test_a_server_that_never_answers_is_given_up(
         self, make_locks: MakeLocks, proxy: Proxy
     ) -> None:
-        locks = make_locks(proxy.url, claim_timeout=1)
+        locks = make_locks(proxy.url, claim_timeout=3)
         held(locks, "connects")
         proxy.to_client = lambda _data: b""  # swallowed
         with pytest.raises(TaskLockDatabaseError, match="no answer from the server within"):
-            claim(locks)
+            claim(locks, since=time.monotonic() - 3)  # no time for another attempt
         proxy.to_client = pass_on
 
     def test_a_row_locked_by_somebody_else_does_not_hang_a_claim(
@@ -554,6 +568,17 @@ class TestUnavailable:
             ("WARNING", "The task lock database is unavailable"),
             ("INFO", "The task lock database is back"),
         ]
+
+    def test_a_statement_that_takes_longer_than_a_third_of_a_lease_begins_the_recovery_grace(
+        self, make_locks: MakeLocks
+    ) -> None:
+        """Other replicas could not renew such a lease meanwhile."""
+        locks = make_locks()
+        lock = held(locks, lease=3.0)
+        locks.believe()
+        locks.ask(lambda cursor: cursor.execute("SELECT pg_sleep(1.1)"))
+        assert not locks.stable
+        locks.release(lock)
 
     def test_closing_ends_the_retries_of_a_claim(self, make_locks: MakeLocks, proxy: Proxy) -> None:
         proxy.accepting = False

@@ -18,6 +18,7 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from tests.support.claims import held, row
 from tests.support.polling import eventually
@@ -27,13 +28,16 @@ from tests.support.schedulers import Replica
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
 
+# An answer may take 20 s of a claim that is tried for a minute.
+PATIENT = Timings(longest_answer=20.0)
+
 
 @pytest.mark.parametrize("way", ["to_server", "to_client"])
 def test_a_lock_whose_renewal_stalls_beyond_its_lease_is_kept(
     make_replica: MakeReplica, proxy: Proxy, connection: Connection, way: str
 ) -> None:
     """It stalls before the statement is sent, or after it was carried out, with nobody told."""
-    replica = make_replica(proxy.url, lease=1, claim_timeout=60)  # an answer may take 20 s
+    replica = make_replica(proxy.url, lease=1, claim_timeout=60, timings=PATIENT)
     stalled, go_on = threading.Event(), threading.Event()
 
     def stall(data: bytes) -> bytes:
@@ -68,7 +72,7 @@ def test_a_lock_that_was_overtaken_during_a_stall_is_lost_and_told_of_when_it_go
     connection: Connection,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    replica = make_replica(proxy.url, lease=1, min_factor=0, claim_timeout=60)
+    replica = make_replica(proxy.url, lease=1, min_factor=0, claim_timeout=60, timings=PATIENT)
     stalled, go_on = threading.Event(), threading.Event()
     other = make_locks(replica_id="other")
     other.believe()

@@ -66,7 +66,6 @@ class TestScenarios:
         check(wrong, what)
 
 
-@pytest.mark.xfail(reason="the statement of first claims has no not_after", strict=True)
 def test_a_first_claim_of_a_task_that_is_held_up_is_not_granted_when_nobody_waits() -> None:
     [hold] = [each for each in SCENARIOS if each.name == "hold"]
     scenario = replace(hold, known=())

@@ -11,10 +11,15 @@ from apscheduler_tasklock._lock.messages import ClaimRequest, Refusal
 from apscheduler_tasklock.lock import HeldLock
 
 
-def claim(locks: LockClient, task: str = "task", **wanted: Any) -> HeldLock | Refusal:
-    """Claim a task as a job does, for now if no run time is given."""
+def claim(
+    locks: LockClient, task: str = "task", *, since: float | None = None, **wanted: Any
+) -> HeldLock | Refusal:
+    """Claim a task as a job does, for now if no run time is given.
+
+    :param since: when it was wanted, on the monotonic clock, if that was not now
+    """
     request = ClaimRequest(task, **{"min_lock": 9.0, "max_lock": 50.0, **wanted})
-    claimed = locks.claim(request)
+    claimed = locks.claim(request, since)
     assert claimed is not None
     return claimed
 

@@ -7,7 +7,7 @@ from threading import Event, Thread
 from typing import Any
 
 from apscheduler_tasklock import TaskLockError
-from apscheduler_tasklock._database.connection import attempt_limit
+from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
 from apscheduler_tasklock._database.deadline import Closing, Deadline
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.requests import Call, Request
@@ -28,7 +28,7 @@ class Setup:
         self.outage = Outage("here", attempt_limit(timeout))
         self.session: Session = make_session(
             database,
-            timeout=timeout,
+            attempt=attempt_limit(timeout),
             application_name=NAME,
             closing=self.closing,
             ended=self.outage.idle_connection_ended,
@@ -39,6 +39,7 @@ class Setup:
             lambda error: TaskLockError(f"rejected: {error.sqlstate}"),
             self.closing,
             renewing,
+            turn_limit(timeout),
         )
 
     def ask(

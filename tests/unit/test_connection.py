@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from apscheduler_tasklock._database.connection import connect_parameters
+from apscheduler_tasklock._database.connection import (
+    attempt_limit,
+    connect_parameters,
+    turn_limit,
+)
 from apscheduler_tasklock._database.url import describe, parse_url
 from apscheduler_tasklock.errors import TaskLockOptionError
 
@@ -108,3 +112,20 @@ def test_a_part_of_a_password_is_not_shown_as_the_name_of_a_parameter() -> None:
 def test_all_parameters_of_libpq_are_taken() -> None:
     url = parse_url("postgresql://db/app?sslmode=require&options=-c%20role=app&passfile=a@b")
     assert connect_parameters(url)["options"] == "-c role=app"
+
+
+@pytest.mark.parametrize(
+    ("claim_timeout", "answer", "turn"),
+    [
+        (10.0, 3.3, 30.0),
+        (3.0, 1.0, 9.0),
+        (6.0, 2.0, 18.0),
+        (0.001, 0.3, 9.0),
+        (86400.0, 3.3, 3 * 86400.0),
+    ],
+)
+def test_limits_follow_from_the_claims_timeout(
+    claim_timeout: float, answer: float, turn: float
+) -> None:
+    assert attempt_limit(claim_timeout) == pytest.approx(answer)
+    assert turn_limit(claim_timeout) == turn

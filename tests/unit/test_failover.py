@@ -22,6 +22,7 @@ from sqlalchemy.engine import make_url
 from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._database.errors import ConflictError
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, LockSettings
 from apscheduler_tasklock._lock.messages import (
     MOST_HANDOVERS,
@@ -425,8 +426,9 @@ def test_a_run_that_was_handed_over_is_believed_at_once_and_a_dead_one_is_not(
     rows.dead("dead")
     rows.running("handed over", failover=False)
     rows.die("handed over", handed_over=True)
-    # A replica that has just started, and waits for the recovery grace of 22.5 s.
-    with closing(LockClient(LockSettings(database_url, "replica", claim_timeout=60))) as locks:
+    # A replica that has just started, and waits for the recovery grace.
+    timings = Timings(recovery_grace=60.0)
+    with closing(LockClient(LockSettings(database_url, "replica", timings=timings))) as locks:
         found = Found(locks, rows)
         found.start("dead", "handed over")
         eventually(lambda: found.jobs.of("handed over"))

@@ -97,8 +97,12 @@ def test_a_lease_that_is_no_time_is_refused(given: Any) -> None:
         ({}, 1500, 60),
         ({}, 180, 60),
         ({}, 90, 30),
-        ({}, 3, 1),
-        ({}, 2.9, None),  # less than 1 s could not be renewed in time
+        ({}, 45, 15),
+        ({}, 44, None),  # the maximum lock frees the task soon enough
+        ({"failover": True}, 42, 14),
+        ({"failover": True}, 3, 1),
+        ({"failover": True}, 2.9, None),  # less than 1 s could not be renewed in time
+        ({"lease": 14}, 44, 14),
         ({"lease": 30}, 1500, 30),
         ({"lease": 1500}, 1500, None),
         ({"lease": 1600}, 1500, None),

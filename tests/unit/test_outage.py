@@ -35,7 +35,7 @@ class Seen:
     def answer(self, *, took: float = 0.0) -> None:
         begun = self._clock[0]
         self.go_on(took)
-        self.outage.end(begun)
+        self.outage.end(begun, took)
 
     def fail(self, *, full: bool = False) -> None:
         self.outage.begin(FULL if full else NO_ROUTE, self._clock[0])
@@ -64,6 +64,52 @@ def test_rows_are_believed_some_time_after_the_first_answer(seen: Seen) -> None:
     seen.answer()
     assert seen.outage.grace == GRACE
     seen.becomes_stable_after_the_grace()
+
+
+def test_a_large_fleet_has_a_longer_grace(seen: Seen) -> None:
+    """Its replicas come back all at once, and each takes its time at the server."""
+    seen.answer()
+    seen.outage.live_replicas = 250
+    assert seen.outage.grace == GRACE
+    seen.outage.live_replicas = 1000  # as the first look tells, when the grace has begun
+    assert seen.outage.grace == ATTEMPT + 10.0
+    seen.go_on(ATTEMPT + 9.9)
+    assert not seen.stable
+    seen.go_on(0.2)
+    assert seen.stable
+
+
+def test_a_statement_that_took_longer_than_a_third_of_a_lease_is_doubted(seen: Seen) -> None:
+    """Others could not renew such a lease meanwhile."""
+    for lease in (60.0, 6.0, None, 30.0):
+        seen.outage.note_lease(lease)
+    seen.answer()
+    seen.go_on(GRACE)
+    seen.answer(took=1.9)
+    assert seen.stable
+    seen.answer(took=2.1)
+    seen.becomes_stable_after_the_grace()
+
+
+def test_a_database_that_always_answers_late_is_believed_now_and_then(seen: Seen) -> None:
+    """Else a dead run would stand against its task for as long as that goes on."""
+    seen.outage.note_lease(6.0)
+    seen.answer()
+    seen.go_on(GRACE)
+    believed = []
+    for _ in range(8):
+        seen.answer(took=2.1)
+        seen.go_on(1.0)
+        believed.append(seen.stable)
+    assert True in believed
+    assert False in believed
+
+
+def test_without_a_lease_a_late_answer_is_no_reason_to_doubt(seen: Seen) -> None:
+    seen.answer()
+    seen.go_on(GRACE)
+    seen.answer(took=60.0)
+    assert seen.stable
 
 
 def test_further_answers_do_not_move_that(seen: Seen) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from apscheduler_tasklock._lock.statements.parts import NEVER
+
 # What an update returns of a row that was claimed. The last two tell of a run that died before.
 RETURNED = """lock.task_name, lock.window_start AS new_start, lock.token AS new_token,
                lock.locked_until AS new_locked_until, lock.run_until AS new_run_until,
@@ -17,6 +19,11 @@ DECIDED_GRANTED = {
     "waits": "false",
     "paused": "false",
 }
+# What the answer says to a claim that is not granted, although nothing stands against it.
+DECIDED_FREE = {
+    **dict.fromkeys(DECIDED_GRANTED, "false"),
+    "new_window": "true",
+}
 # What it says of the row, as the statement found that.
 ROW_FOUND = {
     "window_start": "lock.window_start",
@@ -27,6 +34,17 @@ ROW_FOUND = {
     "database_time": "now()",
     "claim_id": "lock.claim_id",
     "manual": "COALESCE(lock.kind, '') = 'manual'",
+}
+# What it says of the row where the statement found none.
+NO_ROW = {
+    "window_start": NEVER,
+    "holder": "''",
+    "token": "0::bigint",
+    "locked_until": NEVER,
+    "run_until": NEVER,
+    "database_time": "now()",
+    "claim_id": "uuid '00000000-0000-0000-0000-000000000000'",
+    "manual": "false",
 }
 
 
@@ -64,3 +82,11 @@ def made_or_found(made: Mapping[str, str], found: Mapping[str, str]) -> str:
         return f"CASE WHEN claimed.new_token IS NULL THEN {found[name]} ELSE {made[name]} END"
 
     return select_list({name: either(name) for name in found})
+
+
+def made_or_missing(made: str, missing: Mapping[str, str]) -> str:
+    """Return the columns of a row as a granted claim inserted it, or else what no row has.
+
+    :param made: what has the inserted rows
+    """
+    return select_list({name: f"COALESCE({made}.{name}, {missing[name]})" for name in missing})

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from apscheduler_tasklock._lock.statements.answers import (
+    DECIDED_FREE,
     DECIDED_GRANTED,
+    NO_ROW,
     RETURNED,
     ROW_FOUND,
     columns_made,
     made_or_found,
+    made_or_missing,
     select_list,
 )
 from apscheduler_tasklock._lock.statements.history import History, death_entry
 from apscheduler_tasklock._lock.statements.parts import (
     HANDED_OUT_TO_NOBODY,
     IS_PAUSED,
+    IS_WANTED,
     NEVER,
     NOT_RUNNING,
     NOTES_DEATH,
@@ -63,11 +67,6 @@ _FIRED = """GREATEST(reckoned - interval '5 minutes',
                      LEAST(reckoned + interval '5 minutes', COALESCE(run_time, reckoned)))"""
 
 
-# A claim that was held up on its way is not granted once nobody waits for it any more. What is
-# answered tells the database's time, so that one that was reckoned on a wrong one is asked again.
-_IS_WANTED = "COALESCE(now() <= %(not_after)s::timestamptz, true)"
-
-
 def _reckoned(lag: str) -> str:
     return f"LEAST(now(), %(latest)s::timestamptz) - {lag} * interval '1 second' AS reckoned"
 
@@ -109,7 +108,7 @@ class _Claim:
         )"""
         self.paused = f"({IS_PAUSED} OR COALESCE(asked.fired < lock.paused_until, false))"
         is_free = f"NOT {self.own} AND {self.new_window} AND NOT {self.waits} AND NOT {self.paused}"
-        self.may_claim = f"{NOT_RUNNING} AND {is_free} AND {_IS_WANTED}"
+        self.may_claim = f"{NOT_RUNNING} AND {is_free} AND {IS_WANTED}"
         due = due_after(asked, "asked.fired")
         status = {
             "kind": f"CASE WHEN {asked['runs']} = '' THEN 'hold' ELSE 'schedule' END",
@@ -236,14 +235,20 @@ def find_taken(table: str) -> str:
 def first_claim_many(table: str) -> str:
     """Return the statement that claims many tasks that have no row, in the order of their names.
 
-    In any other order, two replicas that insert the same rows could wait for each other.
+    In any other order, two replicas that insert the same rows could wait for each other. A claim
+    that is not granted has an answer, too, which looks free: it has the database's time.
     """
+    made = {**DECIDED_GRANTED, **ROW_FOUND}
     return f"""
-        WITH asked AS ({_ASKED_MANY})
-        INSERT INTO {table} AS lock ({ROW_COLUMNS})
-        {_MANY.first_row} FROM asked WHERE {SAFELY} ORDER BY asked.task_name
-        ON CONFLICT DO NOTHING
-        RETURNING lock.claim_id AS asked_claim_id, {select_list({**DECIDED_GRANTED, **ROW_FOUND})}
+        WITH asked AS ({_ASKED_MANY}), first AS (
+            INSERT INTO {table} AS lock ({ROW_COLUMNS})
+            {_MANY.first_row} FROM asked WHERE {IS_WANTED} AND {SAFELY} ORDER BY asked.task_name
+            ON CONFLICT DO NOTHING
+            RETURNING {select_list(made)}
+        )
+        SELECT asked.claim_id AS asked_claim_id,
+               {made_or_missing("first", {**DECIDED_FREE, **NO_ROW})}
+        FROM asked LEFT JOIN first ON first.claim_id = asked.claim_id
     """
 
 

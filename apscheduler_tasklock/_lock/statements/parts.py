@@ -35,6 +35,10 @@ BRIEFLY = "set_config('lock_timeout', %(lock_timeout)s, true) IS NOT NULL"
 
 SAFELY = f"({DURABLY} AND {BRIEFLY})"
 
+# A claim that was held up on its way is not granted when nobody waits for it any more. Each answer
+# has the database's time, so that a claim with a wrong `not_after` is sent again.
+IS_WANTED = "COALESCE(now() <= %(not_after)s::timestamptz, true)"
+
 # What a job's row says once its run time is run, missed or changed.
 HANDED_OUT_TO_NOBODY = (
     "handed_id = NULL, handed_to = NULL, handed_until = NULL, first_handed_at = NULL"

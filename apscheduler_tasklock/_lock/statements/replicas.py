@@ -104,7 +104,7 @@ def report_replica(replicas: str) -> str:
 
     The first time it does, ``started_at`` is null, and all of the row becomes its own: the id may
     be that of a process before it. Later it does not undo a stop, which may have overtaken it. It
-    returns the ``started_at`` that stands.
+    returns the ``started_at`` that stands, and how many replicas are alive.
     """
     return f"""
         INSERT INTO {replicas} AS replica (replica_id, host, version, started_at, seen_at, tasks,
@@ -123,7 +123,7 @@ def report_replica(replicas: str) -> str:
             tasks = CASE WHEN replica.tasks OPERATOR(pg_catalog.=) excluded.tasks THEN replica.tasks
                          ELSE excluded.tasks END,
             rejected = excluded.rejected
-        RETURNING started_at
+        RETURNING started_at, (SELECT count(*) FROM {replicas} WHERE {IS_ALIVE}) AS live
     """
 
 

@@ -15,6 +15,7 @@ from apscheduler_tasklock._lock.statements.history import History, death_entry
 from apscheduler_tasklock._lock.statements.parts import (
     ENDED_UNSEEN,
     IS_PAUSED,
+    IS_WANTED,
     NOT_RUNNING,
     NOTES_DEATH,
     SAFELY,
@@ -46,6 +47,7 @@ class _Takeover:
         self.may_take_over = f"""(
             lock.claim_id = {asked["dead_claim_id"]} AND lock.finished_at IS NULL
             AND lock.locked_until <= now() AND lock.run_until > now() AND NOT {IS_PAUSED}
+            AND {IS_WANTED}
         )"""
         self.changes = f"""
             started_at = now(),
@@ -145,7 +147,7 @@ def claim_requested(table: str, history: History | None = None) -> str:
                 failover = %(failover)s::boolean, runs = %(runs)s::text, finished_at = NULL,
                 kind = 'manual', request_id = NULL, requested_by = NULL, requested_at = NULL,
                 request_until = NULL
-            WHERE lock.task_name = %(task_name)s AND {may_run} AND {SAFELY}
+            WHERE lock.task_name = %(task_name)s AND {may_run} AND {IS_WANTED} AND {SAFELY}
             RETURNING {RETURNED}
         ){death_entry(history, table)}
         SELECT {made_or_found(made, found)}
