@@ -273,7 +273,7 @@ class TakeoverAttempt(_Attempt[TakeoverRequest]):
         context, sent = requests[0]._context, time.monotonic()
         times = context.read_times(sent)
         asked = [each.request for each in requests]
-        answers = context.protocol.take_over_many(cursor, asked, times.not_after)
+        answers = context.protocol.take_over_many(cursor, asked, times)
         context.learn(answers.values(), sent, times.latest)
         return [each._decided(answers.get(each.request.claim_id), sent, times) for each in requests]
 

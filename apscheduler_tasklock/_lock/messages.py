@@ -361,7 +361,8 @@ class ClaimAnswer(NamedTuple):
         Then another replica is about to take it over, or has the row locked, and this is the row as
         it was before; or nobody waited for the takeover any more.
         """
-        is_dead = self.unfinished and not (self.granted or self.running or self.paused)
+        stands_against = self.granted or self.running or self.waits or self.paused
+        is_dead = self.unfinished and not stands_against
         return is_dead and self.claim_id == claim_id and self.database_time < self.run_until
 
 

@@ -283,17 +283,16 @@ class TaskLockProtocol:
         self,
         cursor: Any,
         requests: Sequence[TakeoverRequest],
-        not_after: datetime | None = None,
+        times: ReadTimes = IN_TIME,
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take over many claims, each of another task.
 
-        :param not_after: as of :class:`ReadTimes`
         :return: the answers by the ids of the requests. One that is missing has no row any more.
             One that looks dead as before is to be asked again: somebody else has its row locked, or
             it was asked for too late.
         """
         asked = statements.many(request.parameters for request in requests)
-        parameters = {**asked, "not_after": not_after}
+        parameters = {**asked, "stable": times.stable, "not_after": times.not_after}
         return self._answers(cursor, self._take_over_many, parameters)
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:

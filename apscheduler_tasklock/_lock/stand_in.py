@@ -86,7 +86,7 @@ class LockProtocol(Protocol):
         self,
         cursor: Any,
         requests: Sequence[TakeoverRequest],
-        not_after: datetime | None = None,
+        times: ReadTimes = ...,
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take over many claims."""
 

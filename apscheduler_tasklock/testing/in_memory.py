@@ -197,18 +197,16 @@ class MemoryProtocol:
         self,
         cursor: Any,
         requests: Sequence[TakeoverRequest],
-        not_after: datetime | None = None,
+        times: ReadTimes = _READ_NOW,
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take over many claims. Those of tasks without a row are missing."""
-        answers = {each.claim_id: self._take_over(each, not_after) for each in requests}
+        answers = {each.claim_id: self._take_over(each, times) for each in requests}
         return {claim_id: each for claim_id, each in answers.items() if each is not None}
 
-    def _take_over(
-        self, request: TakeoverRequest, not_after: datetime | None
-    ) -> ClaimAnswer | None:
+    def _take_over(self, request: TakeoverRequest, times: ReadTimes) -> ClaimAnswer | None:
         return self._locks.decide(
             request.task_name,
-            lambda row, now: rule.take_over(row, request, self._replica_id, now, not_after),
+            lambda row, now: rule.take_over(row, request, self._replica_id, now, times),
         )
 
     def release(self, cursor: Any, request: ReleaseRequest) -> ReleaseAnswer | None:

@@ -20,6 +20,7 @@ from uuid import UUID
 
 from apscheduler_tasklock._lock.clock import later
 from apscheduler_tasklock._lock.messages import (
+    IN_TIME,
     ClaimAnswer,
     ClaimRequest,
     Ending,
@@ -302,23 +303,24 @@ def take_over(
     request: TakeoverRequest,
     replica_id: str,
     now: datetime,
-    not_after: datetime | None = None,
+    times: ReadTimes = IN_TIME,
 ) -> Decision[ClaimAnswer | None]:
-    """Decide on a takeover of a dead run. It keeps the window and the maximum lock.
-
-    :param not_after: as of ``ReadTimes``
-    """
+    """Decide on a takeover of a dead run. It keeps the window and the maximum lock."""
     if row is None:
         return Decision(None, None)
+    # Its holder may be alive, and had no answer to its renewals either.
+    is_doubted = not (row.finished or row.handed_over or times.stable)
     may_take_over = (
         row.claim_id == request.dead_claim_id
         and row.is_dead(now)
         and row.run_until > now
         and not row.is_paused(now)
-        and is_wanted(not_after, now)
+        and not is_doubted
+        and is_wanted(times.not_after, now)
     )
     if not may_take_over:
-        return Decision(row, _found(row, request.claim_id, now, paused=row.is_paused(now)))
+        found = _found(row, request.claim_id, now, paused=row.is_paused(now))
+        return Decision(row, found._replace(waits=is_doubted))
     dead = row
     row, ended = _followed(dead)
     overrun_at = None

@@ -113,10 +113,12 @@ class Replica:
         claim_id: UUID | None = None,
         lease: float | None = None,
         failover: bool = True,
+        stable: bool = True,
     ) -> tuple[UUID, ClaimAnswer | None]:
         claim_id = claim_id or uuid4()
         request = TakeoverRequest(task, dead_claim_id, "dead", lease, failover, claim_id)
-        return claim_id, self.protocol.take_over_many(self.cursor, [request]).get(request.claim_id)
+        answers = self.protocol.take_over_many(self.cursor, [request], ReadTimes(stable=stable))
+        return claim_id, answers.get(claim_id)
 
     def takes_over(self, dead_claim_id: UUID, task: str = "task", **request: Any) -> bool:
         _, answer = self.take_over(dead_claim_id, task, **request)

@@ -421,7 +421,7 @@ SITUATIONS: dict[str, dict[str, str] | None] = {
         "requested_at": "now() - interval '5 s'",
         "request_until": "now() + interval '1 h'",
     },
-    "paused": {**_OVER, "paused_at": "now() - interval '5 s'", "paused_until": "'infinity'"},
+    "paused": {**_OVER, "paused_at": "now() - interval '5 s'", "paused_until": "NULL"},
     "removed": _OVER,  # no replica has it any more
     "one-off": {
         **_OVER,

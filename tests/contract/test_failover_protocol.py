@@ -622,6 +622,22 @@ class TestClaimAfterADeadRun:
         assert row(connection) == before
         assert other.granted(**request)
 
+    def test_while_rows_are_not_believed_only_a_run_that_was_handed_over_is_taken_over(
+        self, one: Replica, other: Replica, travel: Travel, connection: Connection
+    ) -> None:
+        """An outage may have begun after a look at the rows, and before the takeover arrived."""
+        silent, _ = one.claim(**LEASED)
+        cut, _ = one.claim("cut", **LEASED)
+        one.hand_over(cut, "cut")
+        travel(60)
+        before = row(connection)
+        _, answer = other.take_over(silent, stable=False)
+        assert answer is not None
+        assert (answer.granted, answer.waits, answer.looks_dead(silent)) == (False, True, False)
+        assert row(connection) == before
+        assert other.takes_over(cut, "cut", stable=False)
+        assert other.takes_over(silent)
+
     def test_past_its_maximum_lock_a_dead_run_blocks_nobody_whether_rows_are_believed_or_not(
         self, one: Replica, other: Replica, travel: Travel
     ) -> None:

@@ -718,9 +718,8 @@ class TestWhenNobodyWaits:
 
         def answer(seconds: float) -> ClaimAnswer:
             request = TakeoverRequest("task", dead, "dead")
-            [found] = one.protocol.take_over_many(
-                one.cursor, [request], in_seconds(seconds)
-            ).values()
+            times = ReadTimes(not_after=in_seconds(seconds))
+            [found] = one.protocol.take_over_many(one.cursor, [request], times).values()
             assert isinstance(found, ClaimAnswer)
             return found
 

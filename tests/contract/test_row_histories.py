@@ -22,6 +22,7 @@ import pytest
 
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._lock.messages import (
+    IN_TIME,
     ClaimRequest,
     Ending,
     ManualRequest,
@@ -225,14 +226,17 @@ class Requests:
 
     def take_over(self, task: str | None = None) -> Ask:
         request = self.takeover_request(task or self.task())
-        not_after = None if task else self.not_after()
-        return lambda protocol: protocol.take_over_many(protocol.cursor, [request], not_after).get(
+        times = IN_TIME if task else self.takeover_times()
+        return lambda protocol: protocol.take_over_many(protocol.cursor, [request], times).get(
             request.claim_id
         )
 
     def take_over_many(self) -> Ask:
-        requests, not_after = [self.takeover_request(task) for task in TASKS], self.not_after()
-        return lambda protocol: protocol.take_over_many(protocol.cursor, requests, not_after)
+        requests, times = [self.takeover_request(task) for task in TASKS], self.takeover_times()
+        return lambda protocol: protocol.take_over_many(protocol.cursor, requests, times)
+
+    def takeover_times(self) -> ReadTimes:
+        return ReadTimes(stable=self.chance(0.8), not_after=self.not_after())
 
     def claim_requested(self, task: str | None = None, *, surely: bool = False) -> Ask:
         task, stable = task or self.task(), self.chance(0.8)

@@ -35,6 +35,10 @@ _TAKEOVER_TYPES = {
 }
 
 
+# Rows cannot be believed yet: its holder may be alive, and had no answer to its renewals either.
+_IS_DOUBTED = "(lock.finished_at IS NULL AND NOT (lock.handed_over OR %(stable)s::boolean))"
+
+
 class _Takeover:
     """The parts of a takeover's statement. Its window and maximum lock stay what they were.
 
@@ -47,7 +51,7 @@ class _Takeover:
         self.may_take_over = f"""(
             lock.claim_id = {asked["dead_claim_id"]} AND lock.finished_at IS NULL
             AND lock.locked_until <= now() AND lock.run_until > now() AND NOT {IS_PAUSED}
-            AND {IS_WANTED}
+            AND NOT {_IS_DOUBTED} AND {IS_WANTED}
         )"""
         self.changes = f"""
             started_at = now(),
@@ -68,7 +72,7 @@ class _Takeover:
             "running": f"NOT {NOT_RUNNING}",
             "new_window": "false",
             "unfinished": "lock.finished_at IS NULL",
-            "waits": "false",
+            "waits": _IS_DOUBTED,
             "paused": IS_PAUSED,
             **ROW_FOUND,
         }
@@ -126,6 +130,7 @@ def claim_requested(table: str, history: History | None = None) -> str:
         "granted": f"({own} AND {STANDS})",
         # It looks free to a statement that waited for a row which another one has changed.
         "new_window": f"COALESCE({may_run}, false)",
+        "waits": "false",
         "paused": "false",
     }
     made = {
