@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 import psycopg
 
-from apscheduler_tasklock import _application
+from apscheduler_tasklock._application import flush_application, keep_application_out
 from apscheduler_tasklock._database.asked import Asked, wake_loops
 from apscheduler_tasklock._database.connection import NoAnswerError
 from apscheduler_tasklock._database.deadline import RELEASE_LIMIT, Closing, Deadline
@@ -310,7 +310,7 @@ class DatabaseThread:
 
     def _work(self) -> None:
         """Do what there is to do, until there has been nothing for a while."""
-        _application.keep_out()
+        keep_application_out()
         with self._starting:
             self._thread = self._thread or threading.current_thread()
             if self._thread is not threading.current_thread():
@@ -532,7 +532,7 @@ def _end_all() -> None:
     until = time.monotonic() + ENDING_LIMIT
     for thread in list(_all):
         thread.end(until)
-    _application.flush(until)
+    flush_application(until)
 
 
 def _end_all_in_child() -> None:
