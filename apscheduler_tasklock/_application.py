@@ -100,17 +100,17 @@ _here = _Here()
 _thread = ApplicationThread()
 
 
-def keep_out() -> None:
+def keep_application_out() -> None:
     """Let none of the application's code run in this thread, from now on, that can be put off."""
     _here.is_kept_out = True
 
 
-def call(function: Callable[[], object]) -> None:
+def call_application(function: Callable[[], object]) -> None:
     """Call a function of the application in the thread for them. Never waits."""
     _thread.call(function)
 
 
-def flush(until: float) -> None:
+def flush_application(until: float) -> None:
     """Wait until what has come so far was called; see :meth:`ApplicationThread.flush`."""
     _thread.flush(until)
 

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from apscheduler_tasklock import _application
+from apscheduler_tasklock._application import call_application
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.options import parse_positive_seconds
 
@@ -134,7 +134,7 @@ class HeldLock:
         tell, self._on_lost = self._on_lost, None
         if tell is not None and not self._ended:
             # Listeners may take long; other claims have to be renewed meanwhile.
-            _application.call(tell)
+            call_application(tell)
 
     def cut(self) -> None:
         """Note that the run is cut short and its claim is ended; tell nobody."""

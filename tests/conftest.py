@@ -46,7 +46,7 @@ class _FlushedCaplog(pytest.LogCaptureFixture):
 
     @property
     def handler(self) -> Any:
-        _application.flush(time.monotonic() + 60)
+        _application.flush_application(time.monotonic() + 60)
         return super().handler
 
 
@@ -156,7 +156,7 @@ def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
     """The log records of a test, those of the database's thread that came so far among them."""
     caplog.__class__ = _FlushedCaplog
     yield caplog
-    _application.flush(time.monotonic() + 60)  # else the next test has them
+    _application.flush_application(time.monotonic() + 60)  # else the next test has them
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 import psycopg
 
-from apscheduler_tasklock import _application
+from apscheduler_tasklock._application import flush_application, keep_application_out
 from apscheduler_tasklock._database.asked import Asked, wake_loops
 from apscheduler_tasklock._database.connection import SHORTEST_ANSWER, NoAnswerError, turn_limit
 from apscheduler_tasklock._database.deadline import RELEASE_LIMIT, Closing, Deadline
@@ -327,7 +327,7 @@ class DatabaseThread:
         It takes no lock before it works: whoever has it may be a thread that a signal handler, or
         the garbage collector, has interrupted in the middle of the start, and that waits for this.
         """
-        _application.keep_out()
+        keep_application_out()
         me = threading.current_thread()
         while self._worker.setdefault(WORKER, me) is me:
             begun.set()
@@ -549,7 +549,7 @@ def _end_all() -> None:
     until = time.monotonic() + ENDING_LIMIT
     for thread in list(_all):
         thread.end(until)
-    _application.flush(until)
+    flush_application(until)
 
 
 def _end_all_in_child() -> None:

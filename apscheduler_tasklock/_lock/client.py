@@ -18,7 +18,7 @@ from psycopg.errors import InsufficientPrivilege
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock import _application
+from apscheduler_tasklock._application import flush_application
 from apscheduler_tasklock._database.asked import Asked
 from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
 from apscheduler_tasklock._database.deadline import (
@@ -884,7 +884,7 @@ class LockClient:
             self._database.call(self._heartbeat.close)
             self._database.hurry_releases()
             self._database.close(give_up_at)
-            _application.flush(give_up_at)
+            flush_application(give_up_at)
         finally:
             self._give_up_at = inf
 

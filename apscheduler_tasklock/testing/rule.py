@@ -358,9 +358,10 @@ def claim_manual(
     if row is None:
         return Decision(None, None)
     is_asked_for = row.request_id == request.request_id and row.is_requested(now)
-    is_asked_for = is_asked_for and is_wanted(not_after, now)
-    if not is_asked_for or not (row.finished or _gives_way(row, now, stable=stable)):
-        return Decision(row, _found(row, request.claim_id, now, paused=False))
+    is_free = is_asked_for and (row.finished or _gives_way(row, now, stable=stable))
+    if not is_free or not is_wanted(not_after, now):
+        found = _found(row, request.claim_id, now, paused=False)
+        return Decision(row, found._replace(new_window=is_free))
     row, ended = _followed(row)
     run_until = later(now, request.max_lock)
     row = replace(

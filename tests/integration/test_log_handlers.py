@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks, _application
+from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks
+from apscheduler_tasklock._lock import client
 from tests.support.outages import refuse
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -64,7 +65,7 @@ def test_one_that_blocks_holds_up_no_renewal_and_no_claim(
 def test_lines_are_written_before_a_shutdown_returns(
     make_task_locks: MakeLocks, proxy: Proxy, handler: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flush = _application.flush
+    flush = client.flush_application
 
     def let_go(until: float) -> None:
         handler.go_on.set()
@@ -76,7 +77,7 @@ def test_lines_are_written_before_a_shutdown_returns(
     with pytest.raises(TaskLockDatabaseError), locks.hold("task", **TIMES):
         pass
     assert handler.blocks.wait(60)
-    monkeypatch.setattr(_application, "flush", let_go)
+    monkeypatch.setattr(client, "flush_application", let_go)
     locks.close()
     assert any("database is unavailable" in line for line in handler.lines)
 

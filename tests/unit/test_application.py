@@ -31,7 +31,7 @@ class Slow(logging.StreamHandler):
         super().emit(record)
 
 def work():
-    _application.keep_out()
+    _application.keep_application_out()
     for number in range(5):
         logger.warning("line %d", number)
 
@@ -67,7 +67,7 @@ def handler() -> Iterator[Blocking]:
     logger.addHandler(blocking)
     yield blocking
     blocking.go_on.set()
-    _application.flush(time.monotonic() + PATIENCE)
+    _application.flush_application(time.monotonic() + PATIENCE)
     logger.removeHandler(blocking)
 
 
@@ -75,7 +75,7 @@ def in_a_thread(function: Callable[[], object], name: str = "ours") -> None:
     """Call a function in a thread in which no application's code may run."""
 
     def work() -> None:
-        _application.keep_out()
+        _application.keep_application_out()
         function()
 
     thread = threading.Thread(target=work, name=name)
@@ -160,10 +160,12 @@ class TestLogRecords:
 class TestTheThread:
     def test_is_waited_for_as_long_as_there_is_time(self, handler: Blocking) -> None:
         in_a_thread(lambda: logger.warning("blocks"))
-        _application.flush(time.monotonic() - 1)  # comes back, although the handler blocks
+        _application.flush_application(
+            time.monotonic() - 1
+        )  # comes back, although the handler blocks
         handler.go_on.set()
         in_a_thread(lambda: logger.warning("and another"))
-        _application.flush(time.monotonic() + PATIENCE)
+        _application.flush_application(time.monotonic() + PATIENCE)
         assert handler.messages == ["blocks", "and another"]
 
     def test_does_not_wait_for_itself(self) -> None:
@@ -172,10 +174,10 @@ class TestTheThread:
 
         def flush() -> None:
             begun = time.monotonic()
-            _application.flush(begun + PATIENCE)
+            _application.flush_application(begun + PATIENCE)
             flushed.append(time.monotonic() - begun)
 
-        _application.call(flush)
+        _application.call_application(flush)
         eventually(lambda: flushed)
         assert flushed[0] < PATIENCE / 2
 
@@ -184,7 +186,7 @@ class TestTheThread:
     ) -> None:
         handler.go_on.set()
         monkeypatch.setattr(_application, "LINGER", 0.0)
-        _application.call(lambda: None)  # the next wait is the short one
+        _application.call_application(lambda: None)  # the next wait is the short one
         for number in range(20):
             in_a_thread(lambda number=number: logger.warning("%d", number))
             eventually(lambda: threads() == [])
@@ -197,8 +199,8 @@ class TestTheThread:
         def fail() -> None:
             raise ZeroDivisionError
 
-        _application.call(fail)
-        _application.call(lambda: called.append(1))
+        _application.call_application(fail)
+        _application.call_application(lambda: called.append(1))
         eventually(lambda: called)
 
     def test_that_cannot_be_started_is_done_without_at_a_flush(
@@ -216,7 +218,7 @@ class TestTheThread:
         monkeypatch.setattr(threading.Thread, "start", no_thread)
         in_a_thread(lambda: logger.warning("kept"))
         assert handler.messages == []
-        _application.flush(time.monotonic() + PATIENCE)
+        _application.flush_application(time.monotonic() + PATIENCE)
         assert handler.messages == ["kept"]
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
@@ -229,8 +231,8 @@ class TestTheThread:
         child = os.fork()
         if child == 0:
             called: list[Any] = []
-            _application.call(lambda: called.append(threading.current_thread().name))
-            _application.flush(time.monotonic() + PATIENCE)
+            _application.call_application(lambda: called.append(threading.current_thread().name))
+            _application.flush_application(time.monotonic() + PATIENCE)
             os.write(writing, ",".join([*called, *handler.messages]).encode())
             os._exit(0)
         os.waitpid(child, 0)
