@@ -474,9 +474,12 @@ class Hold:
         if held.inherited:
             return
         is_unknown = held.has_lost_callback
+        release = self._client.begin_release(held, self._end_after(held, exception))
+        if isinstance(exception, GeneratorExit):
+            return  # it is closed, as with its event loop, and cannot wait
         try:
             # It goes on when this is cancelled.
-            released = await self._client.release_async(held, self._end_after(held, exception))
+            released = await self._client.released_async(held, release)
         except TaskLockError as error:
             self._tell_failure(held, error)
         else:

@@ -563,10 +563,6 @@ class LockClient:
         """
         return self.released(held, self.begin_release(held, end))
 
-    async def release_async(self, held: HeldLock, end: RunEnd = NOT_BEGUN) -> Released | None:
-        """Do the same in a coroutine. It goes on when that is cancelled."""
-        return await self.released_async(held, self.begin_release(held, end))
-
     def begin_release(self, held: HeldLock, end: RunEnd = NOT_BEGUN) -> ReleaseTicket:
         """Begin to end a claim, and do not wait; see :meth:`released`. Never waits for a lock."""
         ticket = self._release_ticket(held, end)
@@ -583,7 +579,7 @@ class LockClient:
         return self._made_of(held, ticket, self._database.result(ticket, seconds))
 
     async def released_async(self, held: HeldLock, ticket: ReleaseTicket) -> Released | None:
-        """Do the same in a coroutine."""
+        """Do the same in a coroutine. The release goes on when that is cancelled."""
         return self._made_of(held, ticket, await ticket.result())
 
     def _made_of(

@@ -27,6 +27,8 @@ RETRY_INTERVAL = 0.5
 # what is left of it when it begins.
 LAST_RENEWAL = 1.0
 LAST_RENEWAL_SHARE = 0.2
+# Seconds after its time at which a renewal that nobody has heard of counts as lost.
+LOST_AFTER = 2.0
 # Seconds that stand for the lease of a claim without one, for the time that its renewal may take.
 UNLEASED_RENEWAL = 3.0
 
@@ -76,12 +78,16 @@ class Heartbeat:
         self._per_lease = timings.renewals_per_lease
         self._leases: dict[UUID, _Lease] = {}  # by the claim's id
         self._due_at = inf
-        self._is_sent = False
+        self._sent_until = -inf  # until when a renewal is under way
 
     @property
     def due_at(self) -> float:
-        """When something is due to be renewed, on the monotonic clock; ``inf``: nothing is."""
-        return inf if self._is_sent else self._due_at
+        """When something is due to be renewed, on the monotonic clock; ``inf``: nothing is.
+
+        Nothing is while a renewal is under way. One that nobody hears of any more, because the
+        thread has failed on the way, keeps no other from being sent.
+        """
+        return max(self._due_at, self._sent_until)
 
     @property
     def urgent_at(self) -> float:
@@ -134,8 +140,9 @@ class Heartbeat:
         self._look_again()
         if not standing:
             return None
-        self._is_sent = True
-        return _RenewalTicket(self, standing, now, self._until(standing, now))
+        until = self._until(standing, now)
+        self._sent_until = until + LOST_AFTER
+        return _RenewalTicket(self, standing, now, until)
 
     def _until(self, leases: Sequence[_Lease], now: float) -> float:
         shortest = min(lease.held.lease or UNLEASED_RENEWAL for lease in leases)
@@ -162,7 +169,7 @@ class Heartbeat:
 
     def sent(self, leases: Sequence[_Lease], error: Exception | None) -> None:
         """Note what became of a renewal."""
-        self._is_sent = False
+        self._sent_until = -inf
         if error is None:
             self._rejections.end(RENEWALS)
         else:

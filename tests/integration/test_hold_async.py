@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -214,14 +213,20 @@ def test_closed_while_its_thread_gives_a_pool_something_it_is_released(
     loop.run_forever()
     loop.close()
 
+    raised = []
+
     def close() -> None:
-        with pools_lock(), suppress(RuntimeError):  # no loop runs, on which it could wait
-            coroutine.close()
+        with pools_lock():
+            try:
+                coroutine.close()
+            except RuntimeError as error:  # as where no loop runs on which it could wait
+                raised.append(error)
 
     closing = threading.Thread(target=close, daemon=True)
     closing.start()
     closing.join(60)
     assert not closing.is_alive()
+    assert not raised
     eventually(lambda: finished(connection))
     del task
 

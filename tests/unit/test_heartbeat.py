@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from apscheduler_tasklock import HeldLock, TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.rejections import RENEWALS, Rejections
 from apscheduler_tasklock._database.requests import Outcome
 from apscheduler_tasklock._database.timings import Timings
@@ -120,10 +121,21 @@ def test_while_one_is_under_way_no_other_is_due(renewing: Renewing) -> None:
     renewing.go_on_until(renewing.heartbeat.due_at)
     ticket = renewing.heartbeat.ticket(time.monotonic())
     renewing.hold("b", lease=1)
-    assert renewing.heartbeat.due_at == inf
     assert ticket is not None
+    assert isinstance(ticket.deadline, Deadline)
+    assert renewing.heartbeat.due_at > ticket.deadline.over_at
     ticket.finish(Outcome(ticket.request.send(None)))
     assert renewing.heartbeat.due_at < inf
+
+
+def test_one_that_is_lost_on_its_way_keeps_no_other_from_being_sent(renewing: Renewing) -> None:
+    """As if the database's thread failed before it sent it."""
+    renewing.hold("a")
+    renewing.go_on_until(renewing.heartbeat.due_at)
+    assert renewing.heartbeat.ticket(time.monotonic()) is not None
+    renewing.turn()
+    assert renewing.renewed == [["a"]]
+    assert time.monotonic() < 1000.0 + LEASE
 
 
 @pytest.mark.parametrize("error", [UNAVAILABLE, REJECTED])
