@@ -288,11 +288,15 @@ class DatabaseThread:
 
     def _pump(self, until: Callable[[], bool]) -> None:
         """Work here, where no thread can be started: they are limited, or the interpreter ends."""
+        if self._starting._is_owned():  # type: ignore[attr-defined]  # as `Condition` asks
+            return  # the garbage collector has closed a coroutine in the middle of it
         me = object()
         with self._starting:
+            left = self._worker.get(WORKER)
+            if left is not None and not isinstance(left, threading.Thread):
+                self._worker.clear()  # it was left by one who was interrupted
             try:
-                # Else the garbage collector has closed a coroutine in the middle of it, or a thread
-                # has been started all the same.
+                # Else a thread has been started all the same.
                 if self._worker.setdefault(WORKER, me) is me:
                     while not until():
                         self._turn(linger=0.0)

@@ -36,6 +36,10 @@ from apscheduler_tasklock.options import LONGEST_SECONDS, SHORT_LEASE
 
 logger = logger_of(__name__)
 
+# Seconds that a next run time is away at most, as it is registered: with all that is added to it,
+# it is a time that the tables take.
+LONGEST_WAIT = 50 * LONGEST_SECONDS
+
 
 class ExecutorJobs:
     """Finds the jobs of an executor, their tasks and options, and makes submissions of them.
@@ -275,7 +279,7 @@ class ExecutorJobs:
         min_lock, _ = submission.lock_times(period)
         next_in = None
         if job.next_run_time is not None:
-            next_in = min(job.next_run_time.timestamp() - self._clock(), LONGEST_SECONDS)
+            next_in = min(job.next_run_time.timestamp() - self._clock(), LONGEST_WAIT)
         return Registration(
             task.name,
             submission.schedule or "",

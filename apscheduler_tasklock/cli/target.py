@@ -52,9 +52,9 @@ def task_locks(options: argparse.Namespace) -> Iterator[TaskLocks]:
     try:
         yield locks
     finally:
+        locks.close()  # after which what it has to say is said
         notes.removeHandler(handler)
         notes.setLevel(notes_level)
-        locks.close()
 
 
 class _Notes(logging.Handler):

@@ -571,6 +571,20 @@ class TestWhoIsInterrupted:
             assert discarded == [1] * sent.count(1), interrupted.where
         assert number > 15
 
+    def test_at_any_line_where_no_thread_can_be_started_keeps_nobody_waiting(
+        self, setup: Setup, no_threads: None
+    ) -> None:
+        number = 0
+        while True:
+            number += 1
+            interrupted = Interrupted(setup, asked_of(setup, Numbers(1), []), number)
+            interrupted.ended()
+            if interrupted.error is None:
+                break
+            assert isinstance(interrupted.error, KeyboardInterrupt)
+            assert setup.ask(Numbers(2), turn_within=PATIENCE) == 2, interrupted.where
+        assert number > 15
+
     @pytest.mark.usefixtures("ctrl_c")
     def test_where_no_thread_can_be_started_is_told_and_what_is_sent_is_in_doubt(
         self, setup: Setup, no_threads: None

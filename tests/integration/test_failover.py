@@ -707,6 +707,7 @@ class TestGivingUp:
     def poison(self, holder: MakeHolder, dying: LockClient, connection: Connection) -> HeldLock:
         """Let the job kill its holder, and those of two takeovers."""
         held = holder()
+        dying.believe()
         for _ in range(2):
             until_its_lease_ends(connection)
             dead = TakeoverRequest("job", held.claim_id, "dead", 1, failover=True)

@@ -155,6 +155,7 @@ def test_dead_runs_are_taken_over_in_one_statement_and_handed_over_in_one(
     takeovers = dead_ones(make_locks, connection, pool, TASKS)
     locks = make_locks(proxy.url)
     locks.check()
+    locks.believe()
     sent = counted(proxy)
     calls = [lambda takeover=takeover: locks.claim(takeover) for takeover in takeovers]
     taken = results(together(locks, pool, calls))
@@ -174,6 +175,7 @@ def test_a_takeover_whose_row_is_locked_is_asked_again_and_the_others_go_through
 ) -> None:
     takeovers = dead_ones(make_locks, connection, pool, TASKS[:3])
     locks = make_locks()
+    locks.believe()
     calls = [lambda takeover=takeover: locks.claim(takeover) for takeover in takeovers]
     with psycopg.connect(database_url) as other:
         other.execute("SELECT FROM task_lock WHERE task_name = %s FOR UPDATE", [TASKS[1]])
@@ -206,6 +208,8 @@ def test_replicas_that_take_the_same_runs_over_together_share_them(
 
     orders = [takeovers, takeovers[::-1]]
     replicas = [make_locks(replica_id=f"replica {number}") for number in range(2)]
+    for replica in replicas:
+        replica.believe()
     racing = [pool.submit(race, *each) for each in zip(replicas, orders, strict=True)]
     taken = [each for raced in results(racing) for each in raced]
     assert sorted(lock.name for _, lock in taken) == sorted(TASKS)

@@ -12,7 +12,7 @@ from tests.support.proxy import Last, Proxy
 # for as long as psycopg does not prepare it, which is the first five times on a connection.
 CLAIM = b"), claimed AS ("
 TAKEOVER = b"dead_claim_id uuid"
-FIRST_CLAIM = b"ON CONFLICT DO NOTHING RETURNING lock.claim_id AS asked_claim_id"
+FIRST_CLAIM = b"FROM asked LEFT JOIN first ON first.claim_id = asked.claim_id"
 RELEASE = b"finished_at = COALESCE("
 RENEWAL = b"AS renewal ("
 READ = b"AS read_only) AS server"
