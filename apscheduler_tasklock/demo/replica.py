@@ -156,4 +156,6 @@ if __name__ == "__main__":
     # The flaky job's tracebacks are no news; what matters is told by the events.
     logging.getLogger("apscheduler").addFilter(lambda _record: False)
     logging.getLogger("apscheduler").setLevel(logging.CRITICAL + 1)
+    # Leases are short here, so that nobody waits for long, and that each job is told of is no news.
+    logging.getLogger("apscheduler_tasklock._scheduler.jobs").setLevel(logging.ERROR)
     main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])
