@@ -129,7 +129,8 @@ class User:
     pass
 
 def mail(user):
-    print("mailed", type(user).__name__, current_lock(), flush=True)
+    # Whole lines: three threads print at once.
+    print(f"mailed {type(user).__name__} {current_lock()}\\n", end="", flush=True)
 
 scheduler = BackgroundScheduler(executors={"default": DjangoTaskLockExecutor()})
 for _ in range(3):
