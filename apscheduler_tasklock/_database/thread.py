@@ -111,6 +111,7 @@ class DatabaseThread:
         # Reentrant: the garbage collector may close a coroutine anywhere, and its lock is to be
         # released then.
         self._starting = threading.RLock()
+        self._pumping = threading.Lock()  # whether somebody does without the thread
         # Who works: the thread, or one that does without it. Whoever is in it first does, which is
         # atomic. `Thread.is_alive` would not do: if a signal handler raises in the middle of it,
         # Python up to 3.12 counts the thread as ended for good, and a second one would be started.
@@ -288,21 +289,25 @@ class DatabaseThread:
 
     def _pump(self, until: Callable[[], bool]) -> None:
         """Work here, where no thread can be started: they are limited, or the interpreter ends."""
-        if self._starting._is_owned():  # type: ignore[attr-defined]  # as `Condition` asks
-            return  # the garbage collector has closed a coroutine in the middle of it
-        me = object()
         with self._starting:
-            left = self._worker.get(WORKER)
-            if left is not None and not isinstance(left, threading.Thread):
-                self._worker.clear()  # it was left by one who was interrupted
-            try:
-                # Else a thread has been started all the same.
-                if self._worker.setdefault(WORKER, me) is me:
-                    while not until():
-                        self._turn(linger=0.0)
-            finally:
-                if self._worker.get(WORKER) is me:
-                    self._worker.clear()
+            if self._pumping.locked():
+                return  # the garbage collector has closed a coroutine in the middle of it
+            with self._pumping:
+                self._pump_alone(until)
+
+    def _pump_alone(self, until: Callable[[], bool]) -> None:
+        me = object()
+        left = self._worker.get(WORKER)
+        if left is not None and not isinstance(left, threading.Thread):
+            self._worker.clear()  # it was left by one who was interrupted
+        try:
+            # Else a thread has been started all the same.
+            if self._worker.setdefault(WORKER, me) is me:
+                while not until():
+                    self._turn(linger=0.0)
+        finally:
+            if self._worker.get(WORKER) is me:
+                self._worker.clear()
 
     @property
     def _has_ready(self) -> bool:
