@@ -46,10 +46,14 @@ test-faults: $(VENV)/.dev ## Run the tests of broken connections that `make test
 test-slow: $(VENV)/.dev ## Run the tests that `make test` leaves out since they take long
 	$(BIN)/pytest $(AT_ONCE) -m slow $(PYTEST_ARGS)
 
-# Those that send the library's statements to the server of the run.
+# Those that send the library's statements to the server of the run, but for those that are about
+# Python's side of it.
+OF_PYTHON := $(addprefix --ignore=tests/integration/test_,asyncio.py bursts.py checkins.py closing.py \
+	configuration.py database_processes.py database_thread.py forking.py functions.py health.py hold_async.py \
+	log_handlers.py process_pool.py telemetry.py)
 test-postgres: $(VENV)/.dev ## Run the tests of statements on PostgreSQL 14 to 18 (VERSION)
 	$(BIN)/pytest $(AT_ONCE) --postgres-version $(VERSION) -m "not own_server and not faults and not slow" \
-		tests/contract tests/executors tests/integration tests/migration $(PYTEST_ARGS)
+		tests/contract tests/executors tests/integration tests/migration $(OF_PYTHON) $(PYTEST_ARGS)
 
 # PGBOUNCER names one that knows prepared statements, 1.21 or later; else one is built. What that
 # changes is how the statements of claims, leases and stored jobs are sent. A pooler of any kind
