@@ -138,7 +138,7 @@ def _call_safely(function: Callable[[], object]) -> None:
     """Call a function; what it raises is reported as that of any thread, and ends none."""
     try:
         function()
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001  # also what ends a thread: the others wait
         threading.excepthook(
             threading.ExceptHookArgs(
                 (type(error), error, error.__traceback__, threading.current_thread())

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from sqlalchemy import Engine
@@ -271,7 +271,8 @@ def open_apart(engine: Engine, attempt: float) -> psycopg.Connection[Any]:
     """
     # By a pool for this one: the engine's may be used up, or locked for ever in a forked child.
     proxy = engine.pool.recreate().connect()
-    connection: Any = proxy.driver_connection  # psycopg's, as the engine was checked for
+    # Psycopg's, as the engine was checked for.
+    connection = cast("psycopg.Connection[Any]", proxy.driver_connection)
     proxy.detach()
     try:
         _check_idle(connection)
@@ -280,7 +281,7 @@ def open_apart(engine: Engine, attempt: float) -> psycopg.Connection[Any]:
     except BaseException:
         connection.close()
         raise
-    return connection  # type: ignore[no-any-return]
+    return connection
 
 
 def _check_idle(connection: psycopg.Connection[Any]) -> None:

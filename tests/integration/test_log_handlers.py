@@ -62,6 +62,19 @@ def test_one_that_blocks_holds_up_no_renewal_and_no_claim(
     handler.go_on.set()
 
 
+def with_a_line_that_blocks(
+    make_task_locks: MakeLocks, proxy: Proxy, handler: Handler
+) -> TaskLocks:
+    """Return task locks whose outage the handler does not get done with."""
+    handler.go_on.clear()
+    refuse(proxy)
+    locks = make_task_locks(proxy.url, claim_timeout=1)
+    with pytest.raises(TaskLockDatabaseError), locks.hold("task", **TIMES):
+        pass
+    assert handler.blocks.wait(60)
+    return locks
+
+
 def test_lines_are_written_before_a_shutdown_returns(
     make_task_locks: MakeLocks, proxy: Proxy, handler: Handler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,12 +84,7 @@ def test_lines_are_written_before_a_shutdown_returns(
         handler.go_on.set()
         flush(until)
 
-    handler.go_on.clear()
-    refuse(proxy)
-    locks = make_task_locks(proxy.url, claim_timeout=1)
-    with pytest.raises(TaskLockDatabaseError), locks.hold("task", **TIMES):
-        pass
-    assert handler.blocks.wait(60)
+    locks = with_a_line_that_blocks(make_task_locks, proxy, handler)
     monkeypatch.setattr(client, "flush_application", let_go)
     locks.close()
     assert any("database is unavailable" in line for line in handler.lines)
@@ -85,11 +93,6 @@ def test_lines_are_written_before_a_shutdown_returns(
 def test_a_shutdown_does_not_wait_for_one_that_blocks_for_ever(
     make_task_locks: MakeLocks, proxy: Proxy, handler: Handler
 ) -> None:
-    handler.go_on.clear()
-    refuse(proxy)
-    locks = make_task_locks(proxy.url, claim_timeout=1)
-    with pytest.raises(TaskLockDatabaseError), locks.hold("task", **TIMES):
-        pass
-    assert handler.blocks.wait(60)
+    locks = with_a_line_that_blocks(make_task_locks, proxy, handler)
     locks.close()
     assert handler.lines == []

@@ -54,6 +54,7 @@ class Connection:
         status = psycopg.pq.TransactionStatus.IDLE
         self.info = SimpleNamespace(transaction_status=status)
         self.prepare_threshold: int | None = None
+        self.limit: Callable[[], float] = lambda: inf  # seconds that an answer may take
 
     def close(self) -> None:
         pass
@@ -83,7 +84,7 @@ class SimulatedSession(Session):
 
 @contextmanager
 def _bounded(connection: Connection, seconds: float, deadline: Deadline) -> Iterator[None]:
-    connection.limit = lambda: max(0.0, min(seconds, deadline.seconds_left))  # type: ignore[attr-defined]
+    connection.limit = lambda: max(0.0, min(seconds, deadline.seconds_left))
     yield
 
 

@@ -14,8 +14,14 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from sqlalchemy import DateTime
 
-from apscheduler_tasklock.schema.table import LARGEST_DEFINITION, LONGEST_TEXT
+from apscheduler_tasklock.schema.table import (
+    LARGEST_DEFINITION,
+    LONGEST_TEXT,
+    tables_of,
+    task_lock_table,
+)
 from tests.support import rows
 
 Connection = psycopg.Connection[Any]
@@ -28,29 +34,6 @@ KEYS = {TASKS: "task_name", RUNS: "task_name", REPLICAS: "replica_id", JOBS: "id
 
 # The rows beside the hostile ones, by table.
 GOOD = {TASKS: "good task", RUNS: "good task", REPLICAS: "good replica", JOBS: "good job"}
-
-TIMES = {
-    TASKS: (
-        "started_at",
-        "locked_until",
-        "window_start",
-        "window_until",
-        "finished_at",
-        "run_until",
-        "due_at",
-        "overdue_at",
-        "overrun_at",
-        "succeeded_at",
-        "failed_at",
-        "paused_at",
-        "paused_until",
-        "requested_at",
-        "request_until",
-    ),
-    RUNS: ("scheduled_at", "started_at", "ended_at"),
-    REPLICAS: ("started_at", "seen_at", "stopped_at"),
-    JOBS: ("changed_at", "next_run_time", "last_run_time", "handed_until", "first_handed_at"),
-}
 
 # The limits of all times, with which PostgreSQL's arithmetic leads beyond what Python has.
 EXTREME_TIMES = ("0001-01-02Z", "9999-12-30Z")
@@ -125,10 +108,11 @@ def literal(value: str) -> str:
 
 def _times() -> Iterable[Hostile]:
     """Yield each time column with each extreme time."""
-    for table, columns in TIMES.items():
-        for column in columns:
-            for time in EXTREME_TIMES:
-                yield Hostile(f"{column} {time}", table, f"{column} = '{time}'")
+    for table in tables_of(task_lock_table()):
+        for column in table.columns:
+            for time in EXTREME_TIMES if isinstance(column.type, DateTime) else ():
+                name = column.name
+                yield Hostile(f"{name} {time}", table.name, f"{name} = '{time}'")
 
 
 def nested(levels: int, kind: str = "or", parts: str = "parts") -> str:
