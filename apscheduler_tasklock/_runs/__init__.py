@@ -1,0 +1,1 @@
+"""The life of a run, from when it is due until its worker is free again."""

@@ -1,0 +1,457 @@
+"""The queue of runs decides which are asked for, given to a worker, missed, kept and withdrawn."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apscheduler_tasklock._runs.queue import MOST_ASKED, PATIENCE, Inputs, RunQueue, Step
+from apscheduler_tasklock._runs.run import Kind, Run, State, Token, Verdict
+
+GRANTED, REFUSED, KEPT = Verdict.GRANTED, Verdict.REFUSED, Verdict.KEPT
+
+
+def run_of(name: str = "a", came: float = 0.0, kind: Kind = Kind.SCHEDULE, **more: Any) -> Run:
+    return Run(kind, name, (name, "default"), due_at=came, came=came, **more)
+
+
+def runs(count: int, **more: Any) -> list[Run]:
+    return [run_of(f"task {number:03}", **more) for number in range(count)]
+
+
+def backlog_of(count: int, name: str = "a", **more: Any) -> list[Run]:
+    backlog = [run_of(name, **more) for _ in range(count)]
+    for run, following in pairwise(backlog):
+        run.following = following
+    return backlog
+
+
+class Steps:
+    """A queue with so many workers."""
+
+    def __init__(self, workers: int | None = 10) -> None:
+        self.queue = RunQueue(lambda pause: pause)
+        self.workers = workers
+        self.now = 100.0
+
+    def step(self, **inputs: Any) -> Step:
+        return self.queue.step(self.now, Inputs(workers=self.workers, **inputs))
+
+    def answer(self, step: Step, verdict: Callable[[Run], Verdict]) -> Step:
+        answers = [(run, verdict(run)) for ask in step.asks for run in ask.runs]
+        return self.step(answers=answers)
+
+    def grant(self, step: Step) -> Step:
+        """Grant as many as may be."""
+        granted = {run for ask in step.asks for run in ask.runs[: ask.most]}
+        return self.answer(step, lambda run: GRANTED if run in granted else Verdict.BEYOND)
+
+    def begin(self, came: Sequence[Run]) -> Step:
+        """Let these be granted and begin; return what was done after they came."""
+        step = self.grant(self.step(came=came))
+        self.step(begun=step.given)
+        return step
+
+    def free(self, *over: Run, took: float = 0.0) -> Step:
+        return self.step(freed=[(run, took) for run in over])
+
+
+def names(found: Sequence[Run]) -> list[str]:
+    return [run.task_name for run in found]
+
+
+def asked(step: Step) -> list[tuple[list[str], int | None]]:
+    return [(names(ask.runs), ask.most) for ask in step.asks]
+
+
+class TestAsking:
+    def test_a_run_is_claimed_before_it_is_given(self) -> None:
+        steps, run = Steps(), run_of()
+        step = steps.step(came=[run])
+        assert (asked(step), step.given) == ([(["a"], 1)], [])
+        step = steps.answer(step, lambda _run: GRANTED)
+        assert (step.asks, step.given) == ([], [run])
+        assert run.state is State.GIVEN
+
+    def test_a_refused_run_never_takes_a_worker(self) -> None:
+        steps, run = Steps(), run_of()
+        step = steps.answer(steps.step(came=[run]), lambda _run: REFUSED)
+        assert (step.given, step.refused) == ([], [(run, REFUSED)])
+        assert steps.queue.is_idle
+
+    def test_one_ask_is_under_way_at_a_time(self) -> None:
+        steps = Steps()
+        first = steps.step(came=[run_of("a")])
+        assert steps.step(came=[run_of("b")]).asks == []
+        assert asked(steps.answer(first, lambda _run: REFUSED)) == [(["b"], 1)]
+
+    def test_more_are_asked_for_than_there_are_workers_and_no_more_are_granted(self) -> None:
+        steps = Steps(workers=2)
+        step = steps.step(came=runs(20))
+        assert asked(step) == [(names(runs(16)), 2)]
+        step = steps.grant(step)
+        assert names(step.given) == names(runs(2))
+        assert step.asks == []
+
+    def test_twice_as_many_are_asked_for_while_all_are_refused(self) -> None:
+        steps = Steps(workers=1)
+        step = steps.step(came=runs(2000))
+        sizes = []
+        while step.asks:
+            sizes.append(len(step.asks[0].runs))
+            step = steps.answer(step, lambda _run: REFUSED)
+        assert sizes[:6] == [16, 32, 64, 128, 256, 256]
+        assert max(sizes) == MOST_ASKED
+        assert sum(sizes) == 2000
+
+    def test_after_a_grant_fewer_are_asked_for_again(self) -> None:
+        steps = Steps(workers=1)
+        step = steps.answer(steps.step(came=runs(200)), lambda _run: REFUSED)
+        step = steps.grant(step)
+        steps.step(begun=step.given)
+        assert len(steps.free(*step.given).asks[0].runs) == 16
+
+    def test_what_was_beyond_the_limit_keeps_its_place(self) -> None:
+        steps = Steps(workers=1)
+        step = steps.begin([run_of("a", 1.0), run_of("b", 2.0)])
+        step = steps.step(came=[run_of("c", 3.0)], freed=[(step.given[0], 0.0)])
+        assert asked(step) == [(["b", "c"], 1)]
+
+    def test_a_locked_row_is_asked_for_again_after_a_pause_that_grows(self) -> None:
+        steps, run = Steps(), run_of()
+        step = steps.step(came=[run])
+        pauses = []
+        for _ in range(4):
+            step = steps.answer(step, lambda _run: Verdict.LOCKED)
+            assert step.asks == []
+            pauses.append(round(step.wakes_at - steps.now, 3))
+            steps.now = step.wakes_at
+            step = steps.step()
+            assert asked(step) == [(["a"], 1)]
+        assert pauses == [0.01, 0.02, 0.04, 0.08]
+
+    def test_a_locked_row_holds_up_nobody_else(self) -> None:
+        steps = Steps(workers=1)
+        step = steps.step(came=[run_of("a", 1.0), run_of("b", 2.0)])
+        step = steps.answer(
+            step, lambda run: Verdict.LOCKED if run.task_name == "a" else Verdict.GRANTED
+        )
+        assert names(step.given) == ["b"]
+
+    def test_two_runs_of_one_task_are_not_asked_for_together(self) -> None:
+        steps = Steps()
+        first, second = run_of("a"), run_of("a")
+        step = steps.step(came=[first, second])
+        assert step.asks[0].runs == [first]
+        assert steps.answer(step, lambda _run: REFUSED).asks[0].runs == [second]
+
+    def test_without_a_limit_of_workers_all_may_be_granted(self) -> None:
+        steps = Steps(workers=None)
+        step = steps.step(came=runs(300))
+        assert [(len(ask.runs), ask.most) for ask in step.asks] == [(MOST_ASKED, None)]
+        step = steps.answer(step, lambda _run: GRANTED)
+        assert (len(step.given), len(step.asks[0].runs)) == (256, 44)
+
+    def test_nothing_is_asked_for_while_something_given_has_not_begun(self) -> None:
+        # Its pool has other work, of the application or of another executor.
+        steps = Steps(workers=2)
+        step = steps.grant(steps.step(came=[run_of("a")]))
+        assert steps.step(came=[run_of("b")]).asks == []
+        assert asked(steps.step(begun=step.given)) == [(["b"], 1)]
+
+    def test_nothing_is_asked_for_a_while_after_the_executor_raised(self) -> None:
+        steps, run = Steps(), run_of("a")
+        steps.grant(steps.step(came=[run]))
+        step = steps.step(failed=[run], came=[run_of("b")])
+        assert (step.withdrawn, step.asks) == ([run], [])
+        steps.now = step.wakes_at
+        assert asked(steps.step()) == [(["b"], 1)]
+
+
+class TestShares:
+    def test_manual_runs_have_half_of_the_workers_beside_the_schedule(self) -> None:
+        steps = Steps(workers=4)
+        manual = [run_of(f"m{number}", 5.0, Kind.MANUAL) for number in range(4)]
+        step = steps.step(came=[*runs(4), *manual])
+        assert [(ask.runs[0].kind, ask.most) for ask in step.asks] == [
+            (Kind.MANUAL, 2),
+            (Kind.SCHEDULE, 2),
+        ]
+
+    def test_a_single_worker_is_for_those_that_somebody_waits_for(self) -> None:
+        step = Steps(workers=1).step(came=[run_of("a"), run_of("m", 5.0, Kind.MANUAL)])
+        assert asked(step) == [(["m"], 1)]
+
+    def test_alone_they_have_all(self) -> None:
+        step = Steps(workers=4).step(came=runs(4, kind=Kind.TAKEOVER))
+        assert [ask.most for ask in step.asks] == [4]
+
+    def test_what_they_do_not_need_is_the_schedules(self) -> None:
+        step = Steps(workers=4).step(came=[*runs(4), run_of("m", 5.0, Kind.MANUAL)])
+        assert [(ask.runs[0].kind, ask.most) for ask in step.asks] == [
+            (Kind.MANUAL, 1),
+            (Kind.SCHEDULE, 3),
+        ]
+
+    def test_stored_and_scheduled_runs_share_by_the_time_when_they_came(self) -> None:
+        stored = [run_of(f"s{number}", number, Kind.STORED) for number in (1.0, 2.0, 9.0)]
+        scheduled = [run_of(f"t{number}", number) for number in (3.0, 4.0)]
+        step = Steps(workers=3).step(came=[*stored, *scheduled])
+        assert asked(step) == [(["s1.0", "s2.0", "s9.0"], 2), (["t3.0", "t4.0"], 1)]
+
+
+class TestUnlockedRuns:
+    def test_it_is_given_in_its_turn_without_a_claim(self) -> None:
+        steps = Steps(workers=2)
+        step = steps.step(came=[run_of("a", 1.0), run_of("u", 2.0, claims=False)])
+        assert (asked(step), names(step.given)) == ([(["a"], 1)], ["u"])
+
+    def test_those_before_it_have_their_workers_first(self) -> None:
+        steps = Steps(workers=1)
+        step = steps.step(came=[run_of("a", 1.0), run_of("u", 2.0, claims=False)])
+        assert (asked(step), step.given) == ([(["a"], 1)], [])
+        step = steps.answer(step, lambda _run: REFUSED)
+        assert names(step.given) == ["u"]
+
+    def test_it_waits_for_no_database(self) -> None:
+        steps = Steps(workers=1)
+        waits, unlocked = run_of("a", 1.0), run_of("u", 2.0, claims=False)
+        step = steps.step(came=[waits, unlocked])
+        assert step.wakes_at == steps.now + PATIENCE
+        steps.now = step.wakes_at
+        assert steps.step().given == [unlocked]
+        # What is granted then has no worker any more: others are to run it.
+        assert steps.answer(step, lambda _run: GRANTED).withdrawn == [waits]
+
+    def test_at_a_stop_it_goes_to_the_executor(self) -> None:
+        steps = Steps(workers=1)
+        unlocked = runs(3, claims=False)
+        assert steps.step(came=unlocked).given == unlocked[:1]
+        assert steps.step(stopped=True).given == unlocked[1:]
+
+
+class TestLateness:
+    def test_a_late_run_is_given_as_a_missed_one_and_not_claimed(self) -> None:
+        steps = Steps()
+        late, other = run_of("a", grace=1.0), run_of("b", grace=1.0)
+        late.came, other.came = 1.5, 0.5
+        step = steps.step(came=[late, other])
+        assert (names(step.given), asked(step)) == (["a"], [(["b"], 1)])
+        assert (late.is_missed, other.is_missed) == (True, False)
+
+    def test_the_time_of_an_ask_is_no_lateness(self) -> None:
+        steps, run = Steps(workers=1), run_of("b", 100.5, grace=1.0)
+        (first,) = steps.begin([run_of("a", 100.0)]).given
+        steps.now = 130.0  # the database did not answer
+        step = steps.step(came=[run], freed=[(first, 0.1)])
+        assert asked(step) == [(["b"], 1)]
+
+    def test_the_time_of_the_runs_before_it_is(self) -> None:
+        steps, run = Steps(workers=1), run_of("b", 100.5, grace=1.0)
+        (first,) = steps.begin([run_of("a", 100.0)]).given
+        step = steps.step(came=[run], freed=[(first, 2.0)])
+        assert (step.given, run.is_missed) == ([run], True)
+
+    def test_the_run_times_of_a_backlog_come_one_after_the_other(self) -> None:
+        steps = Steps(workers=5)
+        first, second = backlog_of(2, came=100.0, grace=1.0)
+        steps.begin([first])
+        step = steps.free(first, took=2.0)
+        assert (step.given, second.is_missed) == ([second], True)
+
+    def test_who_is_kept_is_not_late_for_that(self) -> None:
+        steps = Steps()
+        first, second = backlog_of(2, came=100.0, grace=1.0)
+        steps.answer(steps.step(came=[first]), lambda _run: KEPT)
+        steps.now = 150.0
+        step = steps.step(finished=["a"])
+        assert step.asks[0].runs == [first]
+        assert asked(steps.answer(step, lambda _run: REFUSED)) == [(["a"], 1)]
+        assert not second.is_missed
+
+
+class TestKept:
+    def test_a_kept_run_is_asked_for_again_once_the_other_has_ended(self) -> None:
+        steps, run = Steps(), run_of()
+        step = steps.answer(steps.step(came=[run]), lambda _run: KEPT)
+        assert (step.asks, step.refused, run.state) == ([], [], State.KEPT)
+        assert steps.step().asks == steps.step(finished=["another"]).asks == []
+        assert steps.step(finished=["a"]).asks[0].runs == [run]
+
+    def test_its_backlog_waits_with_it(self) -> None:
+        steps, backlog = Steps(), backlog_of(2)
+        steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
+        step = steps.answer(steps.step(finished=["a"]), lambda _run: REFUSED)
+        assert step.asks[0].runs == backlog[1:]
+
+    def test_it_takes_no_worker(self) -> None:
+        steps = Steps(workers=1)
+        steps.answer(steps.step(came=[run_of("a")]), lambda _run: KEPT)
+        assert asked(steps.step(came=[run_of("b")])) == [(["b"], 1)]
+
+    def test_a_change_of_its_job_drops_it_and_what_follows(self) -> None:
+        steps, backlog = Steps(), backlog_of(3)
+        steps.answer(steps.step(came=backlog[:1]), lambda _run: KEPT)
+        assert steps.step(changed=[("a", "default")]).dropped == backlog
+        assert steps.queue.is_idle
+
+    def test_a_change_touches_no_run_that_only_waits(self) -> None:
+        steps = Steps(workers=1)
+        (running,) = steps.begin([run_of("b")]).given
+        waits = run_of("a")
+        steps.step(came=[waits])
+        assert steps.step(changed=[waits.job]).dropped == []
+        assert steps.free(running).asks[0].runs == [waits]
+
+
+class TestStop:
+    def test_what_waits_is_withdrawn_with_its_backlog(self) -> None:
+        steps = Steps(workers=1)
+        (running,) = steps.begin([run_of("b")]).given
+        backlog = backlog_of(2)
+        steps.step(came=backlog[:1])
+        assert steps.step(stopped=True).withdrawn == backlog
+        assert not steps.queue.is_idle
+        steps.free(running)
+        assert steps.queue.is_idle
+
+    @pytest.mark.parametrize("verdict", [GRANTED, KEPT, Verdict.LOCKED, Verdict.BEYOND])
+    def test_what_is_answered_then_is_withdrawn(self, verdict: Verdict) -> None:
+        steps, run = Steps(), run_of()
+        step = steps.step(came=[run])
+        assert steps.step(stopped=True).withdrawn == []
+        step = steps.answer(step, lambda _run: verdict)
+        assert (step.withdrawn, step.given) == ([run], [])
+        assert steps.queue.is_idle
+
+    def test_what_comes_then_is_withdrawn(self) -> None:
+        steps, run = Steps(), run_of()
+        steps.step(stopped=True)
+        assert steps.step(came=[run]).withdrawn == [run]
+
+
+def test_a_token_is_taken_once() -> None:
+    token = Token()
+    assert [token.take(), token.take()] == [True, False]
+
+
+def test_workers_may_become_more_and_fewer() -> None:
+    steps = Steps(workers=1)
+    (first,) = steps.begin(runs(5)).given
+    steps.workers = 3
+    step = steps.grant(steps.step())
+    assert len(step.given) == 2
+    steps.workers = 1
+    assert steps.step(begun=step.given, freed=[(first, 0.0)]).asks == []
+    assert len(steps.free(*step.given).asks[0].runs) == 2
+
+
+# ---- against a plain pool ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    came: float
+    takes: float
+    grace: float | None
+
+
+jobs_of_a_day = st.lists(
+    st.builds(
+        Job,
+        came=st.integers(0, 20).map(float),
+        takes=st.integers(0, 6).map(float),
+        grace=st.none() | st.integers(0, 8).map(lambda grace: grace + 0.5),
+    ),
+    max_size=25,
+).map(lambda jobs: sorted(jobs, key=lambda job: job.came))
+
+
+def missed_by_a_pool(jobs: Sequence[Job], workers: int) -> set[int]:
+    """Return which of these a pool would miss that begins each as soon as a worker is free."""
+    free_at = [0.0] * workers
+    missed = set()
+    for number, job in enumerate(jobs):
+        begins = max(job.came, heapq.heappop(free_at))
+        if job.grace is not None and begins - job.came > job.grace:
+            missed.add(number)
+            heapq.heappush(free_at, begins)
+        else:
+            heapq.heappush(free_at, begins + job.takes)
+    return missed
+
+
+@dataclass
+class Day:
+    """Lives through these jobs, with a database that takes some time to grant all."""
+
+    jobs: Sequence[Job]
+    workers: int
+    delay: float
+    missed: set[int] = field(default_factory=set)
+    ran: list[int] = field(default_factory=list)
+
+    def live(self) -> None:
+        queue = RunQueue(lambda pause: pause)
+        # What happens when: the number breaks ties, in the order in which it was planned.
+        planned: list[tuple[float, int, Inputs]] = []
+        count = 0
+
+        def plan(at: float, inputs: Inputs) -> None:
+            nonlocal count
+            count += 1
+            heapq.heappush(planned, (at, count, inputs))
+
+        for number, job in enumerate(self.jobs):
+            run = run_of(f"job {number}", job.came, grace=job.grace, what=number)
+            plan(job.came, Inputs(came=[run]))
+        while planned:
+            now, _count, inputs = heapq.heappop(planned)
+            step = queue.step(now, replace(inputs, workers=self.workers))
+            assert not step.withdrawn
+            assert not step.refused
+            for ask in step.asks:
+                some = ask.runs[: ask.most]
+                answers = [(run, GRANTED if run in some else Verdict.BEYOND) for run in ask.runs]
+                plan(now + self.delay, Inputs(answers=answers))
+            for run in step.given:
+                took = 0.0 if run.is_missed else self.jobs[run.what].takes
+                (self.missed.add if run.is_missed else self.ran.append)(run.what)
+                plan(now, Inputs(begun=[run]))
+                plan(now + took, Inputs(freed=[(run, took)]))
+            if step.wakes_at < inf:
+                plan(step.wakes_at, Inputs())
+        assert queue.is_idle
+        assert sorted([*self.missed, *self.ran]) == list(range(len(self.jobs)))
+
+
+@given(jobs_of_a_day, st.integers(1, 4))
+def test_it_misses_what_a_pool_misses(jobs: Sequence[Job], workers: int) -> None:
+    day = Day(jobs, workers, delay=0.0)
+    day.live()
+    assert day.missed == missed_by_a_pool(jobs, workers)
+
+
+@given(jobs_of_a_day, st.sampled_from([0.01, 0.3, 2.0, 30.0]))
+def test_on_one_worker_the_time_of_claims_is_not_seen(jobs: Sequence[Job], delay: float) -> None:
+    day = Day(jobs, 1, delay)
+    day.live()
+    assert day.missed == missed_by_a_pool(jobs, 1)
+
+
+@given(jobs_of_a_day, st.integers(2, 4), st.sampled_from([0.01, 0.3, 2.0, 30.0]))
+def test_the_time_of_claims_makes_nothing_missed(
+    jobs: Sequence[Job], workers: int, delay: float
+) -> None:
+    day = Day(jobs, workers, delay)
+    day.live()
+    # What runs although a pool would miss it may be in the way of others after it.
+    assert min(day.missed, default=inf) >= min(missed_by_a_pool(jobs, workers), default=inf)
