@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -40,6 +40,13 @@ CLOCK_JUMPS = (
 )
 TOO_LATE = "it answers too late for a lease"
 CAME_LATE = "the claim came when nobody waited for it any more"
+
+
+class BeyondLimitError(ConflictError):
+    """As many claims were granted as were to be, before this one."""
+
+    def __init__(self) -> None:
+        super().__init__("as many claims were granted as there are workers")
 
 
 @dataclass(frozen=True)
@@ -148,39 +155,51 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
 
     @classmethod
     def send_together(
-        cls, cursor: Any, requests: Sequence[ClaimAttempt]
+        cls, cursor: Any, requests: Sequence[ClaimAttempt], most: int | None = None
     ) -> list[Decision | TaskLockError]:
         """Ask for several claims in one statement; those of tasks without a row in a second one.
 
         Each is committed by itself. One whose name cannot be stored is not asked for.
+
+        :param most: how many are granted at most, those that are asked for first; the others are
+            told by a :class:`BeyondLimitError`
         """
         problems = [unstorable(cursor.connection, each.task_name) for each in requests]
         stored = [each for each, problem in zip(requests, problems, strict=True) if not problem]
-        decided = iter(cls._send_stored(cursor, stored) if stored else ())
+        decided = iter(cls._send_stored(cursor, stored, most) if stored else ())
         return [problem or next(decided) for problem in problems]
 
     @classmethod
     def _send_stored(
-        cls, cursor: Any, requests: Sequence[ClaimAttempt]
+        cls, cursor: Any, requests: Sequence[ClaimAttempt], most: int | None
     ) -> list[Decision | TaskLockDatabaseError]:
         context = requests[0]._context
+        for attempt in requests:
+            attempt._take_back(cursor)
         sent, lags = time.monotonic(), [attempt._lag() for attempt in requests]
         times = context.read_times(sent)
         asked = [attempt.request for attempt in requests]
         protocol = context.protocol
-        answers = protocol.claim_many(cursor, asked, lags, times)
+        answers = protocol.claim_many(cursor, asked, lags, times, most)
         found = [answers.get(each.claim_id) for each in asked]
         new = [n for n, answer in enumerate(found) if answer is None]
-        if new:
+        left = None if most is None else most - _granted(answers)
+        if new and left != 0:
             for attempt, answer in zip(requests, found, strict=True):
                 # What is granted so far stands, whatever becomes of the next statement.
                 attempt.in_doubt = attempt.in_doubt or (answer is not None and answer.granted)
             those, their_lags = [asked[n] for n in new], [lags[n] for n in new]
-            answers |= protocol.first_claim_many(cursor, those, their_lags, times)
+            answers |= protocol.first_claim_many(cursor, those, their_lags, times, left)
         is_bound = context.learn(answers.values(), sent, times.latest)
-        return [
+        is_limited = most is not None and _granted(answers) >= most
+        decided = (
             attempt._decided(answers.get(attempt.request.claim_id), sent, times, is_bound=is_bound)
             for attempt in requests
+        )
+        # A row that is locked is asked for again by those who have a worker for it.
+        return [
+            BeyondLimitError() if is_limited and isinstance(each, RowLockedError) else each
+            for each in decided
         ]
 
     @classmethod
@@ -352,6 +371,10 @@ class HandOutAttempt(_LoneAttempt[ClaimRequest]):
 
     def _ask(self, cursor: Any, times: ReadTimes) -> ClaimAnswer | None:
         return self._context.protocol.claim_handed_out(cursor, self.request, stable=times.stable)
+
+
+def _granted(answers: Mapping[UUID, ClaimAnswer]) -> int:
+    return sum(answer.granted for answer in answers.values())
 
 
 def _locked() -> RowLockedError:

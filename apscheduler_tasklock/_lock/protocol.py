@@ -112,8 +112,14 @@ class TaskLockProtocol:
         self._claim_many = RecordingStatement(
             statements.claim_many, name, runs, ClaimAnswer, is_batch=True
         )
+        self._claim_some = RecordingStatement(
+            partial(statements.claim_many, limited=True), name, runs, ClaimAnswer, is_batch=True
+        )
         self._find_taken = Statement(statements.find_taken(name), ClaimAnswer)
         self._first_claim_many = Statement(statements.first_claim_many(name), ClaimAnswer)
+        self._first_claim_some = Statement(
+            statements.first_claim_many(name, limited=True), ClaimAnswer
+        )
         self._take_over_many = RecordingStatement(
             statements.take_over_many, name, runs, ClaimAnswer, is_batch=True
         )
@@ -215,16 +221,20 @@ class TaskLockProtocol:
         requests: Sequence[ClaimRequest],
         lags: Sequence[float],
         times: ReadTimes,
+        most: int | None = None,
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take many tasks, each for one run time and each only once in the batch.
 
         :param lags: of each request, in place of the one in ``times``
+        :param most: how many are granted at most, in this order; ``None``: all that may be
         :return: the answers by the ids of the requests. One that is missing has no row: see
             :meth:`first_claim_many`. One that looks free is to be asked again: somebody else has
-            its row locked.
+            its row locked, or others before it were granted.
         """
         asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
-        return self._claims(cursor, self._claim_many, asked, times)
+        if most is None:
+            return self._claims(cursor, self._claim_many, asked, times)
+        return self._claim_limited(cursor, self._claim_some, asked, times, most)
 
     def first_claim_many(
         self,
@@ -232,14 +242,29 @@ class TaskLockProtocol:
         requests: Sequence[ClaimRequest],
         lags: Sequence[float],
         times: ReadTimes,
+        most: int | None = None,
     ) -> dict[UUID, ClaimAnswer]:
         """Try to take many tasks that have no row. See :meth:`claim_many`.
 
         :return: the answers by the ids of the requests. One that looks free is to be asked again:
-            it has a row by now, or it was asked for too late.
+            it has a row by now, it was asked for too late, or others before it were granted.
         """
         asked = (r.parameters(lag) for r, lag in zip(requests, lags, strict=True))
-        return self._claims(cursor, self._first_claim_many, asked, times)
+        if most is None:
+            return self._claims(cursor, self._first_claim_many, asked, times)
+        return self._claim_limited(cursor, self._first_claim_some, asked, times, most)
+
+    def _claim_limited(
+        self,
+        cursor: Any,
+        statement: Statement,
+        asked: Iterable[Mapping[str, object]],
+        times: ReadTimes,
+        most: int,
+    ) -> dict[UUID, ClaimAnswer]:
+        in_order = ({**each, "position": position} for position, each in enumerate(asked))
+        parameters = {**statements.many(in_order), **times.parameters, "most": most}
+        return self._answers(cursor, statement, parameters)
 
     def find_taken(
         self,

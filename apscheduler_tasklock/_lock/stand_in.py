@@ -51,8 +51,9 @@ class LockProtocol(Protocol):
         requests: Sequence[ClaimRequest],
         lags: Sequence[float],
         times: ReadTimes,
+        most: int | None = None,
     ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks. Those without a row are missing in what it returns."""
+        """Try to take so many tasks. Those without a row are missing in what it returns."""
 
     def first_claim_many(
         self,
@@ -60,8 +61,9 @@ class LockProtocol(Protocol):
         requests: Sequence[ClaimRequest],
         lags: Sequence[float],
         times: ReadTimes,
+        most: int | None = None,
     ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks without a row. Those with one are missing, or look free."""
+        """Try to take so many tasks without a row. Those with one are missing, or look free."""
 
     def find_taken(
         self,

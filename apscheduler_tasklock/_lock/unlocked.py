@@ -153,11 +153,12 @@ class UnlockedProtocol:
         requests: Sequence[ClaimRequest],
         lags: Sequence[float],
         times: ReadTimes,
+        most: int | None = None,
     ) -> dict[UUID, ClaimAnswer]:
-        """Grant many claims."""
+        """Grant many claims, the first ones."""
+        asked = list(zip(requests, lags, strict=True))[:most]
         return {
-            request.claim_id: self.claim(cursor, request, ReadTimes(lag))
-            for request, lag in zip(requests, lags, strict=True)
+            request.claim_id: self.claim(cursor, request, ReadTimes(lag)) for request, lag in asked
         }
 
     def first_claim_many(
@@ -166,9 +167,10 @@ class UnlockedProtocol:
         requests: Sequence[ClaimRequest],
         lags: Sequence[float],
         times: ReadTimes,
+        most: int | None = None,
     ) -> dict[UUID, ClaimAnswer]:
-        """Grant many claims."""
-        return self.claim_many(cursor, requests, lags, times)
+        """Grant many claims, the first ones."""
+        return self.claim_many(cursor, requests, lags, times, most)
 
     def find_taken(
         self,

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -34,6 +34,7 @@ from apscheduler_tasklock.testing.rule import Decision, Row
 Answer = TypeVar("Answer")
 
 _READ_NOW = ReadTimes()
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class MemoryTaskLocks:
@@ -128,9 +129,10 @@ class MemoryProtocol:
         requests: Sequence[ClaimRequest],
         lags: Sequence[float],
         times: ReadTimes,
+        most: int | None = None,
     ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks, each once. Those without a row are missing in the answers."""
-        return self._claims(cursor, requests, lags, times, have_rows=True)
+        """Try to take so many tasks, each once. Those without a row are missing in the answers."""
+        return self._claims(cursor, requests, lags, times, most, have_rows=True)
 
     def first_claim_many(
         self,
@@ -138,9 +140,10 @@ class MemoryProtocol:
         requests: Sequence[ClaimRequest],
         lags: Sequence[float],
         times: ReadTimes,
+        most: int | None = None,
     ) -> dict[UUID, ClaimAnswer]:
-        """Try to take many tasks that have no row. Those that have one are missing."""
-        return self._claims(cursor, requests, lags, times, have_rows=False)
+        """Try to take so many tasks that have no row. Those that have one are missing."""
+        return self._claims(cursor, requests, lags, times, most, have_rows=False)
 
     def _claims(
         self,
@@ -148,16 +151,30 @@ class MemoryProtocol:
         requests: Sequence[ClaimRequest],
         lags: Sequence[float],
         times: ReadTimes,
+        most: int | None,
         *,
         have_rows: bool,
     ) -> dict[UUID, ClaimAnswer]:
         with self._locks.lock:
-            known = set(self._locks.rows)
-            return {
-                request.claim_id: self.claim(cursor, request, replace(times, lag=lag))
-                for request, lag in zip(requests, lags, strict=True)
-                if (request.task_name in known) is have_rows
+            known = dict(self._locks.rows)
+            now = self._locks.now()
+            granted = {
+                request.claim_id
+                for request in requests
+                if (row := known.get(request.task_name)) is not None
+                and row.is_granted(request.claim_id, now)
             }
+            answers = {}
+            for request, lag in zip(requests, lags, strict=True):
+                if (request.task_name in known) is have_rows:
+                    is_beyond = most is not None and len(granted) >= most
+                    # It is answered as one that nobody waits for.
+                    not_after = _LONG_AGO if is_beyond else times.not_after
+                    asked = replace(times, lag=lag, not_after=not_after)
+                    answer = answers[request.claim_id] = self.claim(cursor, request, asked)
+                    if answer.granted:
+                        granted.add(request.claim_id)
+            return answers
 
     def find_taken(
         self,

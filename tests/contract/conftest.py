@@ -17,6 +17,7 @@ import pytest
 from psycopg import sql
 
 from apscheduler_tasklock._database.connection import raw_cursor
+from apscheduler_tasklock._database.session import NoCursor
 from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
     ClaimRequest,
@@ -65,7 +66,7 @@ class Replica:
 
     @property
     def cursor(self) -> Any:
-        return None if isinstance(self.connection, Memory) else raw_cursor(self.connection)
+        return NoCursor() if isinstance(self.connection, Memory) else raw_cursor(self.connection)
 
     def claim(
         self,
@@ -150,9 +151,11 @@ class Replica:
         request = ReleaseRequest(task, claim_id, RunEnd(**end), token)
         return self.protocol.release(self.cursor, request)
 
-    def claim_many(self, *requests: ClaimRequest) -> dict[UUID, ClaimAnswer]:
+    def claim_many(
+        self, *requests: ClaimRequest, most: int | None = None
+    ) -> dict[UUID, ClaimAnswer]:
         cursor, lags = self.cursor, [0.0 for _ in requests]
-        return self.protocol.claim_many(cursor, requests, lags, ReadTimes())
+        return self.protocol.claim_many(cursor, requests, lags, ReadTimes(), most)
 
     def take_over_many(self, *requests: TakeoverRequest) -> dict[UUID, ClaimAnswer]:
         return self.protocol.take_over_many(self.cursor, requests)

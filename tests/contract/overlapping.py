@@ -136,7 +136,9 @@ def _attempt(kind: Any, request: Callable[[Side, str], Any]) -> Callable[[Side],
     return make
 
 
-def _attempts(kind: Any, request: Callable[[Side, str], Any]) -> Callable[[Side], Send]:
+def _attempts(
+    kind: Any, request: Callable[[Side, str], Any], **more: Any
+) -> Callable[[Side], Send]:
     """Return what claims tasks together."""
 
     def make(side: Side) -> Send:
@@ -144,7 +146,7 @@ def _attempts(kind: Any, request: Callable[[Side, str], Any]) -> Callable[[Side]
 
         def send(cursor: Any, tasks: Sequence[str]) -> dict[str, Any]:
             tasks = side.in_order(tasks)
-            decisions = kind.send_together(cursor, [attempts[task] for task in tasks])
+            decisions = kind.send_together(cursor, [attempts[task] for task in tasks], **more)
             return dict(zip(tasks, map(_decided, decisions), strict=True))
 
         return send
@@ -325,6 +327,9 @@ OPERATORS = {"patient": True}
 STATEMENTS = {
     "claim": Statement(_attempt(ClaimAttempt, _claim_of), ("no row", "over", "died for good")),
     "claims": Statement(_attempts(ClaimAttempt, _claim_of), ("no row", "over"), **MANY),
+    "claims with a limit": Statement(
+        _attempts(ClaimAttempt, _claim_of, most=len(TASKS)), ("no row", "over"), **MANY
+    ),
     "takeover": Statement(_attempts(TakeoverAttempt, _takeover), ("dead", "handed over"), **MANY),
     "manual run": Statement(_attempt(ManualAttempt, _manual), ("requested",)),
     "stored run": Statement(_attempt(HandOutAttempt, _stored), ("no row", "over")),

@@ -207,12 +207,14 @@ class Requests:
 
     def claim_many(self) -> Ask:
         requests, times = [self.claim_request(task) for task in TASKS], self.times()
+        self.rng.shuffle(requests)
+        most = self.rng.choice([None, None, 0, 1, 2])
 
         def ask(protocol: Any) -> Any:
-            known = protocol.claim_many(protocol.cursor, requests, [0.0, 1.0], times)
+            known = protocol.claim_many(protocol.cursor, requests, [0.0, 1.0], times, most)
             new = [request for request in requests if request.claim_id not in known]
-            first = protocol.first_claim_many(protocol.cursor, new, [0.0] * len(new), times)
-            return known, first
+            asked = (protocol.cursor, new, [0.0] * len(new), times, most)
+            return known, protocol.first_claim_many(*asked)
 
         return ask
 

@@ -169,8 +169,11 @@ _MANY = _Claim(asked_columns(_CLAIM_TYPES))
 _ASKED_ONE = f"""SELECT run_time, {_FIRED} AS fired
                  FROM (SELECT {_PARAMETERS["run_time"]} AS run_time,
                               {_reckoned(_PARAMETERS["lag"])}) AS request"""
-_ASKED_MANY = f"""SELECT *, {_FIRED} AS fired
-                  FROM (SELECT *, {_reckoned("lag")} FROM {json_rows(_CLAIM_TYPES)}) AS request"""
+_ASKED_MANY, _ASKED_SOME = (
+    f"""SELECT *, {_FIRED} AS fired
+        FROM (SELECT *, {_reckoned("lag")} FROM {json_rows(types)}) AS request"""
+    for types in (_CLAIM_TYPES, {**_CLAIM_TYPES, "position": "int"})
+)
 _ASKED_WINDOWS = f"""SELECT *, {_FIRED} AS fired
                      FROM (SELECT *, {_reckoned("lag")}
                            FROM {json_rows(_WINDOW_TYPES)}) AS request"""
@@ -198,18 +201,28 @@ def claim(table: str, history: History | None = None) -> str:
     """
 
 
-def claim_many(table: str, history: History | None = None) -> str:
+def claim_many(table: str, history: History | None = None, *, limited: bool = False) -> str:
     """Return the statement that claims many tasks, each of them once.
 
     Only rows that may be claimed are locked, in the order of their names; a batch that is refused
     writes nothing. A row that somebody else has locked is passed over: its answer is the row as it
     was before, which looks free.
+
+    :param limited: whether as many are granted as ``most`` says, in the order in which they are
+        asked for. What is beyond that looks free, too. It counts those that were granted when the
+        same claims were sent before, and no answer came.
     """
+    order = "ORDER BY lock.task_name"
+    if limited:
+        # Nobody waits for a row here, so any order will do.
+        order = f"""ORDER BY asked.position LIMIT GREATEST(0, %(most)s::bigint - (
+                        SELECT count(*) FROM {table} AS lock JOIN asked USING (task_name)
+                        WHERE {_MANY.own} AND {STANDS}))"""
     return f"""
-        WITH asked AS ({_ASKED_MANY}), free AS (
+        WITH asked AS ({_ASKED_SOME if limited else _ASKED_MANY}), free AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
             WHERE {_MANY.may_claim}
-            ORDER BY lock.task_name FOR NO KEY UPDATE OF lock SKIP LOCKED
+            {order} FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), claimed AS (
             UPDATE {table} AS lock SET {_MANY.changes} FROM asked JOIN free USING (task_name)
             WHERE lock.task_name = free.task_name AND {SAFELY}
@@ -232,17 +245,22 @@ def find_taken(table: str) -> str:
     """
 
 
-def first_claim_many(table: str) -> str:
+def first_claim_many(table: str, *, limited: bool = False) -> str:
     """Return the statement that claims many tasks that have no row, in the order of their names.
 
     In any other order, two replicas that insert the same rows could wait for each other. A claim
     that is not granted has an answer, too, which looks free: it has the database's time.
+
+    :param limited: whether as many are inserted as ``most`` says, those that are asked for first
     """
     made = {**DECIDED_GRANTED, **ROW_FOUND}
+    first = "asked"
+    if limited:
+        first = "(SELECT * FROM asked ORDER BY position LIMIT %(most)s::bigint) AS asked"
     return f"""
-        WITH asked AS ({_ASKED_MANY}), first AS (
+        WITH asked AS ({_ASKED_SOME if limited else _ASKED_MANY}), first AS (
             INSERT INTO {table} AS lock ({ROW_COLUMNS})
-            {_MANY.first_row} FROM asked WHERE {IS_WANTED} AND {SAFELY} ORDER BY asked.task_name
+            {_MANY.first_row} FROM {first} WHERE {IS_WANTED} AND {SAFELY} ORDER BY asked.task_name
             ON CONFLICT DO NOTHING
             RETURNING {select_list(made)}
         )

@@ -1,0 +1,119 @@
+"""Claims of which as many are granted as there are workers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+
+from apscheduler_tasklock._database.errors import RowLockedError
+from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._lock.claim import (
+    BeyondLimitError,
+    ClaimAttempt,
+    ClaimContext,
+    Decision,
+)
+from apscheduler_tasklock._lock.clock import DatabaseClock
+from apscheduler_tasklock._lock.messages import ClaimRequest
+from tests.contract.conftest import Replica
+
+Travel = Callable[[float], None]
+
+# Not in the order of the names, in which rows are locked otherwise.
+TASKS = ("m", "z", "a")
+
+
+def request(task: str, **more: Any) -> ClaimRequest:
+    return ClaimRequest(task, 9.0, 50.0, runs="job", **more)
+
+
+class Claims:
+    """The claims of these tasks, as a replica sends them."""
+
+    def __init__(self, replica: Replica, tasks: Sequence[str] = TASKS) -> None:
+        outage = Outage("here")
+        outage.believe()
+        context = ClaimContext(replica.protocol, DatabaseClock(), outage, 10.0)
+        self._replica = replica
+        self._attempts = [ClaimAttempt(request(task), context) for task in tasks]
+
+    def send(self, most: int) -> dict[str, str]:
+        """Return what became of each."""
+        decided = ClaimAttempt.send_together(self._replica.cursor, self._attempts, most)
+        return {
+            attempt.task_name: told(each)
+            for attempt, each in zip(self._attempts, decided, strict=True)
+        }
+
+
+def told(decided: Any) -> str:
+    if isinstance(decided, Decision):
+        assert decided.answer is not None
+        return "granted" if decided.answer.granted else "refused"
+    return {BeyondLimitError: "beyond", RowLockedError: "locked"}[type(decided)]
+
+
+@pytest.fixture(params=["rows", "no rows"])
+def have_rows(request: pytest.FixtureRequest, one: Replica, travel: Travel) -> bool:
+    if request.param == "rows":
+        for task in TASKS:
+            one.release(one.claim(task)[0], task)
+        travel(10)
+    return bool(request.param == "rows")
+
+
+@pytest.mark.usefixtures("have_rows")
+class TestOrder:
+    @pytest.mark.parametrize("most", [1, 2, 3, 9])
+    def test_those_that_are_asked_for_first_are_granted(self, one: Replica, most: int) -> None:
+        expected = ["granted"] * most + ["beyond"] * 3
+        assert Claims(one).send(most) == dict(zip(TASKS, expected, strict=False))
+
+    def test_what_is_refused_takes_no_place(self, one: Replica, other: Replica) -> None:
+        other.claim("m")
+        assert Claims(one).send(1) == {"m": "refused", "z": "granted", "a": "beyond"}
+
+    def test_what_is_beyond_the_limit_can_be_claimed(self, one: Replica, other: Replica) -> None:
+        Claims(one).send(1)
+        assert Claims(other).send(3) == {"m": "refused", "z": "granted", "a": "granted"}
+
+    @pytest.mark.parametrize("most", [1, 2])
+    def test_sent_again_no_more_are_granted(self, one: Replica, most: int) -> None:
+        """The answer was lost, and what it granted is in the rows."""
+        claims = Claims(one)
+        first = claims.send(most)
+        assert claims.send(most) == first
+
+
+def test_tasks_with_a_row_and_without_share_the_limit(one: Replica, travel: Travel) -> None:
+    one.release(one.claim("a")[0], "a")
+    travel(10)
+    claims = Claims(one)
+    # Those that have a row are asked for first.
+    assert claims.send(2) == {"a": "granted", "m": "granted", "z": "beyond"}
+    assert claims.send(2) == {"a": "granted", "m": "granted", "z": "beyond"}
+
+
+@pytest.mark.postgresql
+def test_a_locked_row_takes_no_place(one: Replica, travel: Travel, direct_url: str) -> None:
+    for task in TASKS:
+        one.release(one.claim(task)[0], task)
+    travel(10)
+    with psycopg.connect(direct_url) as blocker:
+        blocker.execute("SELECT FROM task_lock WHERE task_name = 'm' FOR UPDATE")
+        assert Claims(one).send(3) == {"m": "locked", "z": "granted", "a": "granted"}
+
+
+@pytest.mark.postgresql
+def test_beyond_the_limit_nobody_hears_of_locked_rows(
+    one: Replica, travel: Travel, direct_url: str
+) -> None:
+    for task in TASKS:
+        one.release(one.claim(task)[0], task)
+    travel(10)
+    with psycopg.connect(direct_url) as blocker:
+        blocker.execute("SELECT FROM task_lock WHERE task_name = 'm' FOR UPDATE")
+        assert Claims(one).send(1) == {"m": "beyond", "z": "granted", "a": "beyond"}
