@@ -24,6 +24,7 @@ from benchmarks.speed import (
     machine,
     memory,
     one_replica,
+    one_thread,
     poll,
     pool_job,
     size,
@@ -35,6 +36,7 @@ from benchmarks.speed.report import Section, goal_table
 PARTS: dict[str, Callable[[Effort], Section]] = {
     "hot-path": hot_path.run,
     "peers": hot_path.run_peers,
+    "one-thread": one_thread.run,
     "counts": counts.run,
     "forms": forms.run,
     "history": history.run,
