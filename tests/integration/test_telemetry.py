@@ -48,7 +48,9 @@ FAILED = {
 
 @pytest.fixture
 def sdk() -> Telemetry:
-    return telemetry()
+    sdk = telemetry()
+    sdk.forget()
+    return sdk
 
 
 def one_span(sdk: Telemetry, name: str) -> ReadableSpan:

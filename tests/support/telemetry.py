@@ -43,13 +43,14 @@ class _Fault(SpanProcessor, AlwaysOffExemplarFilter):
 
 
 class Telemetry:
-    """What the SDK was told. Tasks have names of their own in each test.
+    """What the SDK was told since it was asked to forget what was before.
 
     :ivar fault: lets it fail
     """
 
     def __init__(self) -> None:
         self.fault = _Fault()
+        self._before: list[tuple[str, Any]] = []
         self._reader = InMemoryMetricReader()
         self._spans = InMemorySpanExporter()
         tracers = TracerProvider()
@@ -64,14 +65,24 @@ class Telemetry:
             )
         )
 
+    def forget(self) -> None:
+        """Leave out what was told so far: other tests have tasks of the same names."""
+        self._spans.clear()
+        self._before = [
+            (metric.name, _measured(point))
+            for _, metric in self._metrics()
+            for point in metric.data.data_points
+        ]
+
     def points(self, instrument: str, task: str) -> list[Any]:
-        """Return the data points of an instrument that are a task's."""
+        """Return the data points of an instrument that are a task's, and were measured since."""
         return [
             point
             for _, metric in self._metrics()
             if metric.name == instrument
             for point in metric.data.data_points
             if point.attributes["tasklock.task.name"] == task
+            and (instrument, _measured(point)) not in self._before
         ]
 
     def attributes(self, instrument: str, task: str) -> list[dict[str, Any]]:
@@ -104,6 +115,12 @@ class Telemetry:
     def spans(self, name: str) -> list[ReadableSpan]:
         """Return the spans that have ended, by name."""
         return [span for span in self._spans.get_finished_spans() if span.name == name]
+
+
+def _measured(point: Any) -> tuple[dict[str, Any], Any]:
+    """Return what a data point is about, and what has been measured: a sum, or a count."""
+    value = point.count if hasattr(point, "count") else point.value
+    return dict(point.attributes), value
 
 
 def without_task(attributes: Mapping[str, Any]) -> dict[str, Any]:
