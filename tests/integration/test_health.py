@@ -16,7 +16,7 @@ from tests.support.internals import replace_passes
 from tests.support.outages import Job, refuse
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
-from tests.support.schedulers import Replica
+from tests.support.schedulers import DAILY, Replica
 
 MakeReplica = Callable[..., Replica]
 FAST: dict[str, Any] = {"poll_interval": 0.2}
@@ -38,7 +38,7 @@ class TestHealth:
         self, make_replica: MakeReplica, proxy: Proxy
     ) -> None:
         replica = make_replica(proxy.url, **FAST)
-        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
         eventually(lambda: replica.executor.health().ready)
         refuse(proxy)
         [why] = eventually(lambda: replica.executor.health().degraded)
@@ -76,7 +76,7 @@ class TestHealth:
 
     def test_a_scheduler_that_stands_still_is_not_live(self, make_replica: MakeReplica) -> None:
         replica = make_replica(**FAST)
-        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
         eventually(lambda: replica.executor.health().live)
         [job] = replica.scheduler.get_jobs()
         job.next_run_time = datetime.now(timezone.utc) - timedelta(minutes=2)
@@ -113,7 +113,7 @@ class TestHealth:
         self, make_replica: MakeReplica, connection: psycopg.Connection[Any]
     ) -> None:
         replica = make_replica(**FAST)
-        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
         eventually(lambda: connection.execute("SELECT FROM task_lock").rowcount)
         connection.execute(
             "UPDATE task_lock SET due_at = now() - interval '1 h', overdue_at = now()"

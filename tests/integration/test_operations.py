@@ -36,7 +36,7 @@ from tests.integration.conftest import Job
 from tests.support.polling import eventually
 from tests.support.roles import role
 from tests.support.rows import add_run
-from tests.support.schedulers import Replica
+from tests.support.schedulers import DAILY, DAILY_LATER, Replica
 
 MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
@@ -120,7 +120,7 @@ class TestRegistration:
     ) -> None:
         replica = make_replica(**FAST)
         for name in ("nightly", "weekly"):
-            replica.scheduler.add_job(print, "cron", hour=3, id=name)
+            replica.scheduler.add_job(print, "cron", **DAILY, id=name)
         registered(operator, "nightly", "weekly")
         before = task(operator, "nightly")
         drop_and_create(database_url)
@@ -136,7 +136,7 @@ class TestRegistration:
         replica = make_replica(**FAST)
         names = ["a", "b", "c"]
         for name in names:
-            replica.scheduler.add_job(print, "cron", hour=3, id=name)
+            replica.scheduler.add_job(print, "cron", **DAILY, id=name)
         registered(operator, *names)
         connection.execute("UPDATE task_lock SET token = token + 1")  # none is looked at as new
         for name in names:
@@ -148,7 +148,7 @@ class TestRegistration:
     ) -> None:
         replica = make_replica(**FAST)
         for name in ("removed", "stays"):
-            replica.scheduler.add_job(print, "cron", hour=3, id=name)
+            replica.scheduler.add_job(print, "cron", **DAILY, id=name)
         registered(operator, "removed", "stays")
         replica.scheduler.remove_job("removed")
         connection.execute("DELETE FROM task_lock")
@@ -159,11 +159,11 @@ class TestRegistration:
         self, make_replica: MakeReplica, operator: TaskLocks
     ) -> None:
         replica = make_replica(**FAST)
-        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
         registered(operator, "job")
         found = task(operator)
         assert (found.state, found.started_at, found.took) == (TaskState.NEW, None, None)
-        assert found.schedule["fields"]["hour"] == "3"
+        assert found.schedule["fields"]["hour"] == str(DAILY["hour"])
         assert is_near(found.due_at, replica.scheduler.get_job("job").next_run_time)
 
     def test_a_job_of_one_date_is_not_registered(
@@ -172,7 +172,7 @@ class TestRegistration:
         replica = make_replica(**FAST)
         tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
         replica.scheduler.add_job(print, "date", run_date=tomorrow, id="once")
-        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
         registered(operator, "job")
         assert [found.name for found in operator.tasks()] == ["job"]
 
@@ -193,7 +193,7 @@ class TestRegistration:
     ) -> None:
         """As in a rolling deployment, where the old replica is stopped after the new one began."""
         old, new = make_replica(**FAST), make_replica(**FAST)
-        old.scheduler.add_job(print, "cron", hour=3, id="job")
+        old.scheduler.add_job(print, "cron", **DAILY, id="job")
         registered(operator, "job")
         new.scheduler.add_job(print, "interval", hours=12, id="job")
         eventually(lambda: task(operator).schedule["type"] == "interval")
@@ -208,7 +208,7 @@ class TestRegistration:
     ) -> None:
         """Whoever sets a next run time in the old replica does not undo the new schedule."""
         old, new = make_replica(**FAST), make_replica(**FAST)
-        old.scheduler.add_job(print, "cron", hour=3, id="job")
+        old.scheduler.add_job(print, "cron", **DAILY, id="job")
         registered(operator, "job")
         new.scheduler.add_job(print, "interval", hours=12, id="job")
         eventually(lambda: task(operator).schedule["type"] == "interval")
@@ -221,11 +221,11 @@ class TestRegistration:
         self, make_replica: MakeReplica, operator: TaskLocks
     ) -> None:
         old, new = make_replica(poll_interval=5), make_replica(**FAST)
-        old.scheduler.add_job(print, "cron", hour=3, id="job")
+        old.scheduler.add_job(print, "cron", **DAILY, id="job")
         eventually(lambda: operator.tasks("job"))
         new.scheduler.add_job(print, "interval", hours=12, id="job")
         eventually(lambda: task(operator).schedule["type"] == "interval")
-        old.scheduler.add_job(print, "cron", hour=4, id="other")
+        old.scheduler.add_job(print, "cron", **DAILY_LATER, id="other")
         eventually(lambda: operator.tasks("other"))
         assert task(operator).schedule["type"] == "interval"
 
@@ -271,7 +271,7 @@ class TestRegistration:
             " ('one', 'old host', '0.0', '2026-01-01', '2026-01-01', '{}')"
         )
         before = datetime.now(timezone.utc) - timedelta(minutes=5)
-        make_replica(replica_id="one", **FAST).scheduler.add_job(print, "cron", hour=3, id="job")
+        make_replica(replica_id="one", **FAST).scheduler.add_job(print, "cron", **DAILY, id="job")
         registered(operator, "job")
         [seen] = operator.replicas()
         assert seen.started_at > before
@@ -336,7 +336,7 @@ class TestPause:
 
     def test_a_refused_claim_says_so(self, make_replica: MakeReplica, operator: TaskLocks) -> None:
         replica = make_replica(**FAST)
-        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
         registered(operator, "job")
         operator.pause("job")
         replica.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
@@ -350,7 +350,7 @@ class TestRunNow:
         runs, job = counted()
         replicas = [make_replica(replica_id=f"replica {n}", **FAST) for n in range(3)]
         for replica in replicas:
-            replica.scheduler.add_job(job, "cron", hour=3, id="job")
+            replica.scheduler.add_job(job, "cron", **DAILY, id="job")
         registered(operator, "job", replicas=3)
         before = task(operator)
         with ThreadPoolExecutor(5) as pool:
@@ -369,7 +369,7 @@ class TestRunNow:
         self, make_replica: MakeReplica, operator: TaskLocks
     ) -> None:
         runs, job = counted()
-        make_replica(**FAST).scheduler.add_job(job, "cron", hour=3, id="job")
+        make_replica(**FAST).scheduler.add_job(job, "cron", **DAILY, id="job")
         registered(operator, "job")
         operator.pause("job")
         operator.request_run("job")
@@ -394,13 +394,13 @@ class TestRunNow:
         self, make_replica: MakeReplica, operator: TaskLocks, job: Job, where: str
     ) -> None:
         replica = make_replica(**FAST)
-        replica.scheduler.add_job(job.run, "cron", hour=3, id="job")
+        replica.scheduler.add_job(job.run, "cron", **DAILY, id="job")
         registered(operator, "job")
         operator.request_run("job")
         eventually(job.begun.is_set)
         due = replica if where == "on the same replica" else make_replica(**FAST)
         if due is not replica:
-            due.scheduler.add_job(job.run, "cron", hour=3, id="job")
+            due.scheduler.add_job(job.run, "cron", **DAILY, id="job")
         due.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
         if due is not replica:
             assert due.one(EVENT_TASK_LOCK_REFUSED).reason == "running"
@@ -411,7 +411,7 @@ class TestRunNow:
     def test_nobody_can_run_a_task_whose_replicas_are_gone(
         self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
     ) -> None:
-        make_replica(**FAST).scheduler.add_job(print, "cron", hour=3, id="job")
+        make_replica(**FAST).scheduler.add_job(print, "cron", **DAILY, id="job")
         registered(operator, "job")
         connection.execute("UPDATE task_lock_replica SET seen_at = now() - interval '100 s'")
         with pytest.raises(TaskLockStateError, match="no replica that is alive has it"):
@@ -456,7 +456,7 @@ def test_a_history_that_is_made_shorter_loses_its_older_entries(
         for name in ("job", "another replica's"):
             add_run(connection, name, slot)
     replica = make_replica(history=history, start=False, **FAST)
-    replica.scheduler.add_job(print, "cron", hour=3, id="job")
+    replica.scheduler.add_job(print, "cron", **DAILY, id="job")
     replica.scheduler.start()
 
     def slots(name: str) -> list[int]:
@@ -479,8 +479,8 @@ class TestOverdue:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         replica = make_replica(**FAST)
-        replica.scheduler.add_job(print, "cron", hour=3, id="job")
-        replica.scheduler.add_job(print, "cron", hour=3, id="marker")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="marker")
         registered(operator, "job", "marker")
         due_at(connection, ago=100)
         assert task(operator).state is TaskState.OVERDUE
@@ -502,7 +502,7 @@ class TestOverdue:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         replica = make_replica(**FAST)
-        replica.scheduler.add_job(print, "cron", hour=3, id="job")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
         registered(operator, "job")
         expected = task(operator).due_at
         connection.execute("""UPDATE task_lock SET schedule = '{"type":"cron"}'""")
@@ -520,8 +520,8 @@ class TestOverdue:
         # From then on a replica has all of its jobs: they are added one by one after the start.
         timings = Timings(report_interval=0.5)
         replica = make_replica(**FAST, timings=timings)
-        replica.scheduler.add_job(print, "cron", hour=3, id="job")
-        replica.scheduler.add_job(print, "cron", hour=3, id="another")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="another")
         registered(operator, "job", "another")
         if how == "removed":
             replica.scheduler.remove_job("job")
@@ -529,7 +529,7 @@ class TestOverdue:
             replica.shutdown()
             assert [seen.alive for seen in operator.replicas()] == [False]
             new = make_replica(**FAST, timings=timings)
-            new.scheduler.add_job(print, "cron", hour=3, id="another")
+            new.scheduler.add_job(print, "cron", **DAILY, id="another")
         found = eventually(lambda: [found for found in operator.tasks("job") if found.gone])[0]
         assert (found.due_at, found.state) == (None, TaskState.NEW)
 
@@ -556,8 +556,8 @@ class TestOverdue:
         how: str,
     ) -> None:
         replica = make_replica(**FAST)
-        replica.scheduler.add_job(print, "cron", hour=3, id="job")
-        replica.scheduler.add_job(print, "cron", hour=3, id="marker")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="marker")
         registered(operator, "job", "marker")
         due_at(connection, ago=59)  # a moment before it is overdue
         if how == "paused":
@@ -569,12 +569,13 @@ class TestOverdue:
             replica.scheduler.remove_job("job")
         else:
             replica.scheduler.remove_all_jobs()
-            replica.scheduler.add_job(print, "cron", hour=4, id="marker")
-            eventually(lambda: task(operator, "marker").schedule["fields"]["hour"] == "4")
+            replica.scheduler.add_job(print, "cron", **DAILY_LATER, id="marker")
+            later_on = str(DAILY_LATER["hour"])
+            eventually(lambda: task(operator, "marker").schedule["fields"]["hour"] == later_on)
         due_at(connection, 100, "marker")
         eventually(lambda: told_overdue(caplog, "marker"))
         connection.execute("UPDATE task_lock SET overdue_at = now() WHERE due_at < now()")
-        replica.scheduler.add_job(print, "cron", hour=3, id="later")
+        replica.scheduler.add_job(print, "cron", **DAILY, id="later")
         registered(operator, "later")
         due_at(connection, 100, "later")
         eventually(lambda: told_overdue(caplog, "later"))

@@ -17,6 +17,9 @@ from tests.support.hosts import Host
 from tests.support.internals import inner_of, instances, instances_lock
 from tests.support.polling import eventually
 
+# Of jobs that come once a day and do not come due in a test: hours that are far from now.
+DAILY, DAILY_LATER = ({"hour": (datetime.now().hour + hours) % 24} for hours in (11, 12))
+
 
 class _ReportsUnderWay:
     """Counts the runs that APScheduler reports just now.
