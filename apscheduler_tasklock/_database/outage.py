@@ -43,7 +43,7 @@ class Outage:
         self.reason: str | None = None
         self._over_at: float | None = None
         self._only_full = False
-        self._is_locked = False  # whether it began as that
+        self._is_locked = False  # whether it is known to be that
         self._doubted_at = -inf
         self.live_replicas = 0
         self._shortest_lease = inf
@@ -64,11 +64,15 @@ class Outage:
             self.reason = str(error)
             full = isinstance(error, ServerFullError)
             self._only_full = full and (self._since is None or self._only_full)
-            if self._since is not None:
+            is_new = self._since is None
+            # Who has it locked may become known later: a busy server does not say so in time.
+            is_found = isinstance(error, TableLockedError) and (is_new or not self._is_locked)
+            if not (is_new or is_found):
                 return
-            self._since = time.monotonic()
-            self._is_locked = isinstance(error, TableLockedError)
-        if isinstance(error, TableLockedError):
+            if is_new:
+                self._since = time.monotonic()
+            self._is_locked = is_found
+        if is_found:
             logger.warning(
                 "A task lock table is locked (%s): %s (each run that it costs is logged)",
                 self._where,

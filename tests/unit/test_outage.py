@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from apscheduler_tasklock import TaskLockDatabaseError
-from apscheduler_tasklock._database.errors import ServerFullError
+from apscheduler_tasklock._database.errors import ServerFullError, TableLockedError
 from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.timings import Timings
 
@@ -28,6 +28,10 @@ class Seen:
     @property
     def stable(self) -> bool:
         return self.outage.stable
+
+    @property
+    def now(self) -> float:
+        return self._clock[0]
 
     def go_on(self, seconds: float) -> None:
         self._clock[0] += seconds
@@ -245,6 +249,28 @@ def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(
     assert [level for level, _ in logged] == ["WARNING", "INFO"]
     assert "is unavailable (db): no route" in logged[0][1]
     assert "7.0 sec" in logged[1][1]
+
+
+def test_who_has_a_table_locked_is_told_once_it_is_known(
+    seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A busy server may not say so the first time."""
+    caplog.set_level(logging.INFO)
+    locked = TableLockedError("no answer, since pid 7 has it locked")
+    for error in (NO_ROUTE, locked, NO_ROUTE, locked):
+        seen.outage.begin(error, 0.0)
+        seen.go_on(1)
+    seen.answer()
+    assert [record.getMessage() for record in caplog.records] == [
+        "The task lock database is unavailable (db): no route (each run that it costs is logged)",
+        "A task lock table is locked (db): no answer, since pid 7 has it locked (each run that it "
+        "costs is logged)",
+        "The task lock tables are no longer locked (db), 4.0 sec after this replica noticed",
+    ]
+    caplog.clear()
+    seen.go_on(1)
+    seen.outage.begin(NO_ROUTE, seen.now)  # the next outage is one of its own
+    assert "is unavailable" in caplog.text
 
 
 def test_whoever_is_to_doubt_believes_nothing_for_the_grace(seen: Seen) -> None:
