@@ -24,6 +24,8 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_RELEASED,
 )
 from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._lock.statements import claim_many
+from apscheduler_tasklock._lock.statements.statement import Statement
 from tests.support.hosts import AsyncIO, Host
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, counted, pass_on
@@ -232,8 +234,10 @@ def test_tasks_that_are_paused_keep_no_worker_from_other_jobs(
     sent = counted(proxy)
     let_all_be_due([one])
     eventually(lambda: outcomes([one])[EVENT_TASK_LOCK_REFUSED] == 30)
-    # A single worker has no claims that travel together. (A registration names no claims.)
-    assert not [data for data in sent if b"json_to_recordset" in data and b"claim_id" in data]
+    # A single worker has no claims that travel together.
+    together = b"request (task_name text, claim_id uuid"
+    assert together in Statement(claim_many("task_lock")).query
+    assert not [data for data in sent if together in data]
 
 
 def test_a_trigger_that_fails_in_a_burst_is_no_other_jobs_failure(
