@@ -334,7 +334,7 @@ def test_it_is_renewed_while_the_event_loop_is_blocked(
     database_url: str, connection: Connection
 ) -> None:
     host = AsyncIO()
-    replica = Replica(database_url, host=host, lease=1)
+    replica = Replica(database_url, host=host, lease=3)
 
     async def block() -> bool:
         until = locked_until(connection) + timedelta(seconds=2)
@@ -372,7 +372,7 @@ def test_it_is_renewed_in_a_worker_process(
     make_replica: MakeReplica, connection: Connection, tmp_path: Any
 ) -> None:
     go_on = tmp_path / "go on"
-    replica = make_replica(lease=1, executor="processpool", max_workers=1)
+    replica = make_replica(lease=3, executor="processpool", max_workers=1)
     replica.run_once(pool_jobs.wait_for, args=[str(go_on)])
     eventually(lambda: connection.execute("SELECT FROM task_lock WHERE kind IS NOT NULL").rowcount)
     until = locked_until(connection) + timedelta(seconds=3)
@@ -385,7 +385,7 @@ def test_it_is_renewed_in_a_worker_process(
 def test_a_lost_lock_is_told_once_and_its_release_touches_nothing(
     make_replica: MakeReplica, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    replica = make_replica(lease=1)
+    replica = make_replica(lease=3)
     taken = "UPDATE task_lock SET claim_id = gen_random_uuid(), token = 9, locked_by = 'other'"
     rows: list[Any] = []
 
@@ -441,7 +441,7 @@ def test_a_job_whose_lock_is_lost_before_it_begins_does_not_run(
     database_url: str, connection: Connection, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a process that was stopped in between: another replica is running the window."""
-    lost = LostAtTheStart(database_url, host, lease=1)
+    lost = LostAtTheStart(database_url, host, lease=5)
     rows: list[Any] = []
     found_out = threading.Event()
     lose = HeldLock.lose
@@ -552,7 +552,7 @@ def test_a_coroutine_can_be_cancelled_when_its_lock_is_lost(
     database_url: str, connection: Connection, cancels: bool
 ) -> None:
     host = AsyncIO()
-    replica = Replica(database_url, host=host, lease=1)
+    replica = Replica(database_url, host=host, lease=3)
 
     async def work(**_: Any) -> str:
         connection.execute("UPDATE task_lock SET claim_id = gen_random_uuid()")
