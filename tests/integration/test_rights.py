@@ -342,16 +342,16 @@ class TestWhileReplicasRun:
         definition = f"CREATE TABLE {table} (LIKE kept INCLUDING ALL)"
         connection.execute(f"CREATE TABLE kept (LIKE {table} INCLUDING ALL)")
         connection.execute(f"DROP TABLE {table}")
-        eventually(lambda: len(told(caplog, "WARNING", f"the table {table} does not exist")) == 2)
+        eventually(lambda: len(told(caplog, "WARNING", f"the table {table} does not exist")) >= 2)
         ran = len(executed(replicas))
         eventually(lambda: len(executed(replicas)) > ran + 2)
         with role(database_url) as (owner, _):
             connection.execute(definition)
             connection.execute(f'ALTER TABLE {table} OWNER TO "{owner}"')
             remedy = f'GRANT SELECT, INSERT, UPDATE ON {table} TO "{application.name}"'
-            eventually(lambda: len(told(caplog, "WARNING", remedy)) == 2)
+            eventually(lambda: len(told(caplog, "WARNING", remedy)) >= 2)
             connection.execute(remedy)
-            eventually(lambda: len(told(caplog, "INFO", "No longer rejected")) == 2)
+            eventually(lambda: len(told(caplog, "INFO", "No longer rejected")) >= 2)
             eventually(lambda: alive(operator) == {"web-1", "web-2"})
             eventually(lambda: set(rejected(operator).values()) == {()})
             eventually(lambda: operator.runs("job"))
