@@ -94,6 +94,17 @@ class Claim:
         """Whose troubles are those of its renewals."""
         return _holder(self.replica, self.worker)
 
+    def end_before(self, after: Claim) -> None:
+        """Let it have ended when another one was granted, if the row has had its end by then.
+
+        A statement's time is that of its begin. On a busy server, one that began before a release
+        may look at the row after it.
+        """
+        if self.released is not None:
+            self.released = min(self.released, after.at)
+        if self.handed_over is not None:
+            self.handed_over = min(self.handed_over, after.at)
+
     def takes_over(self, before: Claim | None) -> bool:
         """Tell whether it took the window of the claim before it over."""
         if before is None or before.window != self.window or before.given_up is not None:
@@ -292,6 +303,8 @@ class Records:
             claim.deaths = event.deaths
             claim.worker = event.worker
             claim.lasts = event.until - event.at
+            if self.claims[task]:
+                self.claims[task][-1].end_before(claim)
             self.claims[task].append(claim)
             self.claim_of[task][event.token] = claim
             return

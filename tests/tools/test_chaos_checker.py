@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -485,6 +486,23 @@ def test_a_window_taken_over_from_a_run_that_ended() -> None:
     story.takes_over(3, "b", 2.7, 2.0)
     story.goes_on(4, "a", 4.0)
     assert faults(story) == [RUN_TWICE]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_claim_that_began_before_a_release_and_has_found_it(is_first: bool) -> None:
+    """Their order in the row counts, and not when their statements began."""
+    story = Story()
+    story.fires("a")
+    story.fires("b")
+    story.goes_on(1, "a", 0.0, 2 * PERIOD)
+    story.without(kind="released", token=2)
+    end = partial(story.releases, 2, "a", 2 * PERIOD + DELAY + 0.05)
+    if is_first:
+        end()
+    story.goes_on(3, "a", 2 * PERIOD)
+    if not is_first:
+        end()
+    assert (OVERLAP in faults(story)) == (not is_first)
 
 
 def test_a_window_taken_over_from_a_run_whose_lease_had_not_ended() -> None:
