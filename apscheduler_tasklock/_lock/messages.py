@@ -213,7 +213,6 @@ class ClaimRequest:
         parameters |= {
             "max_lock": float(self.max_lock),
             "lease": None if self.lease is None else float(self.lease),
-            "one_off": self.one_off,
             "next_in": None if self.next_in is None else float(self.next_in),
             "is_last": self.is_last,
             "grace": float(self.grace),
@@ -235,6 +234,7 @@ class ClaimRequest:
             "schedule_for": None if self.schedule_for is None else float(self.schedule_for),
             "failover": self.failover,
             "runs": self.runs,
+            "one_off": self.one_off,
         }
 
 
@@ -323,6 +323,9 @@ class ClaimAnswer(NamedTuple):
     :ivar database_time: when this was decided
     :ivar claim_id: what a release of the last claim has to match on
     :ivar manual: whether the last run was asked for by hand, or runs one again that was
+    :ivar due_before: whether the run time was due before the last run began
+    :ivar own_run: whether the last run is that of this very one-off job, is not over, and is run
+        again if its holder dies
     :ivar withdrawn: of a run time that was handed out, whether it is so no more
     """
 
@@ -340,6 +343,8 @@ class ClaimAnswer(NamedTuple):
     database_time: datetime
     claim_id: UUID
     manual: bool = False
+    due_before: bool = False
+    own_run: bool = False
     withdrawn: bool = False
 
     @property

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from enum import Enum
 from typing import Generic, TypeVar
 from uuid import UUID
 
@@ -286,11 +287,59 @@ class Claim:
             new_window=self.is_new_after(row) and not granted,
             waits=not running and self.waits_for(row),
             paused=self.is_paused(row),
+            due_before=self.fired < row.started_at and not granted,
+            own_run=self._is_own_run(row) and not granted,
         )
+
+    def _is_own_run(self, row: Row) -> bool:
+        """Tell whether the last run is this one-off job's, which is run again if it dies."""
+        request = self.request
+        is_run_again = not row.finished and row.failover and request.failover
+        return request.one_off and row.runs == request.runs and is_run_again
 
     def is_taken(self, row: Row) -> bool:
         """Tell whether its window is taken: nothing but a new window could be granted."""
         return not (row.is_granted(self.request.claim_id, self.now) or self.is_new_after(row))
+
+
+class Fate(Enum):
+    """What becomes of a run whose claim was refused."""
+
+    BACKLOG = "kept: it was due before the run in its way began"
+    AFTER_MANUAL = "kept: the run in its way has no window of the schedule's"
+    AFTER_DEATH = "kept: the run in its way is dead, or may be"
+    OWN_RUN = "kept: its own window is run, and may have to be run again"
+    OVERLAPS = "final: the run in its way had begun when it became due"
+    TAKEN = "final: its window is taken"
+    PAUSED = "final: its task is paused"
+    WITHDRAWN = "final: its job has moved on"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is asked for again once the run in its way has ended."""
+        return self in (Fate.BACKLOG, Fate.AFTER_MANUAL, Fate.AFTER_DEATH, Fate.OWN_RUN)
+
+
+def fate_of(answer: ClaimAnswer) -> Fate:
+    """Return what becomes of a run that was refused with this answer, and why.
+
+    It is kept while its own window is still to be run and only another run is in its way. So each
+    window of a backlog is run once, whichever replica runs the one before it. What becomes due
+    while a run goes on overlaps with it, and is not made up for.
+
+    :param answer: one that refuses, and does not look free
+    """
+    if answer.withdrawn:
+        return Fate.WITHDRAWN
+    if answer.paused:
+        return Fate.PAUSED
+    if not answer.new_window:
+        return Fate.OWN_RUN if answer.own_run else Fate.TAKEN
+    if answer.waits:
+        return Fate.AFTER_DEATH
+    if answer.manual:
+        return Fate.AFTER_MANUAL
+    return Fate.BACKLOG if answer.due_before else Fate.OVERLAPS
 
 
 def claim(

@@ -18,6 +18,8 @@ DECIDED_GRANTED = {
     "unfinished": "true",
     "waits": "false",
     "paused": "false",
+    "due_before": "false",
+    "own_run": "false",
 }
 # What the answer says to a claim that is not granted, although nothing stands against it.
 DECIDED_FREE = {

@@ -68,6 +68,7 @@ _WINDOW_TYPES = {
         "schedule_for",
         "failover",
         "runs",
+        "one_off",
     )
 }
 
@@ -167,10 +168,14 @@ class _Claim:
             window_schedule = NULL,
             {NOTES_DEATH}
         """
+        own_run = f"""({asked["one_off"]} AND lock.runs = {asked["runs"]}
+                       AND lock.finished_at IS NULL AND lock.failover AND {asked["failover"]})"""
         # What stands for or against the claim in the row as the statement found it.
         self.found_state = f"""LATERAL (SELECT {granted_before} AS granted, {NOT_RUNNING} AS idle,
                                        {self.new_window} AS new_window, {self.waits} AS waits,
-                                       {self.paused} AS paused)
+                                       {self.paused} AS paused,
+                                       asked.fired < lock.started_at AS due_before,
+                                       {own_run} AS own_run)
                                AS found"""
         self.made: dict[str, str] = {**DECIDED_GRANTED, **columns_made(asked["claim_id"])}
         # The first token comes from the clock, in milliseconds: where a row was deleted, the tokens
@@ -192,6 +197,8 @@ _FOUND = {
     "unfinished": "lock.finished_at IS NULL",
     "waits": "found.idle AND found.waits",
     "paused": "found.paused",
+    "due_before": "found.due_before AND NOT found.granted",
+    "own_run": "found.own_run AND NOT found.granted",
 }
 _PARAMETERS = asked_parameters(_CLAIM_TYPES)
 _ONE = _Claim({**_PARAMETERS, "run_time": "asked.run_time"})
