@@ -183,7 +183,8 @@ class ClaimAttempt(_Attempt[ClaimRequest]):
         answers = protocol.claim_many(cursor, asked, lags, times, most)
         found = [answers.get(each.claim_id) for each in asked]
         new = [n for n, answer in enumerate(found) if answer is None]
-        left = None if most is None else most - _granted(answers)
+        # More may have been granted when they were sent before, to more workers.
+        left = None if most is None else max(0, most - _granted(answers))
         if new and left != 0:
             for attempt, answer in zip(requests, found, strict=True):
                 # What is granted so far stands, whatever becomes of the next statement.

@@ -169,14 +169,17 @@ _MANY = _Claim(asked_columns(_CLAIM_TYPES))
 _ASKED_ONE = f"""SELECT run_time, {_FIRED} AS fired
                  FROM (SELECT {_PARAMETERS["run_time"]} AS run_time,
                               {_reckoned(_PARAMETERS["lag"])}) AS request"""
-_ASKED_MANY, _ASKED_SOME = (
-    f"""SELECT *, {_FIRED} AS fired
-        FROM (SELECT *, {_reckoned("lag")} FROM {json_rows(types)}) AS request"""
-    for types in (_CLAIM_TYPES, {**_CLAIM_TYPES, "position": "int"})
-)
-_ASKED_WINDOWS = f"""SELECT *, {_FIRED} AS fired
-                     FROM (SELECT *, {_reckoned("lag")}
-                           FROM {json_rows(_WINDOW_TYPES)}) AS request"""
+
+
+def _asked(types: Mapping[str, str]) -> str:
+    """Return the select of what many claims ask for, from one JSON document."""
+    return f"""SELECT *, {_FIRED} AS fired
+               FROM (SELECT *, {_reckoned("lag")} FROM {json_rows(types)}) AS request"""
+
+
+_ASKED_MANY = _asked(_CLAIM_TYPES)
+_ASKED_SOME = _asked({**_CLAIM_TYPES, "position": "int"})
+_ASKED_WINDOWS = _asked(_WINDOW_TYPES)
 
 
 def claim(table: str, history: History | None = None) -> str:
