@@ -209,7 +209,9 @@ class RunQueue:
         free = self._idle_workers
         if now < self._asked_at + PATIENCE:
             free -= self._reserved
-        ready = [run for run in self._waiting if run.may_go(now)]
+        # No run of a task overtakes one whose row was locked.
+        pausing = {run.task_name for run in self._waiting if run.not_before > now}
+        ready = [r for r in self._waiting if r.may_go(now) and r.task_name not in pausing]
         first = [run for run in ready if run.kind.goes_first]
         others = [run for run in ready if not run.kind.goes_first]
         # Neither those that somebody waits for nor the schedule is to wait for all of the others.

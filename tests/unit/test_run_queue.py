@@ -146,6 +146,14 @@ class TestAsking:
         )
         assert names(step.given) == ["b"]
 
+    def test_no_run_of_a_task_overtakes_one_whose_row_was_locked(self) -> None:
+        steps = Steps()
+        first, second = run_of("a", 1.0), run_of("a", 2.0)
+        step = steps.answer(steps.step(came=[first]), lambda _run: Verdict.LOCKED)
+        assert steps.step(came=[second]).asks == []
+        steps.now = step.wakes_at
+        assert steps.step().asks[0].runs == [first]
+
     def test_two_runs_of_one_task_are_not_asked_for_together(self) -> None:
         steps = Steps()
         first, second = run_of("a"), run_of("a")
