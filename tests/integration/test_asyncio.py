@@ -37,6 +37,7 @@ from apscheduler_tasklock import (
     task_lock,
 )
 from apscheduler_tasklock._lock.client import LockClient
+from tests.support.event_loops import abandoned_loop
 from tests.support.internals import abandon, coroutines, instances
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy, counted
@@ -296,7 +297,7 @@ def test_a_coroutine_that_the_shutdown_cuts_is_released_or_with_failover_handed_
     proxy: Proxy, connection: psycopg.Connection[Any], failover: bool, goes_on: bool
 ) -> None:
     """At the latest when the shutdown is over: uvicorn ends the loop right after it."""
-    event_loop = asyncio.new_event_loop()
+    event_loop = abandoned_loop()
     jobs = []
 
     def delay(data: bytes) -> bytes:
@@ -510,7 +511,7 @@ def test_a_loop_that_ends_without_another_turn_leaves_no_lock(
     proxy: Proxy, gate: Gate, connection: psycopg.Connection[Any]
 ) -> None:
     """Nothing is cancelled; the coroutine is thrown away where it waits for its claim."""
-    event_loop = asyncio.new_event_loop()
+    event_loop = abandoned_loop()
 
     async def main() -> LockClient:
         loop = Loop(proxy.url, claim_timeout=60)

@@ -29,6 +29,7 @@ from apscheduler_tasklock._database.errors import NotSentError, RowLockedError
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._database.side import BACKOFF, MOST_TOGETHER, Ticket
 from apscheduler_tasklock._database.timings import jittered
+from tests.support.event_loops import abandoned_loop
 from tests.support.exchanges import NAME, Setup
 from tests.support.exchanges import Asked as InThread
 from tests.support.interrupting import press_ctrl_c
@@ -831,12 +832,9 @@ class TestACoroutine:
         asyncio.run(ask())
         assert discarded == [1]
 
-    def test_whose_loop_is_closed_while_it_waits_gives_back_what_comes(
-        self, setup: Setup, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level(logging.CRITICAL, "asyncio")
+    def test_whose_loop_is_closed_while_it_waits_gives_back_what_comes(self, setup: Setup) -> None:
         held, discarded = Held(), list[Any]()
-        loop = asyncio.new_event_loop()
+        loop = abandoned_loop()
 
         async def ask() -> Any:
             [asked] = submit(setup, held.request, discarded=discarded)

@@ -18,6 +18,7 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
+from tests.support.event_loops import abandoned_loop
 from tests.support.internals import pools_lock
 from tests.support.polling import eventually
 from tests.support.proxy import Gate, Proxy
@@ -201,7 +202,7 @@ def test_closed_while_its_thread_gives_a_pool_something_it_is_released(
 ) -> None:
     """As the garbage collector may do it, wherever it is called, with one of a loop that ended."""
     locks = make_task_locks()
-    loop = asyncio.new_event_loop()
+    loop = abandoned_loop()
 
     async def work() -> None:
         async with locks.hold("import", **TIMES):

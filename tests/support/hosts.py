@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from apscheduler.executors.base import BaseExecutor, run_job
 from apscheduler.schedulers.background import BackgroundScheduler
 
+from tests.support.event_loops import say_nothing_of_pending_tasks
 from tests.support.internals import pool_of
 from tests.support.polling import eventually
 
@@ -145,6 +146,7 @@ class AsyncIO(Host):
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(60)
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        say_nothing_of_pending_tasks(self.loop)
         self.loop.close()
 
     def on_loop(self, call: Callable[[], Any]) -> Any:
