@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from typing import Any
@@ -159,7 +159,7 @@ def _read_results(pgconn: PGconn, seconds: float) -> list[PGresult]:
     while True:
         while pgconn.is_busy():
             left = until - time.monotonic()
-            if left <= 0 or not _readable(pgconn.socket, left):
+            if left <= 0 or not wait_for_input([pgconn.socket], left):
                 return []
             pgconn.consume_input()
         result = pgconn.get_result()
@@ -168,20 +168,25 @@ def _read_results(pgconn: PGconn, seconds: float) -> list[PGresult]:
         results.append(result)
 
 
-def _readable(socket: int, seconds: float) -> bool:
-    """Wait until there is something to be read, at most for so long; tell whether there is."""
+def wait_for_input(sockets: Sequence[int], seconds: float) -> bool:
+    """Wait until one of these has something to be read; tell whether that is so.
+
+    :param seconds: for how long at most; ``inf``: without a limit
+    """
+    limit = None if seconds == inf else seconds
     if not hasattr(select, "poll"):  # Windows
-        return bool(select.select([socket], [], [], seconds)[0])
+        return bool(select.select(sockets, [], [], limit)[0])
     # A selector does the same in four times the time.
     poll = select.poll()
-    poll.register(socket, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
+    for socket in sockets:
+        poll.register(socket, select.POLLIN)
+    return bool(poll.poll(None if limit is None else limit * 1000))
 
 
 def _has_input(connection: psycopg.Connection[Any]) -> bool:
     """Tell whether there is something to be read, or the connection is broken."""
     try:
-        return _readable(connection.fileno(), 0)
+        return wait_for_input([connection.fileno()], 0)
     except (psycopg.Error, OSError, ValueError):
         return True
 

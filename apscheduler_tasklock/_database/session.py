@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import psycopg
+from psycopg import sql
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
@@ -61,6 +62,8 @@ class Session:
         and not since it was idle for too long
     :param lock_query: what tells, after a statement that was cancelled, who has our tables locked
     :param hosts: how many it tries to connect to, one after the other
+    :ivar listens: whether the connection that there is listens on a channel
+    :ivar notified: whether something was notified, or may have been missed before that
     """
 
     def __init__(
@@ -81,6 +84,8 @@ class Session:
         self._prepares = True
         self._connection: psycopg.Connection[Any] | None = None
         self._opened_at = 0.0
+        self.listens = False
+        self.notified = False
 
     @property
     def is_open(self) -> bool:
@@ -101,13 +106,9 @@ class Session:
         :raises TaskLockDatabaseError: the database is unavailable; another attempt may succeed
         :raises psycopg.Error: the connection failed, and would fail again
         """
+        self.hear()
         if self._connection is not None:
-            ended = ended_by(self._connection)
-            if ended is None:
-                return self._opened_at
-            self.close()
-            if ended != IDLE_TOO_LONG:
-                self._ended(ended in SERVER_ENDS)
+            return self._opened_at
         try:
             connection = self._connected(deadline)
         except TaskLockError:
@@ -123,6 +124,46 @@ class Session:
             connection.prepare_threshold = None
         self._connection, self._opened_at = connection, time.monotonic()
         return self._opened_at
+
+    def hear(self) -> None:
+        """Take in what came while nothing was asked: a notification, or the connection's end."""
+        connection = self._connection
+        if connection is None:
+            return
+        ended = ended_by(connection)
+        if ended is None:
+            # Also what has come together with the last answer, and is in libpq's buffer.
+            while self.listens and connection.pgconn.notifies() is not None:
+                self.notified = True
+            return
+        self.close()
+        if ended != IDLE_TOO_LONG:
+            self._ended(ended in SERVER_ENDS)
+
+    def listen(self, cursor: Any, channel: str) -> bool:
+        """Listen on a channel, on the connection that is open; tell whether that can be done.
+
+        It cannot through a pooler, which gives the session to one client after the other.
+
+        :param cursor: on the connection
+        """
+        connection = self._connection
+        assert connection is not None
+        if connection.prepare_threshold is None:  # it is not direct, by the same question
+            return False
+        if not self.listens:
+            connection.add_notify_handler(self._note_notification)
+        cursor.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        self.listens = self.notified = True
+        return True
+
+    def _note_notification(self, _notify: psycopg.Notify) -> None:
+        self.notified = True
+
+    def fileno(self) -> int:
+        """Return the connection's socket."""
+        assert self._connection is not None
+        return self._connection.fileno()
 
     def _connected(self, deadline: Deadline) -> psycopg.Connection[Any]:
         """Return a new connection, unless it does not come in time."""
@@ -188,6 +229,7 @@ class Session:
     def close(self) -> None:
         """Close the connection, if it is open. The next request opens another one."""
         connection, self._connection = self._connection, None
+        self.listens = False
         if connection is not None:
             connection.close()
 

@@ -51,8 +51,8 @@ class Ticket(Generic[Answer]):
 
     # Pauses after which it is sent again while the database is unavailable, in seconds.
     backoff: Sequence[float] = BACKOFF
-    # The pause if the database rejects it, in seconds; ``None``: then it is not sent again.
-    rejected_pause: float | None = None
+    # The same if the database rejects it; none: then it is not sent again.
+    rejected_backoff: Sequence[float] = ()
     # Whether it is not sent again once claiming was stopped.
     ends_with_claiming = True
     # Whether one of the same task that waits after a failure goes before this one.
@@ -234,9 +234,9 @@ class DatabaseSide:
             backoff: Sequence[float] = LOCKED_BACKOFF
         elif isinstance(error, TaskLockDatabaseError):
             backoff = ticket.backoff
-        elif ticket.rejected_pause is not None:
-            backoff = (ticket.rejected_pause,)
         else:
+            backoff = ticket.rejected_backoff
+        if not backoff:
             return None
         return self._jitter(backoff[min(ticket.failures, len(backoff) - 1)])
 

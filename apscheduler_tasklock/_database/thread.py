@@ -24,11 +24,13 @@ from apscheduler_tasklock._database.asked import Asked, wake_loops
 from apscheduler_tasklock._database.connection import SHORTEST_ANSWER, NoAnswerError, turn_limit
 from apscheduler_tasklock._database.deadline import RELEASE_LIMIT, Closing, Deadline
 from apscheduler_tasklock._database.errors import ConflictError, NotSentError
+from apscheduler_tasklock._database.listening import Listening
 from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.rejections import Rejections
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.session import Session
 from apscheduler_tasklock._database.side import DatabaseSide, Step, Ticket
-from apscheduler_tasklock._database.timings import jittered
+from apscheduler_tasklock._database.timings import Timings, jittered
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
 
@@ -122,6 +124,7 @@ class DatabaseThread:
         self._turn_began = inf  # on the monotonic clock; ``inf`` while it waits for something to do
         self._pid = os.getpid()
         self._drained: list[threading.Event] = []
+        self._listening: Listening | None = None
         _all.add(self)
 
     @property
@@ -246,10 +249,36 @@ class DatabaseThread:
         """Send the releases that wait now."""
         self.call(lambda: self._side.hurry_releases(time.monotonic()))
 
+    def listen(
+        self,
+        channel: str,
+        heard: Callable[[], object],
+        rejections: Rejections,
+        timings: Timings,
+    ) -> None:
+        """Listen on a channel from now on, where the connection can. The thread stays for that.
+
+        :param heard: called in the thread when something was notified, or may have been missed;
+            must not wait
+        :param rejections: is told if the database rejects it
+        :param timings: has the pause after which a connection that broke is opened again
+        """
+        self.call(
+            lambda: self._begin_to_listen(
+                Listening(self._session, channel, heard, self._closing, rejections, timings)
+            )
+        )
+
+    def _begin_to_listen(self, listening: Listening) -> None:
+        if self._closed:
+            listening.close()
+        else:
+            self._listening = listening
+
     def wake(self) -> None:
         """Let it look at what waits, as after claiming was stopped. From a signal handler, too."""
         if self.has_thread:
-            self._inbox.put(_look)
+            self._send_to_thread(_look)
 
     def close(self, until: float) -> None:
         """Wait until nothing waits to be sent, and let the thread and the connection end then.
@@ -259,6 +288,7 @@ class DatabaseThread:
         :param until: when it waits no longer, on the monotonic clock
         """
         self._closed = True
+        self._stop_listening()
         if self._session.is_open or not self._is_idle:
             self._drain(until)
 
@@ -266,7 +296,12 @@ class DatabaseThread:
         """Send the releases that wait, as the interpreter ends; nothing else is sent again."""
         if self._pid == os.getpid() and not self._is_idle:
             self._ending = True
+            self._stop_listening()
             self._drain(until)
+
+    def _stop_listening(self) -> None:
+        if self._listening is not None:
+            self._listening.stop()
 
     def _drain(self, until: float) -> None:
         if sys.is_finalizing():
@@ -277,8 +312,13 @@ class DatabaseThread:
             self._pump(lambda: idle.is_set() or time.monotonic() > until)
         idle.wait(max(0.0, until - time.monotonic()))
 
-    def _put(self, message: _Message) -> None:
+    def _send_to_thread(self, message: _Message) -> None:
         self._inbox.put(message)
+        if self._listening is not None:
+            self._listening.wake()
+
+    def _put(self, message: _Message) -> None:
+        self._send_to_thread(message)
         # Then threads stand still wherever they are, and another one would never begin.
         if self.has_thread or sys.is_finalizing() or self._start():
             return
@@ -341,7 +381,7 @@ class DatabaseThread:
         while self._worker.setdefault(WORKER, me) is me:
             begun.set()
             try:
-                while self._turn(0.0 if self._closed else LINGER):
+                while self._turn(self._linger):
                     pass
             finally:
                 self._worker.clear()
@@ -349,6 +389,13 @@ class DatabaseThread:
             if self._inbox.empty():
                 return
         begun.set()  # somebody else works
+
+    @property
+    def _linger(self) -> float:
+        """Seconds for which the thread waits for something to do before it ends."""
+        if self._closed:
+            return 0.0
+        return inf if self._session.listens else LINGER
 
     def _turn(self, linger: float) -> bool:
         """Send what is next, or wait until there is something; tell whether to go on.
@@ -359,8 +406,7 @@ class DatabaseThread:
             self._turn_began = time.monotonic()
             self._take_all()
             now = time.monotonic()
-            if self._renewing.due_at <= now and (renewal := self._renewing.ticket(now)):
-                self._came.append(renewal)
+            self._take_own(now)
             came, self._came = self._came, []
             answered, self._answered = self._answered, []
             stopped = self._closing.stopped or self._ending
@@ -401,7 +447,7 @@ class DatabaseThread:
         self._turn_began = inf
         if not self._side.waiting and self._inbox.empty():
             if self._closed:
-                self._session.close()
+                self._close_connection()
             drained, self._drained = self._drained, []
             for event in drained:
                 event.set()
@@ -411,17 +457,42 @@ class DatabaseThread:
                 seconds = min(LONGEST_WAIT, seconds)
             elif self._pumps:
                 seconds = 0.0  # whoever does without the thread has their answer by now
-            message = self._inbox.get(timeout=max(0.0, seconds))
+            message = self._get(max(0.0, seconds))
         except queue.Empty:
-            return not is_idle
+            return not is_idle or linger == inf
         self._take(message)
         return True
+
+    def _get(self, seconds: float) -> _Message:
+        """Wait for a message, and for what is notified where that is listened for.
+
+        :raises queue.Empty: there is no message
+        """
+        if self._listening is None or not self._session.listens:
+            return self._inbox.get(timeout=seconds)
+        self._listening.wait(seconds, lambda: not self._inbox.empty())
+        return self._inbox.get_nowait()
+
+    def _close_connection(self) -> None:
+        self._session.close()
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            listening.close()
 
     def _take_all(self) -> None:
         """Take in what has come."""
         with suppress(queue.Empty):
             while True:
                 self._take(self._inbox.get_nowait())
+
+    def _take_own(self, now: float) -> None:
+        """Take in what the thread itself has to send: a renewal, and what begins to listen."""
+        if self._renewing.due_at <= now and (renewal := self._renewing.ticket(now)):
+            self._came.append(renewal)
+        if self._listening is not None:
+            self._listening.tell()
+            if (ticket := self._listening.ticket(now)) is not None:
+                self._came.append(ticket)
 
     def _take(self, message: _Message) -> None:
         if isinstance(message, Ticket):

@@ -26,6 +26,8 @@ class Timings:
         somebody waits for it
     :ivar rejected_interval: after which what the database rejects is tried again, as until somebody
         gives a right back: a release, and the run history. All else is tried again with each look.
+    :ivar listen_again: after which the connection that listens for notifications is opened again if
+        it broke and nothing else has opened it; one that is rejected, ever later
     :ivar closing_timeout: for which pending releases are sent at a shutdown while the database is
         unavailable, as when a server restarts under a deployment. All attempts are over by then.
     :ivar report_interval: from one sign of life of a replica to the next; one that misses one is
@@ -46,6 +48,7 @@ class Timings:
     release_timeout: float = 0.2
     release_interval: float = 1.0
     rejected_interval: float = 5.0
+    listen_again: float = 2.0
     closing_timeout: float = 3.0
     report_interval: float = 30.0
     waiting_interval: float = 10.0

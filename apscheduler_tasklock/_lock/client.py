@@ -335,6 +335,14 @@ class LockClient:
         deadline = Deadline(self._closing, time.monotonic() + seconds)
         return self._database.ask(Call(statement), deadline, turn_within=seconds, tried_for=seconds)
 
+    def listen(self, heard: Callable[[], object]) -> None:
+        """Listen for other replicas' changes of jobs, where the connection can.
+
+        :param heard: called in the database's thread when something was changed, or may have been
+            before this; must not wait
+        """
+        self._database.listen(self.jobs.channel, heard, self.rejections, self._timings)
+
     def attempt(self, request: AnyRequest) -> AnyAttempt:
         """Return a claim that can be sent, and then :meth:`claim` be called with its outcome.
 

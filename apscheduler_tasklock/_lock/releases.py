@@ -142,9 +142,9 @@ class ReleaseTicket(Asked[ReleaseAnswer | None, "ReleaseAnswer | None"]):
         return (0.05, 0.1, self._timings.release_interval)
 
     @property
-    def rejected_pause(self) -> float | None:  # type: ignore[override]  # a class's is fixed
+    def rejected_backoff(self) -> Sequence[float]:  # type: ignore[override]  # a class's is fixed
         """The pause after which it is sent again that was rejected; at a shutdown it is not."""
-        return None if self._is_hurried() else self._timings.rejected_interval
+        return () if self._is_hurried() else (self._timings.rejected_interval,)
 
     @property
     def pending(self) -> PendingRelease:

@@ -115,9 +115,9 @@ class DueJobs:
         self._alias = alias
         self._codec = codec
         self._interval = interval
-        self._changed = threading.Condition()
-        self._closed = False
-        self._woken = False
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._woken = threading.Event()  # also by the database's thread, which waits for nobody
         self._next_at = 0.0  # when to look, on the monotonic clock
         self._looked_at = 0.0
         self._tend_at = 0.0
@@ -141,9 +141,8 @@ class DueJobs:
 
     def close(self) -> None:
         """Look no more, and give back what has not begun. Waits for the thread, up to a second."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._closed.set()
+        self._woken.set()
         self._locks.stop_claiming()  # which ends what it waits for
         self._thread.join(timeout=1.0)
         try:
@@ -152,14 +151,12 @@ class DueJobs:
             logger.debug("Hand-outs are not given back: %s", error)
 
     def wake(self) -> None:
-        """Look now: something may be due that was not."""
-        with self._changed:
-            self._woken = True
-            self._changed.notify_all()
+        """Look now: something may be due that was not. Does not wait."""
+        self._woken.set()
 
     def take(self) -> list[HandedOutJob]:
         """Return what is to be run now. The scheduler calls it; it asks nobody."""
-        with self._changed:
+        with self._lock:
             ready, self._ready = self._ready, []
             executors = self._scheduler.executors
             standing = [job for job in ready if self._stands(job)]
@@ -192,7 +189,7 @@ class DueJobs:
 
         One that the scheduler does not have yet is another one: events can be late.
         """
-        with self._changed:
+        with self._lock:
             for handed_id, out in list(self._out.items()):
                 if out.job_id == job_id and out.taken:
                     del self._out[handed_id]
@@ -200,7 +197,7 @@ class DueJobs:
     def job_ended(self, job_id: str) -> None:
         """Note that a job's run is over: a worker is free, and it may be due again already."""
         self.job_begun(job_id)
-        with self._changed:
+        with self._lock:
             following = self._following.pop(job_id, None)
         if self._has_more or (following is not None and following <= time.monotonic()):
             self.wake()
@@ -224,16 +221,13 @@ class DueJobs:
 
     def _wait(self) -> bool:
         """Wait until it is time to look; return whether it is, or else all is over."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._closed or self._woken, max(0.0, self._next_at - time.monotonic())
-            )
-            too_soon = self._looked_at + SHORTEST_INTERVAL - time.monotonic()
-            if too_soon > 0:
-                self._changed.wait_for(lambda: self._closed, too_soon)
-            self._woken = False
-            self._looked_at = time.monotonic()
-            return not self._closed
+        self._woken.wait(max(0.0, self._next_at - time.monotonic()))
+        too_soon = self._looked_at + SHORTEST_INTERVAL - time.monotonic()
+        if too_soon > 0:
+            self._closed.wait(too_soon)
+        self._woken.clear()
+        self._looked_at = time.monotonic()
+        return not self._closed.is_set()
 
     def _look_in(self, seconds: float) -> None:
         self._next_at = time.monotonic() + seconds
@@ -345,13 +339,13 @@ class DueJobs:
             if job is None:  # there may be others that can run in its place
                 self._look_in(0)
             else:
-                with self._changed:
+                with self._lock:
                     self._ready.append(job)
         self._give_back(unused)
         return bool(unused)
 
     def _waiting_hand_outs(self) -> list[UUID]:
-        with self._changed:
+        with self._lock:
             return list(self._out)
 
     def _others_jobs(self) -> list[str]:
@@ -372,7 +366,7 @@ class DueJobs:
     def _free(self, alias: str, executor: Any) -> int:
         """Return how many jobs an executor's workers can begin now."""
         submitted = running_jobs(executor)
-        with self._changed:
+        with self._lock:
             waiting = {job.id for job in self._ready if job.executor == alias}
             outs = {out.job_id for out in self._out.values() if out.executor == alias}
         return max(0, free_workers(executor) - len((waiting | outs) - submitted))
@@ -382,7 +376,7 @@ class DueJobs:
     def _tend_hand_outs(self, *, is_running: bool) -> None:
         """Renew what waits for a worker, and give back what does for too long."""
         now = time.monotonic()
-        with self._changed:
+        with self._lock:
             outs = dict(self._out)
             running = set(self._not_taken)  # as another scheduler's job in this process
             back = set(running)
@@ -403,7 +397,7 @@ class DueJobs:
             if now - known.since > self._give_back_after:  # others are to have it
                 self._left_to_others[known.job_id] = now + self._give_back_after
         self._give_back(list(running), waits=True)
-        with self._changed:
+        with self._lock:
             self._not_taken -= running
         self._give_back(list(back - running))
 
@@ -417,7 +411,7 @@ class DueJobs:
             return
         standing = self._locks.ask(partial(self._rows.renew, handed_ids=handed_ids))
         now = time.monotonic()
-        with self._changed:
+        with self._lock:
             for handed_id in handed_ids:
                 if handed_id not in standing:  # claimed, settled, changed or removed
                     self._out.pop(handed_id, None)
@@ -429,7 +423,7 @@ class DueJobs:
 
         :param waits: whether they wait for the end of a run
         """
-        with self._changed:
+        with self._lock:
             for handed_id in handed_ids:
                 self._out.pop(handed_id, None)
             self._ready = [job for job in self._ready if self._stands(job)]
@@ -439,7 +433,7 @@ class DueJobs:
 
     def _note_not_taken(self, handed_id: UUID) -> None:
         """Note that an executor did not take a job, since it runs there already."""
-        with self._changed:
+        with self._lock:
             self._not_taken.add(handed_id)
 
     def _tend_runs(self) -> None:
@@ -464,7 +458,7 @@ class DueJobs:
     def _forget_old(self) -> None:
         """Forget what concerns jobs that other replicas run by now."""
         now, wall = time.monotonic(), time.time()
-        with self._changed:
+        with self._lock:
             self._following = {k: at for k, at in self._following.items() if at > now - MEMORY}
             self._given_back = {k: at for k, at in self._given_back.items() if at > wall - MEMORY}
 
@@ -563,7 +557,9 @@ class DueJobs:
         self, found: HandedOutRow, attributes: dict[str, Any], now: datetime, received: float
     ) -> HandedOutJob | None:
         """Return the job for its run time; ``None`` if that is settled unrun."""
-        if self._closed:  # the answer came then, or an import took longer than a shutdown waits
+        if (
+            self._closed.is_set()
+        ):  # the answer came then, or an import took longer than a shutdown waits
             with suppress(TaskLockError):  # or else the hand-out ends by itself
                 self._give_back([found.handed_id])
             return None
@@ -587,7 +583,7 @@ class DueJobs:
         if self._claims(job):
             moment = run_time.timestamp()
             keeps = self._given_back.pop(row.id, None) == moment
-            with self._changed:
+            with self._lock:
                 if following is not None:
                     due_in = following.timestamp() - now.timestamp()
                     self._following[row.id] = received + due_in

@@ -27,8 +27,6 @@ from apscheduler.triggers.interval import IntervalTrigger
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._database.connection import attempt_limit
-from apscheduler_tasklock._database.listener import Listener
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.forking import replace_in_each_child
@@ -164,14 +162,13 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         self._told_misplaced: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
         self._inside: SchedulerInside | None = None
         self._due: DueJobs | None = None
-        self._listener: Listener | None = None
         self._fails_until = 0.0  # on the monotonic clock: users' calls, while an outage lasts
         replace_in_each_child(self)
 
     def replace_in_child(self) -> None:
         """Leave the parent's connection alone. Called in a forked child, without a scheduler."""
         self.locks = self.locks.for_child()
-        self._due = self._listener = None
+        self._due = None
         self._notices = JobNotices()
 
     # ---- the scheduler's calls -----------------------------------------------------------------
@@ -206,17 +203,9 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             raise
         self._inside = inside
         self._due = DueJobs(self.locks, inside, alias, self._codec, self._interval, self._notices)
-        self._listener = Listener(
-            self.locks.settings.database,
-            self.locks.jobs.channel,
-            self._due.wake,
-            application_name=f"tasklock {self.locks.replica_id}"[:63],
-            attempt=attempt_limit(_TIMEOUT),
-            rejections=self.locks.rejections,
-        )
         inside.add_listener(self._note_event, _BEGUN | _OVER)
         self._due.start()
-        self._listener.start()
+        self.locks.listen(self._due.wake)
         logger.info(
             "The job store %r is shared by all replicas: database %s, table %r, replica %r",
             alias,
@@ -282,12 +271,10 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         if self._inside is not None:
             self._inside.remove_listener(self._note_event)
             self._inside.leave()
-        if self._listener is not None:
-            self._listener.close()
         if self._due is not None:
             self._due.close()
         self.locks.close(blocking=True)
-        self._inside = self._due = self._listener = None
+        self._inside = self._due = None
 
     def get_due_jobs(self, now: datetime) -> list[Any]:
         """Return what was handed out to this replica and has not been taken. Asks nobody."""

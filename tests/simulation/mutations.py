@@ -127,7 +127,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[], AbstractContextManager[None]]]] = {
     ),
     "a release that is rejected is not sent again": (
         "hold",
-        lambda: replaced((ReleaseTicket, "rejected_pause", None)),
+        lambda: replaced((ReleaseTicket, "rejected_backoff", ())),
     ),
     "a renewal that failed waits for a lease": (
         "renewals",

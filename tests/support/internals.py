@@ -64,6 +64,12 @@ def abandon(executor: Any) -> None:
     executor._poll.close()
 
 
+def listens(locks: Any) -> bool:
+    """Tell whether the connection of task locks listens for changes of jobs."""
+    is_listening: bool = locks._database._session.listens
+    return is_listening
+
+
 def pools_lock() -> Any:
     """Return the lock that all pools of threads of this process take in ``submit``."""
     return thread_pools._global_shutdown_lock

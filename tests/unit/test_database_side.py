@@ -77,7 +77,7 @@ class Wanted(Ticket[str]):
 class Released(Wanted):
     """What has to arrive, also after a stop."""
 
-    rejected_pause = REJECTED_PAUSE
+    rejected_backoff = (REJECTED_PAUSE,)
     ends_with_claiming = False
     follows_releases = False
     is_release = True
