@@ -29,9 +29,8 @@ from apscheduler_tasklock._database.deadline import SHUTDOWN_LIMIT
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import (
     LockClient,
+    client_at_start,
     client_now,
-    is_made_for_now,
-    remade_for_now,
 )
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.messages import RunState
@@ -301,8 +300,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         for job, jobstore in self._adapter.pending_jobs(alias):
             self._jobs.resolve(job, jobstore)
         self._contexts = {}  # which are of the last one, if this start follows one that failed
-        if self.locks.closed or not is_made_for_now(self.locks):
-            self._begin(remade_for_now(self.locks))
+        locks = client_at_start(self.locks, scheduler if self._enabled else None)
+        if locks is not self.locks:
+            self._begin(locks)
         try:
             if self._enabled:
                 check_gevent(inner, scheduler)

@@ -28,10 +28,11 @@ from typing import Any, TypeVar
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
-from apscheduler_tasklock._lock.client import LockClient, LockSettings, Released, client_now
+from apscheduler_tasklock._lock.client import LockClient, Released, client_now
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.messages import ClaimRequest, Refusal, RunEnd
 from apscheduler_tasklock._lock.operations import Operations, like_of
+from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._values import LONGEST_MESSAGE, logger_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -93,6 +94,7 @@ def lock_settings(
 
     :raises TaskLockOptionError: one of them is invalid
     """
+    is_named = bool(replica_id)
     replica_id = check_name(replica_id or make_replica_id(), "replica_id")
     if not 0 < claim_timeout <= LONGEST_CLAIM:
         raise TaskLockOptionError(
@@ -111,6 +113,7 @@ def lock_settings(
         table,
         kept,
         redact or str,
+        is_named=is_named,
     )
 
 

@@ -61,6 +61,11 @@ class Asked(Ticket[Answer], Generic[Answer, Result]):
             self.waiter = self.loop.create_future()
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether whoever has sent it has stopped claiming."""
+        return isinstance(self.deadline, Deadline) and self.deadline.stopped
+
+    @property
     def is_unwanted(self) -> bool:
         """Whether nobody waits for it any more."""
         return self.future.cancelled() and not self.is_release

@@ -86,6 +86,11 @@ class Deadline:
         self._until: Callable[[], float] = until if callable(until) else lambda: until
 
     @property
+    def stopped(self) -> bool:
+        """Whether claiming is stopped."""
+        return self._closing is not None and self._closing.stopped
+
+    @property
     def over_at(self) -> float:
         """When the attempt waits no longer, on the monotonic clock; there is time to cancel it."""
         over_at = self._until()

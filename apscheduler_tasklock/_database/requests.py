@@ -15,12 +15,14 @@ class Request(Generic[Answer]):
     """Something to ask of the database.
 
     :cvar kind: requests of one kind can travel together; ``None`` if it always goes alone
+    :ivar sender: on whose behalf: only requests of one sender can travel together
     :ivar task_name: no two requests for one task travel together: the second is decided after the
         first
     :ivar in_doubt: whether the database may have carried it out without an answer having come
     """
 
     kind: type[Request[Any]] | None = None
+    sender: object = None
     task_name: str = ""
     in_doubt: bool = False
 

@@ -44,6 +44,7 @@ class Ticket(Generic[Answer]):
     :param turn_until: by when its turn has to come
     :param tried_until: until when it is sent again while the database is unavailable; it is sent
         once in any case
+    :param answer_within: seconds within which its answer has to come, if that is less than for all
     :ivar by: its place among those that wait
     :ivar not_before: when it may be sent again
     :ivar sent_at: when it was sent last
@@ -68,12 +69,14 @@ class Ticket(Generic[Answer]):
         came: float,
         turn_until: float = inf,
         tried_until: float = -inf,
+        answer_within: float = inf,
     ) -> None:
         self.request = request
         self.deadline = deadline
         self.came = self.by = self.not_before = came
         self.turn_until = turn_until
         self.tried_until = tried_until
+        self.answer_within = answer_within
         self.failures = 0
         self.sent_at = -inf
         self.error: Exception | None = None
@@ -82,6 +85,11 @@ class Ticket(Generic[Answer]):
     @property
     def is_unwanted(self) -> bool:
         """Whether nobody waits for it any more."""
+        return False
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether whoever has sent it has stopped claiming."""
         return False
 
     def stays(self, _outcome: Outcome[Answer], _now: float) -> bool:
@@ -228,7 +236,7 @@ class DatabaseSide:
 
     def _pause_after(self, ticket: Ticket[Any], error: Exception, *, stopped: bool) -> float | None:
         """Return after how many seconds one is sent again that has failed; ``None`` if it isn't."""
-        if stopped and ticket.ends_with_claiming:
+        if (stopped or ticket.is_stopped) and ticket.ends_with_claiming:
             return None
         if isinstance(error, RowLockedError):
             backoff: Sequence[float] = LOCKED_BACKOFF
@@ -255,7 +263,8 @@ class DatabaseSide:
         is_over = now >= min(ticket.turn_until, ticket.deadline.over_at)
         if ticket.error is not None:  # it was sent
             is_over = is_over or now >= ticket.tried_until
-            is_over = is_over or (stopped and ticket.ends_with_claiming)
+            is_stopped = stopped or ticket.is_stopped
+            is_over = is_over or (is_stopped and ticket.ends_with_claiming)
         if not (is_over or ticket.is_unwanted):
             return None
         waited = now - ticket.came
@@ -278,6 +287,7 @@ class DatabaseSide:
                     break
             elif (
                 request.kind is batch[0].request.kind
+                and request.sender is batch[0].request.sender
                 and ticket.together is batch[0].together
                 and request.task_name not in tasks
                 and not request.goes_alone

@@ -123,7 +123,9 @@ class DatabaseThread:
         self._calls: list[Callable[[], object]] = []
         self._turn_began = inf  # on the monotonic clock; ``inf`` while it waits for something to do
         self._pid = os.getpid()
-        self._drained: list[threading.Event] = []
+        self._drained: list[
+            tuple[threading.Event, object]
+        ] = []  # and whose releases; ``None``: all
         self._listening: Listening | None = None
         _all.add(self)
 
@@ -171,12 +173,14 @@ class DatabaseThread:
         *,
         turn_within: float | None = None,
         tried_for: float | None = None,
+        answer_within: float = inf,
     ) -> Answer:
         """Send a request, and wait for its answer.
 
         :param deadline: when nothing is waited for any more
         :param turn_within: seconds within which it must be its turn; by default as for all
         :param tried_for: seconds for which it is sent again while the database is unavailable
+        :param answer_within: seconds within which the answer has to come; by default as for all
         :raises NotSentError: its turn did not come; nothing was sent
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects the request; the message names the remedy
@@ -189,6 +193,7 @@ class DatabaseThread:
             came=now,
             turn_until=now + (turn_within or self._turn_limit),
             tried_until=now + (-1.0 if tried_for is None else tried_for),
+            answer_within=answer_within,
         )
         return self.get(asked)
 
@@ -270,6 +275,7 @@ class DatabaseThread:
         )
 
     def _begin_to_listen(self, listening: Listening) -> None:
+        self._end_listening()  # to an earlier one, that somebody did not end
         if self._closed:
             listening.close()
         else:
@@ -299,15 +305,32 @@ class DatabaseThread:
             self._stop_listening()
             self._drain(until)
 
+    def stop_listening(self) -> None:
+        """Listen no more. The connection is closed, and the next request opens another one."""
+        self._stop_listening()
+        self.call(self._end_listening)
+
+    def _end_listening(self) -> None:
+        if self._listening is not None:
+            self._close_connection()
+
     def _stop_listening(self) -> None:
         if self._listening is not None:
             self._listening.stop()
 
-    def _drain(self, until: float) -> None:
+    def wait_for_releases(self, sender: object, until: float) -> None:
+        """Wait until no release of one sender waits to be sent. The thread goes on.
+
+        :param until: when it waits no longer, on the monotonic clock
+        """
+        if not self._is_idle:
+            self._drain(until, sender)
+
+    def _drain(self, until: float, sender: object = None) -> None:
         if sys.is_finalizing():
             return
         idle = threading.Event()
-        self.call(lambda: self._drained.append(idle))
+        self.call(lambda: self._drained.append((idle, sender)))
         if not self.has_thread:
             self._pump(lambda: idle.is_set() or time.monotonic() > until)
         idle.wait(max(0.0, until - time.monotonic()))
@@ -414,6 +437,7 @@ class DatabaseThread:
             step = self._side.step(now, came, answered, stopped=stopped, sends=not self._calls)
             self._batch = step.batch
             self._tell(step)
+            self._tell_drained()
             if self._calls:
                 while self._calls:
                     self._calls.pop(0)()
@@ -449,7 +473,7 @@ class DatabaseThread:
             if self._closed:
                 self._close_connection()
             drained, self._drained = self._drained, []
-            for event in drained:
+            for event, _ in drained:
                 event.set()
         try:
             seconds = linger if is_idle else wakes_at - time.monotonic()
@@ -472,6 +496,15 @@ class DatabaseThread:
             return self._inbox.get(timeout=seconds)
         self._listening.wait(seconds, lambda: not self._inbox.empty())
         return self._inbox.get_nowait()
+
+    def _tell_drained(self) -> None:
+        """Tell those who wait for their own releases alone."""
+        for waits in [each for each in self._drained if each[1] is not None]:
+            event, sender = waits
+            left = [*self._side.waiting, *self._batch]
+            if not any(each.is_release and each.request.sender is sender for each in left):
+                self._drained.remove(waits)
+                event.set()
 
     def _close_connection(self) -> None:
         self._session.close()
@@ -519,7 +552,8 @@ class DatabaseThread:
             late = NotSentError("no time was left to send it")
             return [(ticket, Outcome(error=late)) for ticket in batch]
         requests = [ticket.request for ticket in batch]
-        attempt = seconds = self._session.attempt
+        longest = max(ticket.answer_within for ticket in batch)
+        attempt = seconds = min(self._session.attempt, longest)
         if batch[0].by > -inf:  # it is no renewal, which others are not to wait for
             urgent = self._renewing.urgent_at - begun
             seconds = max(SHORTEST_ANSWER, min(attempt, urgent))

@@ -109,7 +109,7 @@ class _Attempt(Request[Decision], Generic[Asked]):
         self.task_name = request.task_name
         self.request = request
         self.in_doubt = False
-        self._context = context
+        self.sender = self._context = context
 
     def note_failure(self, error: BaseException) -> None:
         """Note whether it may have been granted all the same."""

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from math import inf
@@ -16,7 +16,6 @@ from uuid import UUID
 
 from psycopg.errors import InsufficientPrivilege
 from sqlalchemy import Engine
-from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._application import flush_application
 from apscheduler_tasklock._database.asked import Asked
@@ -27,19 +26,14 @@ from apscheduler_tasklock._database.deadline import (
     Deadline,
 )
 from apscheduler_tasklock._database.errors import NoThreadError
-from apscheduler_tasklock._database.outage import Outage
 from apscheduler_tasklock._database.rejections import (
     CLAIMS,
     REGISTRATIONS,
     RUN_HISTORY,
-    Rejections,
 )
-from apscheduler_tasklock._database.requests import Call, Outcome
-from apscheduler_tasklock._database.session import NoSession, Session, make_session
+from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._database.side import MOST_TOGETHER
-from apscheduler_tasklock._database.thread import DatabaseThread
-from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._database.url import as_url, describe
+from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.claim import (
     AnyRequest,
     ClaimAttempt,
@@ -49,9 +43,7 @@ from apscheduler_tasklock._lock.claim import (
     ManualAttempt,
     TakeoverAttempt,
 )
-from apscheduler_tasklock._lock.clock import DatabaseClock
 from apscheduler_tasklock._lock.commands import command_line
-from apscheduler_tasklock._lock.heartbeat import Heartbeat
 from apscheduler_tasklock._lock.jobs import JobRows
 from apscheduler_tasklock._lock.lifetime import InProgress, off_the_loop
 from apscheduler_tasklock._lock.messages import (
@@ -66,30 +58,25 @@ from apscheduler_tasklock._lock.messages import (
     Registration,
     ReleaseAnswer,
     ReleaseRequest,
-    Renewal,
     RunEnd,
     RunState,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
 from apscheduler_tasklock._lock.releases import PendingRelease, Release, ReleaseTicket
-from apscheduler_tasklock._lock.stand_in import LockProtocol, StandIn, current_standing
+from apscheduler_tasklock._lock.replica import LockSettings, Replica, note_times, shared_replica
+from apscheduler_tasklock._lock.stand_in import current_standing
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from apscheduler_tasklock.schema.check import (
     check_tables,
     explain_refusal,
-    explain_rejection,
     find_problem,
-    lock_query,
 )
 from apscheduler_tasklock.schema.table import (
-    DEFAULT_TABLE,
     job_table,
     replica_table,
     run_table,
-    task_lock_table,
 )
 from apscheduler_tasklock.status import RunningRun
 
@@ -103,36 +90,6 @@ SHORTEST_CLOSING = 0.7
 CLOSED = "these locks are closed"
 # Seconds for which extending a lock is tried.
 EXTEND_TIMEOUT = 2.0
-
-
-@dataclass(frozen=True)
-class LockSettings:
-    """What a replica's task locks are made with.
-
-    :ivar database: a URL, which holds the password, or an application's engine
-    :ivar replica_id: who claims, shown in logs
-    :ivar claim_timeout: seconds for which a claim is tried while the database is unavailable
-    :ivar schema: schema of the task lock table; ``None`` leaves it to the ``search_path``
-    :ivar table: name of the task lock table
-    :ivar history: how many runs of each task the run history keeps; 0: none
-    :ivar redact: returns what the run history keeps of an exception. Not compared: a worker
-        process gets a copy with each run, and has one connection for all that are alike.
-    :ivar stand_in: what decides in place of the database, in an application's tests
-    """
-
-    database: str | URL | Engine = field(repr=False)
-    replica_id: str
-    claim_timeout: float = 10.0
-    schema: str | None = None
-    table: str = DEFAULT_TABLE
-    history: int = HISTORY
-    redact: Callable[[BaseException], str | None] = field(default=str, compare=False)
-    timings: Timings = field(default_factory=Timings)
-    stand_in: StandIn | None = None
-
-    def for_process(self) -> LockSettings:
-        """Return the settings of a worker process, which can be pickled."""
-        return replace(self, database=as_url(self.database))
 
 
 @dataclass(frozen=True)
@@ -152,6 +109,8 @@ class LockClient:
     It is ready when it is made, and is closed once. A forked child makes one of its own.
 
     :raises TaskLockOptionError: the task lock cannot use the database
+    :param replica: what it shares with others of its scheduler; by default its own
+    :ivar replica: the same
     :ivar clock: what is known of the database's clock
     :ivar outage: what is known of its outages
     :ivar rejections: what it rejects of this replica's work now
@@ -159,13 +118,13 @@ class LockClient:
     :ivar claiming: counts the claims that are being made, and given back if nobody wants them
     """
 
-    def __init__(self, settings: LockSettings) -> None:
+    def __init__(self, settings: LockSettings, replica: Replica | None = None) -> None:
         self.settings = settings
         self.replica_id = settings.replica_id
         self._started_at: datetime | None = None  # as it was reported first
-        self.table = task_lock_table(settings.table, settings.schema)
+        self.replica = replica or Replica(settings)
+        self.table, self.where = self.replica.table, self.replica.where
         self._url = as_url(settings.database)
-        self.where = describe(self._url)
         self._pid = os.getpid()
         self._parent: LockClient | None = None
         self._timeout = settings.claim_timeout
@@ -176,16 +135,13 @@ class LockClient:
         self._released_at = 0.0
         self.claiming = InProgress()
         self._give_up_at = inf  # when pending releases are given up, on the monotonic clock
-        self.outage = Outage(self.where, self._attempt, settings.timings)
-        self.rejections = Rejections(settings.timings.rejected_interval)
+        self.outage = self.replica.outage
+        self.rejections = self.replica.rejections
         self._rights_at = 0.0  # when they are looked at, on the monotonic clock
-        session = self._make_session()
-        self._protocol = self._make_protocol()
+        self._protocol = self.replica.protocol(settings)
         # The database's thread has it.
-        self._heartbeat = Heartbeat(self._renew, session.attempt, settings.timings, self.rejections)
-        self._database = DatabaseThread(
-            session, self.outage, self._explain, self._closing, self._heartbeat, self._turn_limit
-        )
+        self._heartbeat = self.replica.heartbeat
+        self._database = self.replica.database
         self.jobs = JobRows(
             self.table,
             settings.replica_id,
@@ -193,36 +149,13 @@ class LockClient:
             settings.timings,
             self.rejections,
         )
-        self.clock = DatabaseClock(self.outage.clock_stepped)
+        self.clock = self.replica.clock
         self._context = ClaimContext(
             self._protocol, self.clock, self.outage, settings.claim_timeout
         )
         self._running: dict[UUID, tuple[HeldLock, datetime]] = {}  # and since when
-
-    def _make_session(self) -> Session:
-        """Return the connection."""
-        settings = self.settings
-        if settings.stand_in is not None:
-            return NoSession(self._attempt)
-        return make_session(
-            settings.database,
-            attempt=self._attempt,
-            application_name=self._application_name,
-            closing=self._closing,
-            ended=self.outage.idle_connection_ended,
-            lock_query=lock_query(list(self.table.metadata.tables.values())),
-        )
-
-    def _make_protocol(self) -> LockProtocol:
-        settings = self.settings
-        if settings.stand_in is not None:
-            return settings.stand_in.protocol(settings.replica_id)
-        return TaskLockProtocol(
-            self.table,
-            settings.replica_id,
-            history=settings.history,
-            rejections=self.rejections,
-        )
+        self._listens = False
+        self.replica.join(self._closing)
 
     def for_child(self) -> LockClient:
         """Return the same task locks in a forked child, with nothing of its parent's.
@@ -238,10 +171,6 @@ class LockClient:
         if self.closed:
             child.close()
         return child
-
-    @property
-    def _application_name(self) -> str:
-        return f"tasklock {self.replica_id}"[:63]
 
     @property
     def closed(self) -> bool:
@@ -333,7 +262,22 @@ class LockClient:
         :raises TaskLockError: it rejects the statement; the message names the remedy
         """
         deadline = Deadline(self._closing, time.monotonic() + seconds)
-        return self._database.ask(Call(statement), deadline, turn_within=seconds, tried_for=seconds)
+        return self._ask(Call(statement), deadline, turn_within=seconds, tried_for=seconds)
+
+    def _ask(
+        self,
+        request: Request[Answer],
+        deadline: Deadline,
+        turn_within: float | None = None,
+        tried_for: float | None = None,
+    ) -> Answer:
+        return self._database.ask(
+            request,
+            deadline,
+            turn_within=turn_within or self._turn_limit,
+            tried_for=tried_for,
+            answer_within=self._attempt,
+        )
 
     def listen(self, heard: Callable[[], object]) -> None:
         """Listen for other replicas' changes of jobs, where the connection can.
@@ -341,6 +285,7 @@ class LockClient:
         :param heard: called in the database's thread when something was changed, or may have been
             before this; must not wait
         """
+        self._listens = True
         self._database.listen(self.jobs.channel, heard, self.rejections, self._timings)
 
     def attempt(self, request: AnyRequest) -> AnyAttempt:
@@ -421,6 +366,7 @@ class LockClient:
             partial(self._hand_over, attempt.request),
             came=now,
             turn_until=now + self._turn_limit,
+            answer_within=self._attempt,
             tried_until=begun + self._timeout,
         )
         asked.follows_releases = True
@@ -497,7 +443,7 @@ class LockClient:
             return ClaimAttempt.find_taken(cursor, wanted) if wanted else {}
 
         # The claims of those who wait for this would only come later, if it has no turn for long.
-        return self._database.ask(Call(find), Deadline(self._closing), turn_within=self._attempt)
+        return self._ask(Call(find), Deadline(self._closing), turn_within=self._attempt)
 
     def _end_in_doubt(self, attempt: AnyAttempt) -> None:
         """See to it that a claim that was sent and not answered is ended."""
@@ -626,6 +572,7 @@ class LockClient:
             self._suspecting,
             on_taken,
             stays_until=stays_until,
+            answer_within=self._attempt,
         )
 
     def _suspecting(self, outcome: Outcome[ReleaseAnswer | None]) -> ReleaseAnswer | None:
@@ -791,6 +738,7 @@ class LockClient:
             Outcome.result,
             came=now,
             turn_until=now + self._turn_limit,
+            answer_within=self._attempt,
         )
 
     def give_back(self, hand_out: HandOut) -> None:
@@ -856,11 +804,13 @@ class LockClient:
         From now on each attempt at a claim ends within 1.5 seconds.
         """
         self._closing.stop()
+        self.replica.note_stopped()
         self._database.wake()
 
     def stop_claiming_in_a_signal_handler(self) -> None:
         """Do the same where the interrupted code may hold any lock."""
         self._closing.stop_in_a_signal_handler()
+        self.replica.note_stopped(Closing.stop_in_a_signal_handler)
 
     def close(self, *, blocking: bool = False, until: float = inf) -> None:
         """Claim nothing more, send pending releases, and close idle connections.
@@ -872,6 +822,7 @@ class LockClient:
         :param until: when they are not tried any more in any case, on the monotonic clock
         """
         self._closing.stop()
+        self.replica.note_stopped()
         now = time.monotonic()
         # From the stop on, or from when the last job ended that was waited for.
         limit = self._closing.over_at(self._released_at, SHUTDOWN_LIMIT)
@@ -885,12 +836,22 @@ class LockClient:
     def _close(self, give_up_at: float) -> None:
         self._give_up_at = min(self._give_up_at, give_up_at)
         try:
-            self._database.call(self._heartbeat.close)
+            own = frozenset(self._running)
+            self._database.call(lambda: self._heartbeat.close(own))
             self._database.hurry_releases()
-            self._database.close(give_up_at)
+            if self.replica.closing.stopped:
+                self._database.close(give_up_at)
+            else:
+                self._leave(give_up_at)
             flush_application(give_up_at)
         finally:
             self._give_up_at = inf
+
+    def _leave(self, give_up_at: float) -> None:
+        """Let the others who use the connection go on with it."""
+        if self._listens:
+            self._database.stop_listening()
+        self._database.wait_for_releases(self._protocol, give_up_at)
 
     def ask(self, statement: Callable[[Any], Answer]) -> Answer:
         """Run a short statement on this replica's connection, when it is its turn.
@@ -907,10 +868,7 @@ class LockClient:
             except InsufficientPrivilege as error:
                 raise explain_refusal(cursor, error, self.table, self._url.username) from error
 
-        return self._database.ask(Call(run), Deadline(self._closing))
-
-    def _explain(self, error: Any) -> TaskLockError:
-        return explain_rejection(error, self.table, self._url.username, self.where)
+        return self._ask(Call(run), Deadline(self._closing))
 
     def _learn(self, sent: float, database_time: datetime) -> None:
         bound = self.clock.latest(sent)
@@ -927,11 +885,11 @@ class LockClient:
 
         # What goes on after a shutdown has begun has the time that it always has.
         deadline = Deadline(None, time.monotonic() + 2 * self._timeout)
-        times = self._database.ask(
+        times = self._ask(
             Call(extend), deadline, turn_within=self._timeout, tried_for=EXTEND_TIMEOUT
         )
         if times is not None:
-            _note(held, times, sent)
+            note_times(held, times, sent)
         return times is not None
 
     def renew_now(self, held: HeldLock) -> bool:
@@ -952,34 +910,8 @@ class LockClient:
 
     def _renewal_of(self, held: HeldLock) -> Asked[bool, bool]:
         return self._asked_once(
-            lambda cursor: bool(self._renew(cursor, [held], frozenset()).get(held.claim_id))
+            lambda cursor: bool(self.replica.renew(cursor, [held], frozenset()).get(held.claim_id))
         )
-
-    def _renew(
-        self, cursor: Any, held: Sequence[HeldLock], last: frozenset[UUID]
-    ) -> dict[UUID, bool]:
-        """Renew claims with one statement; return which stand, and whether each was renewed.
-
-        :param last: the ids of those that are renewed for the last time
-        """
-        sent = time.monotonic()
-        times = self._protocol.renew(
-            cursor,
-            [
-                Renewal(claim.name, claim.claim_id, claim.lease, is_last=claim.claim_id in last)
-                for claim in held
-            ],
-        )
-        for claim in held:
-            if claim.claim_id in times:
-                _note(claim, times[claim.claim_id], sent)
-        return {claim_id: end.locked_until is not None for claim_id, end in times.items()}
-
-
-def _note(held: HeldLock, times: LockTimes, sent: float) -> None:
-    """Note until when a claim stands."""
-    ends_at = sent + (times.run_until - times.database_time).total_seconds()
-    held.note_renewal(times.locked_until or held.locked_until, times.run_until, ends_at)
 
 
 def _not_renewed(held: HeldLock, error: TaskLockError) -> bool:
@@ -1007,11 +939,24 @@ def is_made_for_now(client: LockClient) -> bool:
     return client.settings.stand_in is (None if standing is None else standing.stand_in)
 
 
-def remade_for_now(client: LockClient) -> LockClient:
-    """Return a new client with the same settings, which asks what stands in for the database now.
+def client_at_start(client: LockClient, scheduler: Any) -> LockClient:
+    """Return the client with which a user of a scheduler starts, itself if it can be used.
 
-    Where nothing does, it asks the database.
+    It asks what stands in for the database now, or the database, and then on the connection that
+    others of the scheduler have, if they name the same place.
+
+    :param scheduler: ``None`` for a user that asks no database
+    :raises TaskLockOptionError: they connect to it in another way
     """
+    is_usable = not client.closed and is_made_for_now(client)
     standing = current_standing()
     stand_in = None if standing is None else standing.stand_in
-    return LockClient(replace(client.settings, stand_in=stand_in))
+    settings = replace(client.settings, stand_in=stand_in)
+    if stand_in is not None or scheduler is None:
+        return client if is_usable else LockClient(settings)
+    shared = shared_replica(scheduler, settings, client.replica if is_usable else None)
+    if is_usable and client.replica is shared:
+        return client
+    if is_usable:
+        client.close(blocking=True)  # it may have been used before the start
+    return LockClient(settings, shared)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -116,10 +116,14 @@ class Heartbeat:
             self._due_at = inf
             self._rejections.end(RENEWALS)  # there is none to be rejected
 
-    def close(self) -> None:
-        """Renew no more what has no lease: nobody is left who would tell of an overrun."""
-        for lease in [each for each in self._leases.values() if each.held.lease is None]:
-            self.remove(lease.held)
+    def close(self, own: Container[UUID]) -> None:
+        """Renew no more what has no lease: nobody is left who would tell of an overrun.
+
+        :param own: the ids of the claims of whoever closes
+        """
+        for lease in list(self._leases.values()):
+            if lease.held.lease is None and lease.held.claim_id in own:
+                self.remove(lease.held)
 
     def ticket(self, now: float) -> Ticket[Any] | None:
         """Return the renewal of what is due. What is lost is told, whatever becomes of it."""

@@ -37,7 +37,7 @@ class Release(Request[ReleaseAnswer | None]):
         self.kind = Release
         self.task_name = request.task_name
         self.request = request
-        self._protocol = protocol
+        self.sender = self._protocol = protocol
         self.in_doubt = False
 
     def note_failure(self, error: BaseException) -> None:
@@ -108,6 +108,7 @@ class ReleaseTicket(Asked[ReleaseAnswer | None, "ReleaseAnswer | None"]):
         on_taken: Callable[[], object] = _nothing,
         *,
         stays_until: float = -inf,
+        answer_within: float = inf,
     ) -> None:
         super().__init__(
             release,
@@ -116,6 +117,7 @@ class ReleaseTicket(Asked[ReleaseAnswer | None, "ReleaseAnswer | None"]):
             patience=timings.release_timeout,
             came=time.monotonic(),
             tried_until=until,
+            answer_within=answer_within,
         )
         self.release = release
         self._timings = timings

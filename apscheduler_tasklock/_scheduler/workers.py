@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._scheduler.adapter import worker_processes
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._values import logger_of

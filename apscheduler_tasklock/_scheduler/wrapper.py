@@ -14,8 +14,9 @@ from uuid import UUID
 
 from apscheduler.executors.base import run_job
 
-from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ClaimRequest
+from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._scheduler import LOADING_SINCE
 from apscheduler_tasklock._scheduler.attempt import RunAttempt, is_being_cancelled
 from apscheduler_tasklock._scheduler.functions import events_of_what_ran

@@ -28,7 +28,7 @@ from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.client import LockClient, client_at_start
 from apscheduler_tasklock._lock.forking import replace_in_each_child
 from apscheduler_tasklock._lock.jobs import MOST_RECURRING, JobChange, JobRow, StoredTask
 from apscheduler_tasklock._lock.stand_in import current_standing
@@ -190,8 +190,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         super().start(scheduler, alias)
         if self._due is not None:  # the scheduler's last start failed after this one's
             self.shutdown()
-        if self.locks.closed:
-            self.locks = LockClient(self.locks.settings)
+        self.locks = client_at_start(self.locks, scheduler)
         inside = SchedulerInside(scheduler, alias)
         try:
             self._check_scheduler(inside)

@@ -15,8 +15,9 @@ from uuid import uuid4
 
 import pytest
 
-from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ReleaseRequest
+from apscheduler_tasklock._lock.replica import LockSettings
 from tests.support.faults import READ
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxy_to

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from apscheduler_tasklock import HeldLock
-from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, RunEnd
+from apscheduler_tasklock._lock.replica import LockSettings
 
 PROCESSES = 8
 TASKS = ("first", "second")

@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 from apscheduler_tasklock import HeldLock
-from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import Refusal
+from apscheduler_tasklock._lock.replica import LockSettings
 from tests.support.claims import claim, held
 from tests.support.pgbouncer import PgBouncer, UnavailableError
 from tests.support.postgres import Server

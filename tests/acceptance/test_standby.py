@@ -12,7 +12,8 @@ import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
 
 from apscheduler_tasklock import HeldLock, TaskLockDatabaseError, downgrade, upgrade
-from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.replica import LockSettings
 from tests.support import claims
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica

@@ -23,7 +23,8 @@ from apscheduler.triggers.combining import AndTrigger, OrTrigger
 from apscheduler.triggers.cron import CronTrigger
 
 from apscheduler_tasklock import TaskLockOptionError
-from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock.jobstore.triggers import encode_trigger
 from tests.support import claims
 from tests.support.hostile_json import hostile_trigger, hostile_value

@@ -15,7 +15,8 @@ from tests.support.polling import eventually
 # timeout; `ask_for` has a limit of its own.
 ASKS = """
 import logging, sys
-from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.replica import LockSettings
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 locks = LockClient(LockSettings(sys.argv[1], "paused", claim_timeout=9))

@@ -27,7 +27,8 @@ from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.session import NoCursor, Session
 from apscheduler_tasklock._database.thread import DatabaseThread
 from apscheduler_tasklock._lock import claim, client, heartbeat, releases
-from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.replica import LockSettings, Replica
 from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLocks
 from tests.simulation.faults import CLAIM_TIMEOUT, CLAIMS, RELEASES, Place, Plan
 from tests.simulation.world import BEGIN, CLOCK, Inbox, Process, VirtualFuture, World, replaced
@@ -108,7 +109,7 @@ class SimulatedThread(DatabaseThread):
             self._turn(inf)
 
 
-class SimulatedClient(LockClient):
+class SimulatedReplica(Replica):
     """The real one, in a process of a world."""
 
     def __init__(self, settings: LockSettings, world: World, process: Process) -> None:
@@ -118,6 +119,13 @@ class SimulatedClient(LockClient):
 
     def _make_session(self) -> Session:
         return SimulatedSession(self._world, self._process)
+
+
+class SimulatedClient(LockClient):
+    """The real one, in a process of a world."""
+
+    def __init__(self, settings: LockSettings, world: World, process: Process) -> None:
+        super().__init__(settings, SimulatedReplica(settings, world, process))
 
 
 class Database:

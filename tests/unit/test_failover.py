@@ -23,7 +23,7 @@ from apscheduler_tasklock import EVENT_TASK_LOCK_GRANTED
 from apscheduler_tasklock._database.connection import raw_cursor
 from apscheduler_tasklock._database.errors import ConflictError
 from apscheduler_tasklock._database.timings import Timings
-from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import (
     MOST_HANDOVERS,
     ClaimAnswer,
@@ -34,6 +34,7 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
 )
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
+from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._scheduler.failover import Failover
 from apscheduler_tasklock._scheduler.jobs import what_runs
 from apscheduler_tasklock._scheduler.poll import Poll

@@ -227,9 +227,8 @@ def test_right_before_its_maximum_lock_ends_it_is_renewed_for_the_last_time(
 
 
 def test_what_has_no_lease_is_not_renewed_after_closing(renewing: Renewing) -> None:
-    renewing.hold("a", lease=None)
-    renewing.hold("b")
-    renewing.heartbeat.close()
+    held = [renewing.hold("a", lease=None), renewing.hold("b")]
+    renewing.heartbeat.close({each.claim_id for each in held})
     renewing.turn()
     assert renewing.renewed == [["b"]]
 

@@ -48,7 +48,8 @@ other.close()
 """
 
 CLAIMS = """
-from apscheduler_tasklock._lock.client import LockClient, LockSettings
+from apscheduler_tasklock._lock.client import LockClient
+from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._lock.messages import (ClaimRequest)
 from apscheduler_tasklock.lock import HeldLock
 

@@ -18,7 +18,7 @@ import pytest
 from apscheduler.executors.asyncio import AsyncIOExecutor
 from apscheduler.executors.pool import ProcessPoolExecutor, ThreadPoolExecutor
 
-from apscheduler_tasklock._lock.client import LockSettings
+from apscheduler_tasklock._lock.replica import LockSettings
 from apscheduler_tasklock._scheduler import workers
 from apscheduler_tasklock._scheduler.adapter import accepts_nothing_more
 from apscheduler_tasklock._scheduler.workers import LostWorkers, deferred_signals

@@ -1,0 +1,235 @@
+"""What the users of one scheduler share of a database: its connection, and what is known of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+
+from apscheduler_tasklock._database.connection import attempt_limit, turn_limit
+from apscheduler_tasklock._database.deadline import Closing
+from apscheduler_tasklock._database.outage import Outage
+from apscheduler_tasklock._database.rejections import Rejections
+from apscheduler_tasklock._database.session import NoSession, Session, make_session
+from apscheduler_tasklock._database.thread import DatabaseThread
+from apscheduler_tasklock._database.timings import Timings
+from apscheduler_tasklock._database.url import as_url, describe
+from apscheduler_tasklock._lock.clock import DatabaseClock
+from apscheduler_tasklock._lock.heartbeat import Heartbeat
+from apscheduler_tasklock._lock.messages import LockTimes, Renewal
+from apscheduler_tasklock._lock.protocol import HISTORY, TaskLockProtocol
+from apscheduler_tasklock._lock.stand_in import LockProtocol, StandIn
+from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
+from apscheduler_tasklock.lock import HeldLock
+from apscheduler_tasklock.schema.check import explain_rejection, lock_query
+from apscheduler_tasklock.schema.table import DEFAULT_TABLE, task_lock_table
+
+
+@dataclass(frozen=True)
+class LockSettings:
+    """What a replica's task locks are made with.
+
+    :ivar database: a URL, which holds the password, or an application's engine
+    :ivar replica_id: who claims, shown in logs
+    :ivar claim_timeout: seconds for which a claim is tried while the database is unavailable
+    :ivar schema: schema of the task lock table; ``None`` leaves it to the ``search_path``
+    :ivar table: name of the task lock table
+    :ivar history: how many runs of each task the run history keeps; 0: none
+    :ivar redact: returns what the run history keeps of an exception. Not compared: a worker
+        process gets a copy with each run, and has one connection for all that are alike.
+    :ivar stand_in: what decides in place of the database, in an application's tests
+    :ivar is_named: whether the application has given the replica's id
+    """
+
+    database: str | URL | Engine = field(repr=False)
+    replica_id: str
+    claim_timeout: float = 10.0
+    schema: str | None = None
+    table: str = DEFAULT_TABLE
+    history: int = HISTORY
+    redact: Callable[[BaseException], str | None] = field(default=str, compare=False)
+    timings: Timings = field(default_factory=Timings)
+    stand_in: StandIn | None = None
+    is_named: bool = True
+
+    def for_process(self) -> LockSettings:
+        """Return the settings of a worker process, which can be pickled."""
+        return replace(self, database=as_url(self.database))
+
+
+class Replica:
+    """A connection to a database, the thread that owns it, and what is known of the database.
+
+    The executors and the job store of one scheduler share it where they name the same place. It is
+    ready when it is made, and is closed once, by its last user. A forked child makes its own.
+
+    :param settings: of whoever starts first
+    :raises TaskLockOptionError: the task lock cannot use the database
+    :ivar closing: says when all users have stopped claiming
+    :ivar database: the thread
+    :ivar clock: what is known of the database's clock
+    :ivar outage: what is known of its outages
+    :ivar rejections: what it rejects of this replica's work now
+    :ivar heartbeat: what is renewed; the thread has it
+    """
+
+    def __init__(self, settings: LockSettings) -> None:
+        self.settings = settings
+        self.table = task_lock_table(settings.table, settings.schema)
+        self._url = as_url(settings.database)
+        self.where = describe(self._url)
+        self.pid = os.getpid()
+        self.closing = Closing()
+        self._users: list[Closing] = []
+        self.attempt = attempt_limit(settings.claim_timeout, settings.timings.longest_answer)
+        self.outage = Outage(self.where, self.attempt, settings.timings)
+        self.rejections = Rejections(settings.timings.rejected_interval)
+        self.clock = DatabaseClock(self.outage.clock_stepped)
+        self._protocol = self.protocol(settings)
+        session = self._make_session()
+        self.heartbeat = Heartbeat(self.renew, session.attempt, settings.timings, self.rejections)
+        self.database = DatabaseThread(
+            session,
+            self.outage,
+            self.explain,
+            self.closing,
+            self.heartbeat,
+            turn_limit(settings.claim_timeout),
+        )
+
+    def _make_session(self) -> Session:
+        """Return the connection."""
+        settings = self.settings
+        if settings.stand_in is not None:
+            return NoSession(self.attempt)
+        return make_session(
+            settings.database,
+            attempt=self.attempt,
+            application_name=f"tasklock {settings.replica_id}"[:63],
+            closing=self.closing,
+            ended=self.outage.idle_connection_ended,
+            lock_query=lock_query(list(self.table.metadata.tables.values())),
+        )
+
+    def protocol(self, settings: LockSettings) -> LockProtocol:
+        """Return the statements of one of its users."""
+        if settings.stand_in is not None:
+            return settings.stand_in.protocol(settings.replica_id)
+        return TaskLockProtocol(
+            self.table,
+            settings.replica_id,
+            history=settings.history,
+            rejections=self.rejections,
+        )
+
+    def explain(self, error: Any) -> TaskLockError:
+        """Return what to raise for an error of PostgreSQL's."""
+        return explain_rejection(error, self.table, self._url.username, self.where)
+
+    def join(self, closing: Closing) -> None:
+        """Be used by one more, until its claiming is stopped."""
+        self._users = [user for user in self._users if not user.stopped] + [closing]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody uses it any more, or those who do are in another process."""
+        return self.closing.stopped or self.pid != os.getpid()
+
+    def note_stopped(self, stop: Callable[[Closing], object] = Closing.stop) -> None:
+        """Note that one of its users has stopped claiming.
+
+        :param stop: how the others hear of it, if it was the last one
+        """
+        if all(user.stopped for user in list(self._users)):
+            stop(self.closing)
+
+    def is_shared_by(self, settings: LockSettings) -> bool:
+        """Tell whether somebody with these settings is a user of this replica.
+
+        :raises TaskLockOptionError: it is, and would connect in another way
+        """
+        own = self.settings
+        if own.stand_in is not None or settings.stand_in is not None:
+            return False
+        if (own.schema, own.table, own.is_named) != (
+            settings.schema,
+            settings.table,
+            settings.is_named,
+        ):
+            return False
+        if own.is_named and own.replica_id != settings.replica_id:
+            return False
+        if isinstance(own.database, Engine) or isinstance(settings.database, Engine):
+            return own.database is settings.database
+        mine, others = _without_password(own.database), _without_password(settings.database)
+        if mine.set(query={}) != others.set(query={}):
+            return False
+        if mine != others:
+            raise TaskLockOptionError(
+                "an executor or job store of this scheduler connects to the same database with "
+                f"{mine.render_as_string()!r}, and another one with "
+                f"{others.render_as_string()!r}; they share one connection, so give both the same "
+                "URL, or a replica_id of its own to one of them"
+            )
+        return True
+
+    def renew(
+        self, cursor: Any, held: Sequence[HeldLock], last: frozenset[UUID]
+    ) -> dict[UUID, bool]:
+        """Renew claims with one statement; return which stand, and whether each was renewed.
+
+        :param last: the ids of those that are renewed for the last time
+        """
+        sent = time.monotonic()
+        times = self._protocol.renew(
+            cursor,
+            [
+                Renewal(claim.name, claim.claim_id, claim.lease, is_last=claim.claim_id in last)
+                for claim in held
+            ],
+        )
+        for claim in held:
+            if claim.claim_id in times:
+                note_times(claim, times[claim.claim_id], sent)
+        return {claim_id: end.locked_until is not None for claim_id, end in times.items()}
+
+
+def note_times(held: HeldLock, times: LockTimes, sent: float) -> None:
+    """Note until when a claim stands.
+
+    :param sent: when the statement was that says so, on the monotonic clock
+    """
+    ends_at = sent + (times.run_until - times.database_time).total_seconds()
+    held.note_renewal(times.locked_until or held.locked_until, times.run_until, ends_at)
+
+
+def _without_password(database: str | URL | Engine) -> URL:
+    url = as_url(database)
+    secret = [name for name in url.query if "password" in name]
+    return url.set(password="").difference_update_query(secret)  # it is none
+
+
+# What the users of each scheduler share. A forked child finds its parent's, which are over there.
+_of_schedulers: WeakKeyDictionary[Any, list[Replica]] = WeakKeyDictionary()
+
+
+def shared_replica(scheduler: Any, settings: LockSettings, own: Replica | None) -> Replica:
+    """Return the replica of a scheduler that somebody with these settings uses from now on.
+
+    :param own: what they have been using, if it can be used further
+    :raises TaskLockOptionError: a user of it would connect in another way
+    """
+    replicas = [each for each in _of_schedulers.get(scheduler, ()) if not each.is_over]
+    for each in replicas:
+        if each is own or each.is_shared_by(settings):
+            return each
+    made = own or Replica(settings)
+    _of_schedulers[scheduler] = [*replicas, made]
+    return made
