@@ -27,6 +27,7 @@ REMOVED_TASKS = "removed tasks"
 SIGN_OF_LIFE = "sign of life"
 RUN_HISTORY = "history"
 JOB_STORE = "job store"
+LIST_OF_JOBS = "list of the job store"
 ENDED_JOBS = "ended jobs"
 NOTIFICATIONS = "notifications"
 # Nobody needs these: a role may lack the right to delete on purpose.

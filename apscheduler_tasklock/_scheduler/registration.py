@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from apscheduler_tasklock._database.rejections import (
-    JOB_STORE,
+    LIST_OF_JOBS,
     OLD_HISTORY,
     OLD_REPLICAS,
     REGISTRATIONS,
@@ -362,7 +362,7 @@ class Registrar:
         if not self._has_all_at:
             self._has_all_at = now + self._report_interval
         if is_due:
-            self._try(JOB_STORE, self._list_stored, quiet=True)  # the job store tells of it
+            self._try(LIST_OF_JOBS, self._list_stored, quiet=True)  # the job store tells of it
         names, rejected = sorted(set(self._poll.task_names())), self._told_as_rejected()
         running = self._locks.what_runs()
         lost = frozenset(run.token for run in running if run.lost)

@@ -26,7 +26,7 @@ from apscheduler_tasklock._database.connection import attempt_limit
 from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.session import NoCursor, Session
 from apscheduler_tasklock._database.thread import DatabaseThread
-from apscheduler_tasklock._lock import claim, client, heartbeat, releases
+from apscheduler_tasklock._lock import claim, client, heartbeat, releases, replica
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings, Replica
 from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLocks
@@ -43,6 +43,7 @@ ASKS_THE_TIME = (
     outage,
     rejections,
     releases,
+    replica,
     session,
     thread,
 )
@@ -210,7 +211,7 @@ def simulating() -> Iterator[None]:
                 (heartbeat, "jittered", CLOCK.jittered),
                 (client, "DatabaseThread", SimulatedThread),
                 (client, "Rejections", partial(rejections.Rejections, clock=CLOCK.monotonic)),
-                (client, "task_lock_table", cache(client.task_lock_table)),
+                (replica, "task_lock_table", cache(replica.task_lock_table)),
                 (session, "bounded_waits", _bounded),
                 (session, "raw_cursor", lambda connection: Cursor(connection.limit)),
                 (session, "ended_by", lambda _connection: None),
