@@ -21,6 +21,7 @@ from apscheduler_tasklock.jobstore.store import TaskLockJobStore
 from tests.integration.test_forking import status_of_child
 from tests.support.internals import listens
 from tests.support.polling import eventually
+from tests.support.proxy import Proxy
 from tests.support.stored_jobs import note, ran
 
 Connection = psycopg.Connection[Any]
@@ -209,6 +210,24 @@ def test_an_executor_that_is_drained_leaves_the_others_working(
     shared.works(key, executor="second")
     shared.works(key, executor="second", jobstore="memory")
     assert not shared.second.locks.closed
+
+
+def test_what_others_ask_is_sent_again_after_an_executor_was_drained(
+    make: Make, proxy: Proxy, key: str
+) -> None:
+    shared = make(proxy.url)
+    assert shared.first.drain(10)
+    lost = threading.Event()
+
+    def lose_once(data: bytes) -> bytes | None:
+        if key.encode() in data and not lost.is_set():
+            lost.set()
+            return None
+        return data
+
+    proxy.to_client = lose_once
+    shared.works(key, executor="second")
+    assert lost.is_set()
 
 
 def test_a_store_that_is_removed_leaves_executors_working_and_listens_no_more(
