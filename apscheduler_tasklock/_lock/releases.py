@@ -130,10 +130,14 @@ class ReleaseTicket(Asked[ReleaseAnswer | None, "ReleaseAnswer | None"]):
         self._on_taken()
 
     def stays(self, outcome: Outcome[ReleaseAnswer | None], now: float) -> bool:
-        """Tell whether the claim may still be on its way to the database."""
-        if self._is_hurried() or now >= self._stays_until or outcome != _NOTHING_FOUND:
+        """Tell whether the claim may still have been on its way to the database when this was sent.
+
+        Not whether it is now: this process may have been stopped before it saw the answer.
+        """
+        is_last = self._is_hurried() or self.sent_at >= self._stays_until
+        if is_last or outcome != _NOTHING_FOUND:
             return False
-        self.not_before = self._stays_until
+        self.not_before = max(now, self._stays_until)
         return True
 
     @property
