@@ -76,7 +76,7 @@ class Place:
     def pause(self, seconds: float) -> None:
         """Stop the process, and let it go on after so many seconds."""
         now = self.world.now
-        self.process.paused_until = now + seconds
+        self.process.paused_until = max(self.process.paused_until, now + seconds)
         self.process.lose_touch(now, seconds)
         self.world.sleep(0.0)
 
@@ -89,7 +89,8 @@ class Place:
         """Let nothing of the process come to the database, and of others."""
         now = self.world.now
         for process in (self.process, *others):
-            process.cut_until = now + seconds
+            # A longer outage that goes on is not over by this.
+            process.cut_until = max(process.cut_until, now + seconds)
             process.lose_touch(now, seconds, alone=not others)
 
 

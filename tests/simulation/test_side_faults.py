@@ -46,6 +46,11 @@ MENDED = {
         ("claim h", Planned(12, "held up 1 s")),
         ("release h", Planned(14, "pause after")),
     ),
+    "a long outage goes on after a shorter one of one replica": (
+        "backlog",
+        ("claim b", Planned(14, "short pause, then worse")),
+        ("read b", Planned(15, "long outage")),
+    ),
 }
 
 
