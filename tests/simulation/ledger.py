@@ -211,18 +211,20 @@ def _not_told(runs: Sequence[Run], promise: Promise) -> list[str]:
 def _has_failed(ledger: Ledger, wanted: Wanted) -> bool:
     """Tell whether each replica that is there was told in the end that its claim failed.
 
-    If one was that ran a later window then, the others come too late with this one.
+    If one was that ran a later window then, the others come too late with this one, also if that
+    one was killed after it.
     """
     last = {
         each.process: (each.answer or "").startswith("failed")
         for each in ledger.questions
-        if (each.task, each.window) == (wanted.task, wanted.window) and not each.process.is_dead
+        if (each.task, each.window) == (wanted.task, wanted.window)
     }
-    failed = list(last.values())
-    is_overtaken = any(
-        run.task == wanted.task and run.window > wanted.window for run in ledger.runs
-    )
-    return all(failed) or (any(failed) and is_overtaken)
+    failed = [has_failed for process, has_failed in last.items() if not process.is_dead]
+    later = [
+        run.process for run in ledger.runs if run.task == wanted.task and run.window > wanted.window
+    ]
+    is_overtaken = any(failed) and bool(later)
+    return all(failed) or is_overtaken or any(last.get(process) for process in later)
 
 
 def _never_run(ledger: Ledger, wanted: Sequence[Wanted], promise: Promise) -> list[str]:

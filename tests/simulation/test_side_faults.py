@@ -51,6 +51,11 @@ MENDED = {
         ("claim b", Planned(14, "short pause, then worse")),
         ("read b", Planned(15, "long outage")),
     ),
+    "a backlog's first window is overtaken by a replica that is killed": (
+        "backlog",
+        ("claim b", Planned(12, "rejected")),
+        ("release b", Planned(20, "kill before")),
+    ),
 }
 
 
