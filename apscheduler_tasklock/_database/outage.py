@@ -51,16 +51,9 @@ class Outage:
         # start: an outage may just have ended.
         self._grace_began: float | None = None
 
-    def begin(self, error: TaskLockDatabaseError, opened_at: float) -> None:
-        """Note that the database did not answer.
-
-        :param opened_at: when the connection was opened, or tried to, on the monotonic clock. One
-            that is older than the end of the last outage may have broken in it: it tells nothing
-            new, and the next attempt has a connection of its own.
-        """
+    def begin(self, error: TaskLockDatabaseError) -> None:
+        """Note that the database did not answer."""
         with self._lock:
-            if self._over_at is not None and opened_at < self._over_at:
-                return
             self.reason = str(error)
             full = isinstance(error, ServerFullError)
             self._only_full = full and (self._since is None or self._only_full)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -83,7 +82,6 @@ class Session:
         self._lock_query = lock_query
         self._prepares = True
         self._connection: psycopg.Connection[Any] | None = None
-        self._opened_at = 0.0
         self.listens = False
         self.notified = False
 
@@ -97,8 +95,8 @@ class Session:
         """Seconds within which a connection has come, and what is sent on it is answered."""
         return self._connect_limit + self.attempt
 
-    def open(self, deadline: Deadline) -> float:
-        """Make sure that there is a connection; return when it was opened, on the monotonic clock.
+    def open(self, deadline: Deadline) -> None:
+        """Make sure that there is a connection.
 
         Whatever keeps it from coming may be over at the next attempt.
 
@@ -108,7 +106,7 @@ class Session:
         """
         self.hear()
         if self._connection is not None:
-            return self._opened_at
+            return
         try:
             connection = self._connected(deadline)
         except TaskLockError:
@@ -122,8 +120,7 @@ class Session:
             raise unavailable or TaskLockDatabaseError(f"no connection: {error!r}") from error
         if not self._prepares:
             connection.prepare_threshold = None
-        self._connection, self._opened_at = connection, time.monotonic()
-        return self._opened_at
+        self._connection = connection
 
     def hear(self) -> None:
         """Take in what came while nothing was asked: a notification, or the connection's end."""
@@ -243,9 +240,8 @@ class NoSession(Session):
     def __init__(self, attempt: float) -> None:
         super().__init__(_no_connection, attempt)
 
-    def open(self, _deadline: Deadline) -> float:
+    def open(self, _deadline: Deadline) -> None:
         """Open nothing."""
-        return time.monotonic()
 
     @contextmanager
     def cursor(self, _deadline: Deadline, _seconds: float | None = None) -> Iterator[Any]:

@@ -541,9 +541,9 @@ class DatabaseThread:
             deadline = deadline.of_attempt(self._closing, RELEASE_LIMIT)
         begun = time.monotonic()
         try:
-            opened_at = self._session.open(deadline)
+            self._session.open(deadline)
         except Exception as error:  # noqa: BLE001  # for who asked, whatever it is
-            outcome = self._failed(error, begun)
+            outcome = self._failed(error)
             # Nor would the others that are ready have one.
             step = self._side.fail_all(time.monotonic(), outcome, stopped=self._closing.stopped)
             self._tell(step)
@@ -573,19 +573,17 @@ class DatabaseThread:
                 request.note_failure(error.__cause__ or error)
             # An answer that was waited for less than others are may be late for no other reason.
             is_short = seconds < attempt and isinstance(error.__cause__, NoAnswerError)
-            outcome = self._failed(error, opened_at, is_outage=not is_short)
+            outcome = self._failed(error, is_outage=not is_short)
             return [(ticket, outcome) for ticket in batch]
         self._outage.end(begun, time.monotonic() - sent)
         return [(ticket, _outcome(answer)) for ticket, answer in zip(batch, answers, strict=True)]
 
-    def _failed(
-        self, error: Exception, opened_at: float, *, is_outage: bool = True
-    ) -> Outcome[Any]:
+    def _failed(self, error: Exception, *, is_outage: bool = True) -> Outcome[Any]:
         """Return what becomes of requests that failed with an error."""
         cause = error.__cause__ or error
         if isinstance(error, TaskLockDatabaseError):
             if is_outage and not isinstance(error, (ConflictError, NotSentError)):
-                self._outage.begin(error, opened_at)
+                self._outage.begin(error)
         elif isinstance(error, psycopg.Error):
             # The message has what PostgreSQL said; its own traceback would only hide it.
             error = self._explain(error)

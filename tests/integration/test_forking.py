@@ -152,7 +152,7 @@ def test_what_a_thread_of_an_executor_had_taken_at_the_fork_does_not_stop_the_ch
         lock = held(locks, **TIMES)
         until = time.monotonic() + 60
         locks.adopt_pending([PendingRelease(ReleaseRequest(lock.name, lock.claim_id), until)])
-        locks.outage.begin(TaskLockDatabaseError("as if it were"), time.monotonic())
+        locks.outage.begin(TaskLockDatabaseError("as if it were"))
         locks.release(lock)
         executor.shutdown()
 

@@ -44,7 +44,6 @@ ASKS_THE_TIME = (
     rejections,
     releases,
     replica,
-    session,
     thread,
 )
 

@@ -51,6 +51,11 @@ MENDED = {
         ("claim b", Planned(14, "short pause, then worse")),
         ("read b", Planned(15, "long outage")),
     ),
+    "the connection that ended an outage breaks in the next one": (
+        "short lease",
+        ("claim s", Planned(6, "outage")),
+        ("renew s", Planned(16, "outage")),
+    ),
     "a backlog's first window is overtaken by a replica that is killed": (
         "backlog",
         ("claim b", Planned(12, "rejected")),
