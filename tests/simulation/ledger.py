@@ -246,12 +246,18 @@ def _never_run(ledger: Ledger, wanted: Sequence[Wanted], promise: Promise) -> li
 
 
 def _own_in_the_way(ledger: Ledger, promise: Promise) -> list[str]:
-    """Return the refusals on account of a run of the same replica that had ended."""
+    """Return the refusals on account of a run of the same replica that had ended.
+
+    Where the clock was set ahead while a claim was asked for, what it was granted first, without an
+    answer, has ended by that. It is handed over, and in the way until somebody takes it over.
+    """
     if promise.own_in_the_way:
         return []
     found = []
     for each in ledger.questions:
         if each.answer != "running" or each.holder != each.process.name:
+            continue
+        if any(each.asked <= step <= each.answered for step in promise.steps_ahead):
             continue
         own = [run for run in ledger.runs if (run.task, run.process) == (each.task, each.process)]
         if own and all(run.gone < each.asked for run in own):

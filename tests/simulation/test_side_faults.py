@@ -56,6 +56,11 @@ MENDED = {
         ("claim s", Planned(6, "outage")),
         ("renew s", Planned(16, "outage")),
     ),
+    "a claim whose answer is late ends by a step of the clock before it": (
+        "windows",
+        ("claim w", Planned(24, "late")),
+        ("read w", Planned(26, "step ahead")),
+    ),
     "a backlog's first window is overtaken by a replica that is killed": (
         "backlog",
         ("claim b", Planned(12, "rejected")),
