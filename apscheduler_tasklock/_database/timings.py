@@ -37,6 +37,7 @@ class Timings:
         that it may have been opened again, while the application's own jobs kept the workers busy.
     :ivar give_back_after: for which a hand-out of the job store waits for a worker. Then it is
         given back, and left to others for as long.
+    :ivar call_timeout: for which a user's call of the job store, as ``add_job``, is tried
     :ivar ended_kept: for which a job of the job store that has ended is kept: a user's call whose
         answer was lost may be repeated, and is to find what it has done
     """
@@ -54,6 +55,7 @@ class Timings:
     waiting_interval: float = 10.0
     refusal_age: float = 5.0
     give_back_after: float = 5.0
+    call_timeout: float = 2.0
     ended_kept: float = 10.0
 
 

@@ -69,9 +69,7 @@ logger = logger_of(__name__)
 
 Answer = TypeVar("Answer")
 
-# Seconds for which a user's call is tried.
-CALL_TIMEOUT = 2.0
-# The same as a claim's: each attempt of a call is to end within a second.
+# Seconds, as of a claim: each attempt of a user's call is to end within a second.
 _TIMEOUT = 3.0
 # How often a change is tried whose job somebody else changes at the same time.
 MOST_CHANGES = 20
@@ -441,9 +439,9 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         if reason is not None and time.monotonic() < self._fails_until:
             raise TaskLockDatabaseError(reason)
         try:
-            return self.locks.ask_for(CALL_TIMEOUT, statement)
+            return self.locks.ask_for(self.timings.call_timeout, statement)
         except TaskLockDatabaseError:
-            self._fails_until = time.monotonic() + CALL_TIMEOUT
+            self._fails_until = time.monotonic() + self.timings.call_timeout
             raise
 
     def _count_as_one(self, job: Any) -> None:
