@@ -273,6 +273,7 @@ class TakeoverAttempt(_Attempt[TakeoverRequest]):
     def __init__(self, request: TakeoverRequest, context: ClaimContext) -> None:
         super().__init__(request, context)
         self.kind = TakeoverAttempt
+        self._is_over = False  # whether the lease is that was granted
 
     def send(self, cursor: Any) -> Decision:
         """Ask; the answer is ``None`` if the row is gone.
@@ -290,6 +291,8 @@ class TakeoverAttempt(_Attempt[TakeoverRequest]):
         cls, cursor: Any, requests: Sequence[TakeoverAttempt]
     ) -> list[Decision | TaskLockDatabaseError]:
         """Ask for several takeovers in one statement."""
+        for each in requests:
+            each._follow_own()
         context, sent = requests[0]._context, time.monotonic()
         times = context.read_times(sent)
         asked = [each.request for each in requests]
@@ -305,13 +308,21 @@ class TakeoverAttempt(_Attempt[TakeoverRequest]):
         return Decision(answer, sent) if self._is_usable(answer, sent) else ConflictError(TOO_LATE)
 
     def _is_usable(self, answer: ClaimAnswer | None, sent: float) -> bool:
-        """Tell whether an answer can be relied on; if not, another claim is asked for."""
+        """Tell whether an answer can be relied on; if not, what was granted is to be undone."""
         if answer is None or not (answer.granted and is_over(answer, sent)):
             return True
-        # What was granted is dead by now, and is taken over in its turn.
-        dead = self.request.claim_id
-        self.request = replace(self.request, dead_claim_id=dead, claim_id=uuid4())
+        self._is_over = self.in_doubt = True
         return False
+
+    def _follow_own(self) -> None:
+        """Take over what was granted and is dead by now, in its turn, under another id.
+
+        Not before it is asked again: if it is not, what was granted is handed over.
+        """
+        if self._is_over:
+            dead = self.request.claim_id
+            self.request = replace(self.request, dead_claim_id=dead, claim_id=uuid4())
+            self._is_over = False
 
 
 class _LoneAttempt(_Attempt[Asked]):

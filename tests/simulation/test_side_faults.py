@@ -51,6 +51,11 @@ MENDED = {
         ("claim b", Planned(14, "short pause, then worse")),
         ("read b", Planned(15, "long outage")),
     ),
+    "a takeover that was granted too late, and is not asked for again, is handed over": (
+        "overrun",
+        ("claim o", Planned(28, "short pause, then worse")),
+        ("take_over_many o", Planned(38, "pause after")),
+    ),
     "the connection that ended an outage breaks in the next one": (
         "short lease",
         ("claim s", Planned(6, "outage")),
