@@ -22,13 +22,15 @@ class Run:
     """A run of a job, or a stretch of code under a hold.
 
     :ivar window: the run time, in seconds from the beginning; of a hold: who holds
-    :ivar began: on the virtual clock, as `ended`, which is ``None`` of one that never came to it
+    :ivar asked: when its claim was asked for, on the virtual clock
+    :ivar began: likewise, as `ended`, which is ``None`` of one that never came to it
     :ivar lost: whether its lock was told to be lost when it ended
     """
 
     task: str
     window: Any
     process: Process
+    asked: float
     began: float
     ended: float | None = None
     lost: bool = False
@@ -155,7 +157,7 @@ def out_of_touch(run: Run, at: float, promise: Promise) -> bool:
     clock ends the lease, and then only the recovery grace is left to renew it in.
     """
     enough = promise.lease * 2 / 3 - 0.5
-    if any(run.began < step <= at for step in promise.steps_ahead):
+    if any(run.asked < step <= at for step in promise.steps_ahead):
         enough = min(enough, GRACE)
     return any(
         run.began < until

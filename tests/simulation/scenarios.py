@@ -93,6 +93,7 @@ class Replica:
         self._client = make_client(story.world, story.database, process)
         self._kept: dict[str, list[float]] = {}
         self._taking: set[object] = set()
+        self._asked: dict[object, float] = {}  # when each claim was asked for that was granted
         # It has heard from the database, as an executor has that has checked its tables.
         self.world.start(process, self._ask, 0.5, daemon=True)
         if poll_from < inf:
@@ -143,6 +144,8 @@ class Replica:
                 question.answer, question.holder = claimed.reason, claimed.holder
             else:
                 question.answer = "nothing" if claimed is None else "granted"
+            if isinstance(claimed, HeldLock):
+                self._asked[claimed.claim_id] = question.asked
         question.answered = self.world.now
         self.world.note(self.process.name, f"   {what} of {request.task_name}: {question.answer}")
         return claimed
@@ -153,7 +156,7 @@ class Replica:
             is_hold = isinstance(window, str)
             self._release(held, RunEnd(Ending.OPEN if is_hold else Ending.HAND_OVER))
             return
-        run = Run(task.name, window, self.process, self.world.now)
+        run = Run(task.name, window, self.process, self._asked[held.claim_id], self.world.now)
         self._story.ledger.runs.append(run)
         self.world.note(self.process.name, f"   {task.name} {window} begins")
         self.world.sleep(task.takes)

@@ -66,6 +66,11 @@ MENDED = {
         ("claim w", Planned(24, "late")),
         ("read w", Planned(26, "step ahead")),
     ),
+    "a lease ends by a step of the clock before the answer that grants it": (
+        "lost lock",
+        ("claim l", Planned(6, "slow database")),
+        ("read l", Planned(8, "step ahead")),
+    ),
     "a backlog's first window is overtaken by a replica that is killed": (
         "backlog",
         ("claim b", Planned(12, "rejected")),
