@@ -61,8 +61,8 @@ test-postgres: $(VENV)/.dev ## Run the tests of statements on PostgreSQL 14 to 1
 PREPARING := $(addprefix tests/integration/test_,first_claims.py together.py lost_statements.py releases.py \
 	leases.py failover.py faults.py faults_answers.py faults_server.py hold.py jobstore.py operations.py)
 POOLED := $(PREPARING) $(addprefix tests/integration/test_,bad_input.py closing.py database_thread.py \
-	faults_outages.py jobstores.py listener.py locks.py login.py manual_runs.py operate_check.py operate_cli.py \
-	operate_connections.py operate_doctor.py rights.py search_path.py settings.py stalls.py)
+	faults_outages.py jobstores.py listening.py locks.py login.py manual_runs.py operate_check.py operate_cli.py \
+	operate_connections.py operate_doctor.py rights.py search_path.py settings.py sharing.py stalls.py)
 test-pgbouncer: $(VENV)/.dev ## Run the tests of claims and failover through an installed pgbouncer
 	$(BIN)/pytest $(AT_ONCE) --pgbouncer off tests/contract $(POOLED) $(PYTEST_ARGS)
 	PGBOUNCER=$${PGBOUNCER:-$$(tests/support/build-pgbouncer)} && export PGBOUNCER \
