@@ -226,15 +226,20 @@ class RunAttempt:
     def stands(self) -> bool:
         """Tell whether its job may begin. Waits for the database if little of its lease is left.
 
-        This process may have been stopped since the claim, and another replica have taken over.
+        This process may have been stopped since the claim, and another replica have taken over; or
+        before it saw that the lease is renewed, which may have ended again since.
         """
         aged = self._aged
-        return not self.lost and (aged is None or self._locks.renew_now(aged))
+        if self.lost or aged is None:
+            return not self.lost
+        return self._locks.renew_now(aged) and self._aged is None
 
     async def stands_async(self) -> bool:
         """Do the same in a coroutine."""
         aged = self._aged
-        return not self.lost and (aged is None or await self._locks.renew_now_async(aged))
+        if self.lost or aged is None:
+            return not self.lost
+        return await self._locks.renew_now_async(aged) and self._aged is None
 
     @property
     def _aged(self) -> HeldLock | None:

@@ -168,10 +168,9 @@ class Replica:
 
     def _stands(self, held: HeldLock) -> bool:
         """Tell whether its job may begin, as of ``Attempt``."""
-        if held.lost:
-            return False
-        is_aged = held.lease is not None and held.lease_left < held.lease * attempt.LEAST_OF_LEASE
-        return not is_aged or self._client.renew_now(held)
+        if held.lost or not _is_aged(held):
+            return not held.lost
+        return self._client.renew_now(held) and not _is_aged(held)
 
     def _release(self, held: HeldLock, end: RunEnd) -> None:
         question = Question(held.name, "release", self.process, self.world.now)
@@ -262,6 +261,11 @@ class Replica:
         kept = self._kept.pop(task.name, [])
         if kept:
             self.world.start(self.process, partial(self.run_windows, task, kept))
+
+
+def _is_aged(held: HeldLock) -> bool:
+    """Tell whether little of its lease is left."""
+    return held.lease is not None and held.lease_left < held.lease * attempt.LEAST_OF_LEASE
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,11 @@ MENDED = {
         ("claim o", Planned(28, "short pause, then worse")),
         ("take_over_many o", Planned(38, "pause after")),
     ),
+    "a lease that was renewed before the run has ended when the answer is seen": (
+        "short lease",
+        ("claim s", Planned(6, "short pause, then worse")),
+        ("renew s", Planned(9, "pause after")),
+    ),
     "the connection that ended an outage breaks in the next one": (
         "short lease",
         ("claim s", Planned(6, "outage")),
