@@ -727,7 +727,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _note_job(self, job: Any, jobstore: str, task: ResolvedTask, *, moved: bool = True) -> None:
         key = (job.id, jobstore)
         self._poll.know(task.name, key, self._jobs.lease(job, jobstore, task))
-        self._registrar.note(key, moved=moved, schedule=self._jobs.schedule(job, jobstore))
+        self._registrar.note(key, moved=moved)
 
     @property
     def inner(self) -> Any:
@@ -791,7 +791,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _forget(self, key: JobKey) -> None:
         self._poll.forget(key)
         self._jobs.forget(key)
-        self._registrar.forget(key)
 
 
 class _Active:

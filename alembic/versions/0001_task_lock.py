@@ -107,6 +107,8 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
         sa.Column("last_outcome", sa.Text, nullable=True),
         sa.Column("overran", sa.Boolean, nullable=False, server_default=sa.text("false")),
         sa.Column("is_last", sa.Boolean, nullable=False, server_default=sa.text("false")),
+        sa.Column("window_schedule", sa.Text, nullable=True),
+        _moment("schedule_since", nullable=True),
         _texts(
             table,
             "task_name",
@@ -119,6 +121,7 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
             "pause_reason",
             "requested_by",
             "last_outcome",
+            "window_schedule",
         ),
         _times(
             table,
@@ -137,6 +140,7 @@ def _create_task_lock(op: Operations, table: str, schema: str | None) -> None:
             "paused_until",
             "requested_at",
             "request_until",
+            "schedule_since",
         ),
         schema=schema,
     )

@@ -642,14 +642,14 @@ class LockClient:
             except TaskLockError as error:
                 if isinstance(error, TaskLockSchemaError):
                     rejected = error
-                    registered += [Registered(task.task_name, None, again=True) for task in some]
+                    registered += [Registered(task.task_name, again=True) for task in some]
                 elif len(some) > 1:  # one task's mistake is its own
                     for task in some:
                         one, why = self._register([task])
                         registered, rejected = registered + one, why or rejected
                 else:
                     rejected = error
-                    registered.append(Registered(some[0].task_name, None, again=True))
+                    registered.append(Registered(some[0].task_name, again=True))
         return registered, rejected
 
     def report_replica(

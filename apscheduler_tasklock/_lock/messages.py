@@ -162,6 +162,10 @@ class ClaimRequest:
         a one-off job, its run date; ``""`` for ``hold``
     :ivar one_off: whether no other run time follows, so that the row can be deleted one day
     :ivar schedule: the trigger in canonical form; ``None`` for ``hold``
+    :ivar schedule_for: seconds before the run time since which this replica has had the schedule;
+        ``None`` where a schedule cannot change, as of a one-off job
+    :ivar least_gap: the minimum lock that counts against a window of an older schedule, in
+        seconds; ``None``: its own
     :ivar next_in: seconds from the run time to the next one; ``None`` if nobody knows
     :ivar is_last: whether no run time follows
     :ivar grace: seconds after the next run time after which it counts as overdue
@@ -182,6 +186,8 @@ class ClaimRequest:
     runs: str = ""
     one_off: bool = False
     schedule: str | None = None
+    schedule_for: float | None = None
+    least_gap: float | None = None
     next_in: float | None = None
     is_last: bool = False
     grace: float = 60.0
@@ -208,7 +214,6 @@ class ClaimRequest:
             "max_lock": float(self.max_lock),
             "lease": None if self.lease is None else float(self.lease),
             "one_off": self.one_off,
-            "schedule": self.schedule,
             "next_in": None if self.next_in is None else float(self.next_in),
             "is_last": self.is_last,
             "grace": float(self.grace),
@@ -225,6 +230,9 @@ class ClaimRequest:
             "run_time": self.run_time if self.exact else None,
             # psycopg prepares a statement anew for integers of each size.
             "min_lock": float(self.min_lock),
+            "least_gap": float(self.min_lock if self.least_gap is None else self.least_gap),
+            "schedule": self.schedule,
+            "schedule_for": None if self.schedule_for is None else float(self.schedule_for),
             "failover": self.failover,
             "runs": self.runs,
         }
@@ -562,11 +570,9 @@ class Registration:
     :ivar next_in: seconds until its next run time; ``None`` if it is paused in its scheduler
     :ivar grace: seconds after that after which it counts as overdue
     :ivar moved: whether the job has changed while its scheduler ran, so that it is due anew
-    :ivar least_gap: seconds that two of its run times have to be apart, whatever the windows
+    :ivar least_gap: as of :class:`ClaimRequest`
     :ivar runs: what it runs, as of :class:`ClaimRequest`
     :ivar period: seconds from its next run time to the one after it; ``None`` if nobody knows
-    :ivar repeated: whether the replica has told this very schedule before, so that another one in
-        the row is that of a replica of a newer version, and stays
     """
 
     task_name: str
@@ -577,7 +583,6 @@ class Registration:
     runs: str
     moved: bool = False
     period: float | None = None
-    repeated: bool = False
 
 
 @dataclass(frozen=True)
@@ -585,12 +590,10 @@ class Registered:
     """What became of a registration.
 
     :ivar task_name: the task's name
-    :ivar token: of the task's last run, if its row has the registered schedule now
     :ivar again: whether it is to be told again, since somebody has the row locked
     """
 
     task_name: str
-    token: int | None
     again: bool = False
 
 

@@ -475,8 +475,7 @@ class TaskLockProtocol:
         found = {row["task_name"]: Registered(**row) for row in rows}
         # Another replica may have registered one in the same moment: its row is not seen yet.
         return [
-            found.get(task.task_name) or Registered(task.task_name, None, again=True)
-            for task in tasks
+            found.get(task.task_name) or Registered(task.task_name, again=True) for task in tasks
         ]
 
     def report_replica(

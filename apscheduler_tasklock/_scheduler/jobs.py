@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from math import inf
 from typing import Any
@@ -41,6 +41,20 @@ logger = logger_of(__name__)
 LONGEST_WAIT = 50 * LONGEST_SECONDS
 
 
+@dataclass(frozen=True)
+class _Schedule:
+    """The schedule of a job.
+
+    :ivar trigger: which it was read from
+    :ivar text: the trigger in canonical form
+    :ivar since: since when this replica has it, by its clock; ``None`` of a single date
+    """
+
+    trigger: Any
+    text: str
+    since: float | None
+
+
 class ExecutorJobs:
     """Finds the jobs of an executor, their tasks and options, and makes submissions of them.
 
@@ -70,7 +84,7 @@ class ExecutorJobs:
         self._logger_name = logger_name
         self._submit = submit
         self._clock = clock
-        self._schedules: dict[JobKey, tuple[Any, str]] = {}
+        self._schedules: dict[JobKey, _Schedule] = {}
         self._notices = notices
 
     def resolve(self, job: Any, jobstore: str) -> ResolvedTask:
@@ -96,6 +110,7 @@ class ExecutorJobs:
         :param scheduler_pass: in which the scheduler submits it now; without one it gets no ids of
             claims, and has to be made ``anew`` to be submitted
         """
+        schedule = self._schedule((job.id, jobstore), trigger_of(job))
         return Submission(
             job=job,
             jobstore=jobstore,
@@ -107,31 +122,25 @@ class ExecutorJobs:
             logger_name=self._logger_name(),
             runs=what_runs(job),
             one_off=isinstance(trigger_of(job), DateTrigger),
-            schedule=self._schedule((job.id, jobstore), trigger_of(job)),
+            schedule=schedule.text,
+            schedule_since=schedule.since,
             hand_out=hand_out_of(job),
             scheduler_pass=scheduler_pass,
             claim_ids=new_claim_ids(run_times) if scheduler_pass else (),
         )
 
-    def _schedule(self, key: JobKey, trigger: Any) -> str:
-        """Return a trigger in canonical form. To write one takes about as long as a claim."""
-        written = self._schedules.get(key)
-        if written is None or written[0] is not trigger:
-            written = (trigger, canonical_schedule(trigger))
-            if not isinstance(trigger, DateTrigger):  # whose ids may be without number
-                self._schedules[key] = written
-        return written[1]
-
-    def schedule(self, job: Any, jobstore: str) -> str | None:
-        """Return the trigger of a job that comes again, in canonical form.
-
-        ``None`` of any other, and of one in a job store that all replicas share: of those, no
-        replica has an older version.
-        """
-        trigger = trigger_of(job)
-        if isinstance(trigger, DateTrigger) or self._scheduler.hands_out(jobstore):
-            return None
-        return self._schedule((job.id, jobstore), trigger)
+    def _schedule(self, key: JobKey, trigger: Any) -> _Schedule:
+        """Return a job's schedule. To write one takes about as long as a claim."""
+        known = self._schedules.get(key)
+        if known is not None and known.trigger is trigger:
+            return known
+        text = canonical_schedule(trigger)
+        if isinstance(trigger, DateTrigger):  # whose ids may be without number
+            return _Schedule(trigger, text, None)
+        is_same = known is not None and known.text == text
+        since = known.since if known is not None and is_same else self._clock()
+        self._schedules[key] = _Schedule(trigger, text, since)
+        return self._schedules[key]
 
     def forget(self, key: JobKey) -> None:
         """Forget what is known of a job that was removed."""
@@ -272,11 +281,12 @@ class ExecutorJobs:
             return None
         submission = self._next(job, key[1], task)
         [run_time] = submission.run_times
-        if self._scheduler.hands_out(key[1]):
+        least_gap = 0.0
+        if self._scheduler.hands_out(key[1]):  # it has no windows
             period = self._stored_period(submission, run_time)
         else:
             period = submission.period(run_time)
-        min_lock, _ = submission.lock_times(period)
+            least_gap = submission.least_gap(run_time, period)
         next_in = None
         if job.next_run_time is not None:
             next_in = min(job.next_run_time.timestamp() - self._clock(), LONGEST_WAIT)
@@ -285,7 +295,7 @@ class ExecutorJobs:
             submission.schedule or "",
             next_in,
             submission.grace(period),
-            least_gap(period or 0.0, min_lock),
+            least_gap,
             submission.runs,
             period=period,
         )
@@ -392,15 +402,6 @@ class ExecutorJobs:
         if self._tasks is None or not self._tasks.job_ids:
             return set()  # and the job stores need not be asked
         return self._tasks.job_ids - {job.id for job in self._scheduler.jobs()}
-
-
-def least_gap(period: float, min_lock: float) -> float:
-    """Return how many seconds two run times of a task have to be apart, whatever its windows.
-
-    They may be as much off as a window is shorter than the period. A minimum lock of a period or
-    more keeps run times apart on purpose.
-    """
-    return period - min_lock if min_lock < period else min_lock
 
 
 def what_runs(job: Any) -> str:

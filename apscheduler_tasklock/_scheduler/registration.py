@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
@@ -22,7 +22,7 @@ from apscheduler_tasklock._database.rejections import (
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.jobs import StoredTask
-from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
+from apscheduler_tasklock._lock.messages import Registration, RunState
 from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.submission import JobKey
@@ -32,9 +32,6 @@ from apscheduler_tasklock.status import RunningRun
 
 logger = logger_of(__name__)
 
-# Seconds for which a replica that has just registered a task makes sure that its schedule stays in
-# the row: replicas of an older version may still run beside it, as in a rolling deployment.
-DEPLOYMENT = 3600.0
 # Seconds for which a replica tells which tasks were removed from it, so that the last one that had
 # them knows.
 DROPPED_FOR = 600.0
@@ -43,36 +40,6 @@ DROPPED_FOR = 600.0
 ASK_FOR = 1.0
 # Seconds after which a replica that nobody has seen is removed.
 REPLICA_RETENTION = 3600.0
-
-
-@dataclass
-class _Fresh:
-    """A task that was registered a short while ago, and has not run since.
-
-    :ivar schedule: that was registered
-    :ivar token: of its last run, as of the registration or the last look
-    :ivar until: when it is looked at no longer, on the monotonic clock
-    """
-
-    schedule: str
-    token: int
-    until: float
-
-
-@dataclass(frozen=True)
-class _Change:
-    """What is to be registered of a job.
-
-    :ivar moved: whether it is due anew
-    :ivar repeats: whether its schedule is still the one that this replica has told before
-    """
-
-    moved: bool = False
-    repeats: bool = False
-
-    def and_then(self, later: _Change) -> _Change:
-        """Return both as one. One that tells another schedule is not undone by a later one."""
-        return _Change(self.moved or later.moved, self.repeats and later.repeats)
 
 
 class Registrar:
@@ -115,8 +82,7 @@ class Registrar:
         self._is_registered_when_added = is_registered_when_added
         self._stored_tasks = stored_tasks
         self._lock = threading.Lock()
-        self._changed: dict[JobKey, _Change] = {}
-        self._told: dict[JobKey, str] = {}  # the schedule of each, as it was told last
+        self._changed: dict[JobKey, bool] = {}  # what is to be registered: is it due anew?
         self._is_first = True
         self._closed = False
         self._is_told_stopped = False  # with nothing that still runs
@@ -131,73 +97,53 @@ class Registrar:
         self._reported_lost: frozenset[int] = frozenset()  # the tokens of what ran without its lock
         # The tasks that this replica had, and until when it says so, on the monotonic clock.
         self._dropped: dict[str, float] = {}
-        self._fresh: dict[str, _Fresh] = {}  # by task
         self._with_row: deque[str] = deque()  # the tasks that have a row
         self._expected: set[str] = set()  # those of them whose rows this look asks for
         poll.add(self)
         poll.add_teller(self._report)
         poll.add_teller(self._notices.sum_up)
 
-    def note(self, key: JobKey, *, moved: bool = False, schedule: str | None = None) -> None:
+    def note(self, key: JobKey, *, moved: bool = False) -> None:
         """Register a job's task at the next look: it was added, or has changed.
 
         :param moved: whether the job has changed while its scheduler ran, so that it is due anew
-        :param schedule: the job's, if it may turn out that only its next run time has changed. Then
-            another schedule in the row is that of a newer version, and stays.
         """
         with self._lock:
-            repeats = moved and schedule is not None and self._told.get(key) == schedule
-            if schedule is not None:
-                self._told[key] = schedule
-            self._add(key, _Change(moved, repeats))
-
-    def _add(self, key: JobKey, change: _Change) -> None:
-        earlier = self._changed.get(key)
-        self._changed[key] = change if earlier is None else earlier.and_then(change)
-
-    def forget(self, key: JobKey) -> None:
-        """Forget what was told of a job that was removed."""
-        with self._lock:
-            self._told.pop(key, None)
+            self._changed[key] = self._changed.get(key, False) or moved
 
     def waiting(self) -> Collection[str]:
-        """Return the tasks that were registered a short while ago, and have not run since.
+        """Return one task that has a row, another one at each look.
 
-        And one more that has a row, another one at each look: its row is missing if the table was
-        made anew, or an older state of it restored.
+        Its row is missing if the table was made anew, or an older state of it restored.
         """
         self._with_row.rotate(-1)
-        self._expected = set(self._fresh)
-        if self._with_row:
-            self._expected.add(self._with_row[0])
+        self._expected = {self._with_row[0]} if self._with_row else set()
         return self._expected
 
     def look(self, states: Sequence[RunState], _waiting: Collection[str]) -> None:
         """Register what has changed, or is due and nobody knows when next."""
         self._look_for_missing(states)
-        self._look_at_fresh(states)
         changed = self._take_changed(states)
         try:
             self._register(changed)
             self._is_first = not self._poll.has_listed
         except TaskLockDatabaseError:
-            with self._lock:
-                for key, change in changed.items():
-                    self._add(key, change)
+            for key, moved in changed.items():
+                self.note(key, moved=moved)
             raise
 
-    def _take_changed(self, states: Sequence[RunState]) -> dict[JobKey, _Change]:
-        """Return the jobs that are to be registered, with what is to be told of each."""
+    def _take_changed(self, states: Sequence[RunState]) -> dict[JobKey, bool]:
+        """Return the jobs that are to be registered, and whether each is due anew."""
         with self._lock:
             changed, self._changed = self._changed, {}
         if self._is_first:
             for key in self._poll.job_keys():
                 if not self._is_stored(key):
-                    changed.setdefault(key, _Change())
+                    changed.setdefault(key, False)
         for state in states:
             if state.due_in_pause and not state.paused:
                 for key in self._poll.keys_of(state.task_name):
-                    changed.setdefault(key, _Change())
+                    changed.setdefault(key, False)
         return changed
 
     def _look_for_missing(self, states: Sequence[RunState]) -> None:
@@ -208,33 +154,9 @@ class Registrar:
         logger.info(
             "Task %r: its row is gone; registering all tasks of this replica again", min(missing)
         )
-        self._fresh.clear()
         self._with_row.clear()  # those that are registered have one again
         for key in self._poll.job_keys():
             self.note(key)
-
-    def _look_at_fresh(self, states: Sequence[RunState]) -> None:
-        """Register tasks again that a replica of an older version has run since.
-
-        That claim's window, which is by the old schedule, may cover the first run time of ours.
-        """
-        for state in states:
-            fresh = self._fresh.get(state.task_name)
-            if fresh is not None and not self._is_fresh(state, fresh):
-                del self._fresh[state.task_name]
-
-    def _is_fresh(self, state: RunState, fresh: _Fresh) -> bool:
-        """Tell whether a task is to be looked at again, and register it again if need be."""
-        if state.schedule == fresh.schedule:
-            is_over = fresh.token != state.token  # it has run under it
-        elif fresh.token == state.token:
-            is_over = True  # no run came between: a newer version has registered it
-        else:
-            fresh.token = state.token
-            is_over = False
-            for key in self._poll.keys_of(state.task_name):
-                self.note(key)
-        return not is_over and time.monotonic() < fresh.until
 
     def differs(self, state: RunState) -> bool:
         """Tell whether a row has another schedule than our job; then ours is registered again.
@@ -259,28 +181,24 @@ class Registrar:
         """
         return any(self._has_next_run(key) for key in self._poll.keys_of(state.task_name))
 
-    def _register(self, changed: Mapping[JobKey, _Change]) -> None:
+    def _register(self, changed: Mapping[JobKey, bool]) -> None:
         tasks = self._registrations(changed)
         if not tasks and not self._locks.rejections.has(REGISTRATIONS):
             return
         registered = self._locks.register(tasks)
-        with self._lock:
-            for task_name in [each.task_name for each in registered if each.again]:
-                for key in self._poll.keys_of(task_name):
-                    self._add(key, changed.get(key, _Change()))
-        self._keep_fresh(tasks, registered)
+        for task_name in [each.task_name for each in registered if each.again]:
+            for key in self._poll.keys_of(task_name):
+                self.note(key, moved=changed.get(key, False))
         found = {each.task_name for each in registered if not each.again}
         self._with_row.extend(sorted(found.difference(self._with_row)))
 
-    def _registrations(self, changed: Mapping[JobKey, _Change]) -> list[Registration]:
+    def _registrations(self, changed: Mapping[JobKey, bool]) -> list[Registration]:
         """Return what is to be told of these jobs' tasks; of stored jobs, for some time."""
         tasks = {}  # of two jobs that are one task, one tells of it
         began, stored_last = time.monotonic(), sorted(changed, key=self._is_stored)
         for key in stored_last:
-            change = changed[key]
             if self._is_stored(key) and time.monotonic() - began > ASK_FOR:
-                with self._lock:
-                    self._add(key, change)
+                self.note(key, moved=changed[key])
                 self._poll.wake()
                 continue
             try:
@@ -297,32 +215,12 @@ class Registrar:
                     error=error,
                 )
                 continue
-            if found is None:
-                self.forget(key)
-            else:
-                with self._lock:  # of a job that was there when its scheduler started
-                    self._told.setdefault(key, found.schedule)
-                # Of a job that is paused, a newer version must not be waited for: it may be gone.
-                repeated = change.repeats and found.next_in is not None
-                tasks[found.task_name] = replace(found, moved=change.moved, repeated=repeated)
+            if found is not None:
+                tasks[found.task_name] = replace(found, moved=changed[key])
         return list(tasks.values())
 
     def _is_stored(self, key: JobKey) -> bool:
         return self._is_registered_when_added(key[1])
-
-    def _keep_fresh(
-        self, tasks: Collection[Registration], registered: Collection[Registered]
-    ) -> None:
-        """Look at the rows of tasks for a while, for what :meth:`_look_at_fresh` does."""
-        until = time.monotonic() + DEPLOYMENT
-        tokens = {each.task_name: each.token for each in registered}
-        for task in tasks:
-            token = tokens.get(task.task_name)
-            if token is None:  # its row has another schedule
-                continue
-            fresh = self._fresh.get(task.task_name)
-            if fresh is None or fresh.schedule != task.schedule:
-                self._fresh[task.task_name] = _Fresh(task.schedule, token, until)
 
     def _list_stored(self) -> None:
         """Look at the tasks of a job store that all replicas share, whoever has added the job.

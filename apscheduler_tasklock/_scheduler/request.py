@@ -72,6 +72,7 @@ def _run_of_schedule(submission: Submission, run_time: datetime, claim_id: UUID)
     min_lock, _ = submission.lock_times(period)
     exact = submission.run_time_is_shared(nominal)
     max_lock = _max_lock(submission, nominal, period, exact=exact)
+    since = submission.schedule_since
     return ClaimRequest(
         submission.task_name,
         min_lock,
@@ -83,6 +84,8 @@ def _run_of_schedule(submission: Submission, run_time: datetime, claim_id: UUID)
         runs=submission.runs,
         one_off=submission.one_off,
         schedule=submission.schedule,
+        schedule_for=None if since is None else nominal.timestamp() - since,
+        least_gap=submission.least_gap(nominal, period),
         # Sooner than a longer minimum lock lets it, it cannot be run.
         next_in=None if period is None else max(period, min_lock),
         is_last=submission.is_last_run(nominal, period),

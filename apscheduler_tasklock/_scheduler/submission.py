@@ -76,6 +76,8 @@ class Submission:
     :ivar runs: what is run, as of ``ClaimRequest``
     :ivar one_off: whether the job has one run time only
     :ivar schedule: the trigger in canonical form
+    :ivar schedule_since: since when this replica has it, in seconds since 1970 by its clock;
+        ``None`` of a single date
     :ivar exempt_from_misfire: whether the run times are not late, however late they are: they
         had to wait for another replica's run
     :ivar dead_run: the run that died, if its window is to be run again; there is one run time then
@@ -102,6 +104,7 @@ class Submission:
     runs: str = ""
     one_off: bool = False
     schedule: str | None = None
+    schedule_since: float | None = None
     exempt_from_misfire: bool = False
     dead_run: RunState | None = None
     request_id: UUID | None = None
@@ -191,6 +194,24 @@ class Submission:
         """Return the minimum and maximum lock of a run time with this period, in seconds."""
         assert self.options is not None
         return self.options.lock_times(period or self.options.period or 0, one_off=self.one_off)
+
+    def least_gap(self, nominal: datetime, period: float | None) -> float:
+        """Return the minimum lock that counts against a window of an older schedule, in seconds.
+
+        The first run time of a new schedule may be as close to the last one of the old schedule as
+        two of its own may be, by as much as a window is shorter than the period. So it is at the
+        end of the last window of a day or a week as well: its own long period does not count if
+        the one after it is shorter. A minimum lock of a period or more keeps run times apart on
+        purpose.
+
+        :param period: seconds from the nominal run time to the next one
+        """
+        if period is None:
+            return self.lock_times(None)[0]
+        following = datetime.fromtimestamp(nominal.timestamp() + period, nominal.tzinfo)
+        period = min(period, self.period(following) or period)
+        min_lock, _ = self.lock_times(period)
+        return min(min_lock, period - min_lock) if min_lock < period else min_lock
 
     def is_last_run(self, nominal: datetime, period: float | None) -> bool:
         """Tell whether no run time follows a nominal one, as after an end date."""

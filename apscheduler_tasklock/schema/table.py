@@ -221,6 +221,8 @@ def task_lock_table(name: str = DEFAULT_TABLE, schema: str | None = None) -> Tab
         Column("last_outcome", Text, nullable=True),
         Column("overran", Boolean, nullable=False, server_default=text("false")),
         Column("is_last", Boolean, nullable=False, server_default=text("false")),
+        Column("window_schedule", Text, nullable=True),
+        Column("schedule_since", moment(), nullable=True),
         schema=schema,
     )
     _limit_texts(locks)

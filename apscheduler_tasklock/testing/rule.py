@@ -96,6 +96,13 @@ class Row:
     last_outcome: str | None = None
     overran: bool = False
     is_last: bool = False
+    window_schedule: str | None = None
+    schedule_since: datetime | None = None
+
+    @property
+    def schedule_of_window(self) -> str | None:
+        """The schedule by which its window was claimed; replicas may have told another since."""
+        return self.window_schedule or self.schedule
 
     @property
     def finished(self) -> bool:
@@ -203,18 +210,47 @@ class Claim:
         run_time = self.request.run_time.astimezone(timezone.utc)
         return max(self.reckoned - TOLERANCE, min(self.reckoned + TOLERANCE, run_time))
 
+    @property
+    def schedule_since(self) -> datetime | None:
+        """Since when its replica has had its schedule, by the clock of the rows."""
+        if self.request.schedule_for is None:
+            return None
+        return later(self.reckoned, -self.request.schedule_for)
+
     def is_new_after(self, row: Row) -> bool:
         """Tell whether its window is new after that of the last claim."""
         end = row.window_until
-        # An interval that a deployment has shortened takes effect at once; a hold's minimum lock
-        # was promised to it.
+        # Options that a deployment has changed take effect at once; a hold's minimum lock was
+        # promised to it.
         if row.runs and self.request.runs:
-            end = min(end, later(row.window_start, self.request.min_lock))
+            end = min(end, later(row.window_start, self._min_lock_after(row)))
         if self.fired < end:
             return False
         was_opened = row.window_until < row.window_start
         # One run time is run once, also with a minimum lock of 0.
         return not self.request.exact or self.fired > row.window_start or was_opened
+
+    def schedule_since_after(self, row: Row) -> datetime | None:
+        """Return since when its schedule is known: of the same one, the newest replica counts."""
+        since, of_window = self.schedule_since, row.schedule_of_window
+        if since is None or row.schedule_since is None or of_window is None:
+            return since
+        return max(since, row.schedule_since) if of_window == self.request.schedule else since
+
+    def has_newer_schedule(self, row: Row) -> bool:
+        """Tell whether the window of the last claim is that of an older schedule."""
+        of_window, since = row.schedule_of_window, self.schedule_since
+        if of_window is None or since is None or row.schedule_since is None:
+            return False
+        is_another = self.request.schedule not in (None, of_window)
+        return is_another and since > row.schedule_since
+
+    def _min_lock_after(self, row: Row) -> float:
+        """Return the minimum lock that counts against the window of the last claim."""
+        least_gap = self.request.least_gap
+        if self.request.exact and least_gap is not None and self.has_newer_schedule(row):
+            return least_gap
+        return self.request.min_lock
 
     def waits_for(self, row: Row) -> bool:
         """Tell whether a dead run stands against it: it comes first, or may not be dead."""
@@ -290,6 +326,8 @@ def claim(
         finished_at=None,
         kind="schedule" if request.runs else "hold",
         schedule=request.schedule,
+        window_schedule=None,
+        schedule_since=asked.schedule_since_after(row),
         due_at=due_at,
         overdue_at=None if due_at is None else later(due_at, request.grace),
         is_last=request.is_last,
@@ -545,8 +583,6 @@ def register(
             due_at=due_at,
             overdue_at=None if due_at is None else later(due_at, task.grace),
         )
-    elif task.repeated and row.schedule not in (None, task.schedule):
-        return Decision(row, Registered(task.task_name, None))
     elif (
         row.schedule != task.schedule
         or task.moved
@@ -554,16 +590,16 @@ def register(
         or row.due_in_pause
     ):
         row = _rescheduled(row, task, now)
-    return Decision(row, Registered(task.task_name, row.token))
+    return Decision(row, Registered(task.task_name))
 
 
 def _rescheduled(row: Row, task: Registration, now: datetime) -> Row:
-    """Note another schedule, whose first run time is not to be taken for one of the old window."""
+    """Note another schedule, or another due time. The window stays that of the last claim."""
     due_at, window_until = _due(now, task.next_in), row.window_until
-    if row.schedule is not None and row.schedule != task.schedule and task.next_in is not None:
-        # A second sooner, as in the statement, which has been on its way.
-        first_run = max(later(now, task.next_in - 1), later(row.window_start, task.least_gap))
-        window_until = min(window_until, first_run)
+    of_window = row.schedule_of_window
+    if of_window not in (None, task.schedule) and row.runs:
+        # When it ends for a claim under this schedule.
+        window_until = min(window_until, later(row.window_start, task.least_gap))
     if due_at is not None and due_at < window_until:
         # A run time inside the window is refused: the one after it is due.
         following = window_until if task.period is None else later(due_at, task.period)
@@ -571,7 +607,7 @@ def _rescheduled(row: Row, task: Registration, now: datetime) -> Row:
     return replace(
         row,
         schedule=task.schedule,
-        window_until=window_until,
+        window_schedule=None if of_window == task.schedule else of_window,
         due_at=due_at,
         overdue_at=None if due_at is None else later(due_at, task.grace),
         is_last=False,

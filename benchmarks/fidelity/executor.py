@@ -173,19 +173,16 @@ class ReplicaExecutor:
             clock=clock,
         )
         self._poll = Poll(client, self.jobs.list_tasks, lambda: STATE_RUNNING, 5.0)
-        self._registrar = Registrar(
-            client, self._poll, self.jobs.registration, self.jobs.has_next_run
-        )
-        OverdueTasks(client, self._poll, self._registrar, lambda _: tell_overdue())
+        registrar = Registrar(client, self._poll, self.jobs.registration, self.jobs.has_next_run)
+        OverdueTasks(client, self._poll, registrar, lambda _: tell_overdue())
         Standby(client, self._poll, self.jobs)
 
-    @property
-    def watches(self) -> bool:
-        """Whether it wants to see the row whatever its state."""
-        return bool(self._registrar.waiting())
-
     def look(self) -> None:
-        """Look at the rows, as the poll's thread does every few seconds."""
+        """Look at the rows twice, as the poll's thread does every few seconds.
+
+        A look that finds the job overdue by another schedule is followed by its registration.
+        """
+        self._poll.look()
         self._poll.look()
 
     def submission(self, run_time: datetime) -> Submission:

@@ -222,11 +222,9 @@ class _Holding:
 class Due:
     """When the job is due, as its row has it.
 
-    :ivar version: changes with each registration of another schedule, and each claim
     :ivar may_run: whether its last run may stand against the next one no longer
     """
 
-    version: tuple[str, int]
     may_run: bool
     due_at: float
     overdue_at: float
@@ -296,8 +294,7 @@ class TaskLockRule(Rule):
             return None
         # A dead run that is not run again stands against no later one.
         may_run = row.finished_at is not None or not (row.failover or row.handed_over)
-        version = (row.schedule, row.token)
-        return Due(version, may_run, seconds(row.due_at), seconds(row.overdue_at))
+        return Due(may_run, seconds(row.due_at), seconds(row.overdue_at))
 
     def _row(self) -> Any:
         if self._rows is not None:

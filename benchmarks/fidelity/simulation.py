@@ -366,8 +366,6 @@ class ScheduledSimulation(Simulation):
     for anything.
     """
 
-    _version: tuple[str, int] | None = None  # of the row, as of the last time it was seen
-
     def _started(self, life: Life) -> Replica:
         replica, rule = super()._started(life), self._rule
         if not isinstance(rule, TaskLockRule):
@@ -418,10 +416,7 @@ class ScheduledSimulation(Simulation):
             return
         standby = not all(has_shared_times(replica.life.trigger) for replica in self._replicas)
         at = due.next_look(self._now, standby=standby)
-        has_changed, self._version = self._version != due.version, due.version
         for replica in self._replicas:
-            if has_changed and replica.executor is not None and replica.executor.watches:
-                self._plan_poll(self._rule, replica)
             if at is not None:
                 self._plan_poll(self._rule, replica, not_before=at)
 

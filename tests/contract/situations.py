@@ -17,6 +17,7 @@ EXPECTED = {
     "new window",
     "new window: opened again",
     "new window: the shorter minimum lock",
+    "new window: the gap after an older schedule",
     "new window after a death",
     "new window after a hand-over",
     "new window after a death: the maximum lock has passed",
@@ -28,6 +29,7 @@ EXPECTED = {
     "refused: running",
     "refused: window",
     "refused: window of a hold",
+    "refused: window of a newer schedule",
     "refused: one run time once",
     "refused: old only because of the bound",
     "refused: the run time is not believed",
@@ -108,6 +110,8 @@ def why_new(before: Row, claim: Claim) -> str:
         return "new window after a death" + (": the maximum lock has passed" if waited else "")
     if before.window_until < before.window_start:
         return "new window: opened again"
+    if not replace(claim, request=replace(claim.request, least_gap=None)).is_new_after(before):
+        return "new window: the gap after an older schedule"
     shorter = claim.fired < before.window_until
     return "new window" + (": the shorter minimum lock" if shorter else "")
 
@@ -148,6 +152,9 @@ def why_old(before: Row, claim: Claim, unbound: datetime) -> str:
     of_a_job = replace(claim, request=replace(request, runs="a job"))
     if of_a_job.is_new_after(replace(before, runs="a job")):
         return "refused: window of a hold"
+    of_newest = replace(claim, request=replace(request, schedule_for=-1000.0))
+    if request.schedule_for is not None and of_newest.is_new_after(before):
+        return "refused: window of a newer schedule"
     return "refused: window"
 
 

@@ -61,6 +61,9 @@ leases = st.none() | st.integers(1, 4).map(float)
 # What is run: a hold, or one of two jobs.
 runs = st.sampled_from(["", "f", "f", "f", "g"])
 mostly = st.sampled_from([True, True, True, False])
+# The schedule, and since when before its run time a replica has had it.
+schedules = st.sampled_from([None, "s", "s", "t"])
+schedule_ages = st.sampled_from([None, 0.0, 8.0, 100.0])
 # What becomes of the question: nothing, if the connection breaks before or after it was answered.
 fates = st.sampled_from(["answered", "answered", "answer lost", "answer lost", "never sent"])
 
@@ -220,6 +223,9 @@ class ClaimHistory(RuleBasedStateMachine):
         lease=leases,
         exact=exact,
         runs=runs,
+        schedule=schedules,
+        schedule_for=schedule_ages,
+        least_gap=st.sampled_from([None, 0.0, 1.0]),
         one_off=st.booleans(),
         failover=mostly,
         bound=bounds,
@@ -376,6 +382,20 @@ class ClaimHistory(RuleBasedStateMachine):
             self.the_table_is_as_the_rule_says()
             fired = as_seconds(row.window_start) + shorter
             self.claim_for(task, fired, min_lock=shorter, **claim)
+
+    @action(task=tasks, replica=replicas, exact=st.sampled_from([0.0, 0.0, None]), is_newer=mostly)
+    def next_claim_has_another_schedule(self, task: str, is_newer: bool, **claim: Any) -> None:
+        self.somebody_runs(task)
+        self.release(task, 0, True)
+        self.the_table_is_as_the_rule_says()
+        self.time_passes_until(task, "window_until", 0.0)
+        self.claim_for(task, self.now, schedule="s", schedule_for=50.0, min_lock=8.0, **claim)
+        self.the_table_is_as_the_rule_says()
+        self.release(task, 0, True)
+        self.the_table_is_as_the_rule_says()
+        age = 2.0 if is_newer else 500.0
+        changed = {"schedule": "t", "schedule_for": age, "least_gap": 1.0}
+        self.claim_for(task, self.now + 1.0, min_lock=8.0, **changed, **claim)
 
     @action(task=tasks, replica=replicas, failover=mostly)
     def one_run_time_is_asked_for_twice_without_a_minimum_lock(

@@ -47,6 +47,8 @@ NOTHING_ELSE = {
     "last_outcome": None,
     "overran": False,
     "is_last": False,
+    "window_schedule": None,
+    "schedule_since": None,
 }
 
 

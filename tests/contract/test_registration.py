@@ -71,31 +71,6 @@ def test_one_that_is_paused_in_its_scheduler_is_due_at_no_time(
     assert row(connection)["due_at"] == database_now(connection) + timedelta(hours=1)
 
 
-@pytest.mark.parametrize("hours", [18, 4], ids=["from 10:00 to 6:00", "from 10:00 to 16:00"])
-def test_a_daily_job_that_is_moved_at_noon_runs_at_its_next_new_time(
-    one: Replica, travel: Travel, hours: int
-) -> None:
-    run(one, "at 10", 24 * HOUR)
-    travel(2 * HOUR)
-    register(one, "moved", hours * HOUR, least_gap=0.1 * 24 * HOUR)
-    # The registration took a moment on its way, so that it came out later by that.
-    travel(hours * HOUR - 0.5)
-    assert one.granted(schedule="moved", min_lock=0.9 * 24 * HOUR, max_lock=5 * 24 * HOUR)
-
-
-def test_two_versions_side_by_side_run_nothing_twice(
-    one: Replica, other: Replica, connection: Connection, travel: Travel
-) -> None:
-    """As in a rolling deployment: the new one would be due a moment after the old one has run."""
-    run(one, "old", HOUR)
-    travel(60)
-    register(other, "new", 60.0, least_gap=0.1 * HOUR)
-    travel(60)
-    assert not other.granted(schedule="new", min_lock=0.9 * HOUR, max_lock=5 * HOUR, runs="new")
-    travel(240)
-    assert other.granted(schedule="new", min_lock=0.9 * HOUR, max_lock=5 * HOUR, runs="new")
-
-
 @pytest.mark.parametrize("period", [24 * HOUR, None], ids=["known", "unknown"])
 def test_a_run_time_too_close_to_the_last_run_is_not_the_one_that_is_due(
     one: Replica, connection: Connection, travel: Travel, period: float | None
@@ -108,6 +83,20 @@ def test_a_run_time_too_close_to_the_last_run_is_not_the_one_that_is_due(
     due_at = ran_at + timedelta(hours=25 if period else 2.4)
     found = row(connection)
     assert (found["due_at"], found["overdue_at"]) == (due_at, due_at + timedelta(seconds=60))
+
+
+def test_another_schedule_changes_no_window_and_says_whose_it_is(
+    one: Replica, other: Replica, connection: Connection
+) -> None:
+    run(one, "old", HOUR)
+    before = row(connection)
+    for replica, schedule, of_window in ((other, "new", "old"), (other, "newer", "old")):
+        register(replica, schedule, 1.0)
+        found = row(connection)
+        assert (found["schedule"], found["window_schedule"]) == (schedule, of_window)
+        assert found["window_until"] == before["window_until"]
+    register(one, "old", 1.0)
+    assert (row(connection)["schedule"], row(connection)["window_schedule"]) == ("old", None)
 
 
 def test_what_nobody_has_told_before_is_no_change(one: Replica, connection: Connection) -> None:
@@ -134,7 +123,7 @@ def test_a_row_that_somebody_has_locked_is_passed_over_and_told_again(
     run(one, "old", HOUR)
     with psycopg.connect(direct_url) as session:
         session.execute("SELECT FROM task_lock FOR UPDATE")
-        assert register(one, "new", HOUR) == Registered("task", None, again=True)
+        assert register(one, "new", HOUR) == Registered("task", again=True)
     assert row(connection)["schedule"] == "old"
     assert not register(one, "new", HOUR).again
     assert row(connection)["schedule"] == "new"
@@ -142,30 +131,8 @@ def test_a_row_that_somebody_has_locked_is_passed_over_and_told_again(
         session.execute("SELECT FROM task_lock FOR UPDATE")
         assert register(one, "new", 2 * HOUR, moved=True).again
         assert not register(one, "new", HOUR).again
-        assert not register(one, "old", HOUR, moved=True, repeated=True).again
     assert not register(one, "new", 2 * HOUR, moved=True).again
     assert row(connection)["due_at"] == database_now(connection) + timedelta(hours=2)
-
-
-def test_a_registration_tells_the_last_runs_token(one: Replica, connection: Connection) -> None:
-    for schedule in ("first", "first", "second"):
-        registered = register(one, schedule, HOUR)
-        assert registered == Registered("task", row(connection)["token"])
-    run(one, "second", HOUR)
-    assert register(one, "second", HOUR) == Registered("task", row(connection)["token"])
-
-
-def test_what_an_older_version_repeats_leaves_a_newer_ones_schedule(
-    one: Replica, connection: Connection
-) -> None:
-    """Its job was moved to another run time, under the schedule that it had registered."""
-    register(one, "old", HOUR)
-    register(one, "old", 2 * HOUR, moved=True, repeated=True)
-    assert row(connection)["due_at"] == database_now(connection) + timedelta(hours=2)
-    register(one, "new", HOUR)
-    before = row(connection)
-    assert register(one, "old", 1.0, moved=True, repeated=True) == Registered("task", None)
-    assert row(connection) == before
 
 
 def versions(connection: Connection) -> list[Any]:

@@ -165,6 +165,8 @@ class Requests:
             runs=self.rng.choice(["f", "f", "f", "g", ""]),
             one_off=self.chance(0.1),
             schedule=self.rng.choice([None, "s", "t"]),
+            schedule_for=self.seconds(None, -1.0, 400.0),
+            least_gap=self.seconds(None),
             next_in=self.seconds(None),
             is_last=self.chance(0.1),
             grace=self.seconds(),
@@ -331,7 +333,6 @@ class Requests:
                 "f",
                 self.chance(0.3),
                 self.rng.choice([None, 5.0, 60.0]),
-                self.chance(0.3),
             )
             for task in self.rng.sample(TASKS, self.rng.randint(1, 2))
         ]

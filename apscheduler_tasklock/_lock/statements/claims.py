@@ -26,6 +26,7 @@ from apscheduler_tasklock._lock.statements.parts import (
     ROW_COLUMNS,
     SAFELY,
     STANDS,
+    WINDOW_SCHEDULE,
     asked_columns,
     asked_parameters,
     due_after,
@@ -39,12 +40,14 @@ _CLAIM_TYPES = {
     "lag": "float8",
     "run_time": "timestamptz",
     "min_lock": "float8",
+    "least_gap": "float8",
     "max_lock": "float8",
     "lease": "float8",
     "failover": "boolean",
     "runs": "text",
     "one_off": "boolean",
     "schedule": "text",
+    "schedule_for": "float8",
     "next_in": "float8",
     "is_last": "boolean",
     "grace": "float8",
@@ -54,7 +57,18 @@ _CLAIM_TYPES = {
 # What says whether a claim's window is taken.
 _WINDOW_TYPES = {
     name: _CLAIM_TYPES[name]
-    for name in ("task_name", "claim_id", "lag", "run_time", "min_lock", "failover", "runs")
+    for name in (
+        "task_name",
+        "claim_id",
+        "lag",
+        "run_time",
+        "min_lock",
+        "least_gap",
+        "schedule",
+        "schedule_for",
+        "failover",
+        "runs",
+    )
 }
 
 # The run time in database time. The replica says how late it is by its own clock, so that the
@@ -86,14 +100,23 @@ class _Claim:
         max_lock = f"({asked['max_lock']} * interval '1 second')"
         # LEAST passes over a null: a claim without a lease.
         self.lease = f"({asked['lease']} * interval '1 second')"
+        # Whether the window is that of an older schedule, which must not cover the first run time
+        # of this one: of another schedule, whose holders had it before this replica had its own. A
+        # replica that a deployment has yet to replace gets no more than the windows leave it. A
+        # run time that is this replica's own is served by the run that stands against it.
+        since = f"(asked.reckoned - {asked['schedule_for']} * interval '1 second')"
+        is_newer = f"""({asked["run_time"]} IS NOT NULL AND {since} > lock.schedule_since
+                        AND {WINDOW_SCHEDULE} <> {asked["schedule"]})"""
         # Point 2: the window is new. The claimer's own minimum lock counts if it is the shorter
-        # one, so that an interval shortened by a deployment takes effect at once; not where either
-        # is a hold, whose minimum lock was promised to it. One run time is run once, also with a
-        # minimum lock of 0.
+        # one, so that an interval shortened by a deployment takes effect at once; and less than
+        # that after an older schedule. Not where either is a hold, whose minimum lock was promised
+        # to it. One run time is run once, also with a minimum lock of 0.
         self.new_window = f"""(
             asked.fired >= LEAST(lock.window_until,
                                  CASE WHEN lock.runs <> '' AND {asked["runs"]} <> ''
-                                      THEN lock.window_start + {min_lock} END)
+                                      THEN lock.window_start + interval '1 second'
+                                           * CASE WHEN {is_newer} THEN {asked["least_gap"]}
+                                                  ELSE {asked["min_lock"]} END END)
             AND ({asked["run_time"]} IS NULL OR asked.fired > lock.window_start
                  OR lock.window_until < lock.window_start)
         )"""
@@ -110,6 +133,11 @@ class _Claim:
         is_free = f"NOT {self.own} AND {self.new_window} AND NOT {self.waits} AND NOT {self.paused}"
         self.may_claim = f"{NOT_RUNNING} AND {is_free} AND {IS_WANTED}"
         due = due_after(asked, "asked.fired")
+        # Of the same schedule the newest replica counts, so that an older version is known as such
+        # whichever replica has claimed. GREATEST passes over a null.
+        is_same = f"{WINDOW_SCHEDULE} = {asked['schedule']}"
+        known_since = f"""CASE WHEN {is_same} AND {asked["schedule_for"]} IS NOT NULL
+                               THEN lock.schedule_since END"""
         status = {
             "kind": f"CASE WHEN {asked['runs']} = '' THEN 'hold' ELSE 'schedule' END",
             "schedule": asked["schedule"],
@@ -135,6 +163,8 @@ class _Claim:
             one_off = {asked["one_off"]},
             finished_at = NULL,
             {", ".join(f"{name} = {value}" for name, value in status.items())},
+            schedule_since = GREATEST({since}, {known_since}),
+            window_schedule = NULL,
             {NOTES_DEATH}
         """
         # What stands for or against the claim in the row as the statement found it.
@@ -150,7 +180,7 @@ class _Claim:
                    now() + {max_lock}, asked.fired, asked.fired + {min_lock}, %(replica_id)s,
                    {asked["claim_id"]}, (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false,
                    {asked["failover"]}, {asked["runs"]}, {asked["one_off"]},
-                   {", ".join(status.values())}
+                   {", ".join(status.values())}, {since}
         """
 
 
@@ -166,7 +196,7 @@ _FOUND = {
 _PARAMETERS = asked_parameters(_CLAIM_TYPES)
 _ONE = _Claim({**_PARAMETERS, "run_time": "asked.run_time"})
 _MANY = _Claim(asked_columns(_CLAIM_TYPES))
-_ASKED_ONE = f"""SELECT run_time, {_FIRED} AS fired
+_ASKED_ONE = f"""SELECT run_time, reckoned, {_FIRED} AS fired
                  FROM (SELECT {_PARAMETERS["run_time"]} AS run_time,
                               {_reckoned(_PARAMETERS["lag"])}) AS request"""
 
@@ -298,7 +328,8 @@ def claim_handed_out(table: str, history: History | None = None, *, jobs: str) -
     first = {**DECIDED_GRANTED, **ROW_FOUND}
     return f"""
         WITH asked AS (
-            SELECT {_PARAMETERS["run_time"]} AS run_time, {_PARAMETERS["run_time"]} AS fired
+            SELECT {_PARAMETERS["run_time"]} AS run_time, {_PARAMETERS["run_time"]} AS fired,
+                   {_PARAMETERS["run_time"]} AS reckoned
         ), job AS (
             SELECT id FROM {jobs}
             WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {SAFELY}
@@ -364,7 +395,7 @@ def settle_last(table: str, history: History, *, jobs: str) -> str:
             INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at, recorded)
             SELECT %(task_name)s::text, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '',
                    gen_random_uuid(), (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false,
-                   false, '', true, NULL, NULL, NULL, true, NULL, NULL, now(), 1
+                   false, '', true, NULL, NULL, NULL, true, NULL, NULL, NULL, now(), 1
             FROM settled WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = %(task_name)s)
             ON CONFLICT DO NOTHING
             RETURNING lock.task_name, lock.token, lock.recorded

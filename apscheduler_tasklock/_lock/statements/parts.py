@@ -18,6 +18,9 @@ NOT_RUNNING = "(lock.finished_at IS NOT NULL OR lock.locked_until <= now())"
 # A claim that its holder may go on with: also after its lease, as long as nobody has taken it over.
 STANDS = "(lock.finished_at IS NULL AND NOT lock.handed_over AND lock.run_until > now())"
 
+# The schedule of the last claim's window: replicas may have told another one since.
+WINDOW_SCHEDULE = "COALESCE(lock.window_schedule, lock.schedule)"
+
 # A release that opens the window again puts its end this far before its start: early enough for
 # every run time of the same window, whose `fired` differ by the clocks' noise, and too late for one
 # of the window before. It is half the window, or a second, whichever is shorter.
@@ -102,4 +105,4 @@ def many(requests: Iterable[Mapping[str, object]]) -> dict[str, str]:
 # The columns of a row that is inserted.
 ROW_COLUMNS = """task_name, started_at, locked_until, run_until, window_start, window_until,
                  locked_by, claim_id, token, deaths, handovers, handed_over, failover, runs,
-                 one_off, kind, schedule, due_at, is_last, overdue_at, overrun_at"""
+                 one_off, kind, schedule, due_at, is_last, overdue_at, overrun_at, schedule_since"""

@@ -8,6 +8,7 @@ from apscheduler_tasklock._lock.statements.parts import (
     DUE_IN_PAUSE,
     NEVER,
     ROW_COLUMNS,
+    WINDOW_SCHEDULE,
     json_rows,
 )
 
@@ -21,7 +22,6 @@ _REGISTRATION_TYPES = {
     "period": "float8",
     "runs": "text",
     "moved": "boolean",
-    "repeated": "boolean",
 }
 
 # Seconds after its last sign for which a replica may be alive: three of its intervals.
@@ -39,32 +39,26 @@ IS_HEARD = f"""((stopped_at IS NULL OR running <> '[]'::jsonb)
 def register(table: str) -> str:
     """Return the statement by which a replica tells of the tasks that it has.
 
-    A task that has never run gets a row. Under another schedule than the row's, the task's window
-    ends at the next run time of the new one at the latest, so that its first run time is not taken
-    for one of the old window; but not sooner after the window's start than two run times may be
-    apart, so that replicas of two versions side by side run nothing twice. A row that says the same
-    is left alone, unless nobody knows when its next run is due. A row that a newer version has
-    given its schedule is left alone by what an older one repeats.
+    A task that has never run gets a row. A row that says the same is left alone, unless nobody
+    knows when its next run is due. Another schedule changes no window: whose claims are granted is
+    decided when they are made.
 
-    It returns of each task the token of its last run, if its row has the schedule now; and whether
-    it was passed over, since somebody has its row locked.
+    It returns of each task whether it was passed over, since somebody has its row locked.
     """
     due = "now() + asked.next_in * interval '1 second'"
-    # A second sooner: the statement has been on its way, and the run time is not any later for it.
-    first_run = """GREATEST(now() + (asked.next_in - 1::float8) * interval '1 second',
-                             lock.window_start + asked.least_gap * interval '1 second')"""
-    window_until = f"""CASE WHEN lock.schedule <> asked.schedule AND asked.next_in IS NOT NULL
-                            THEN LEAST(lock.window_until, {first_run})
+    # When the window of another schedule ends for a claim under this one.
+    window_until = f"""CASE WHEN {WINDOW_SCHEDULE} <> asked.schedule AND lock.runs <> ''
+                            THEN LEAST(lock.window_until, lock.window_start
+                                       + asked.least_gap * interval '1 second')
                             ELSE lock.window_until END"""
     # A run time inside the window is refused: the one after it is due.
     next_due = f"""CASE WHEN {due} < {window_until}
                         THEN GREATEST({due} + asked.period * interval '1 second', {window_until})
                         ELSE {due} END"""
     grace = "asked.grace * interval '1 second'"
-    says_more = f"""((lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
-                      OR (lock.due_at IS NULL AND NOT lock.is_last AND asked.next_in IS NOT NULL)
-                      OR {DUE_IN_PAUSE})
-                     AND (asked.repeated AND lock.schedule <> asked.schedule) IS NOT TRUE)"""
+    says_more = f"""(lock.schedule IS DISTINCT FROM asked.schedule OR asked.moved
+                     OR (lock.due_at IS NULL AND NOT lock.is_last AND asked.next_in IS NOT NULL)
+                     OR {DUE_IN_PAUSE})"""
     return f"""
         WITH asked AS (SELECT * FROM {json_rows(_REGISTRATION_TYPES)}), changed AS (
             SELECT lock.task_name FROM {table} AS lock JOIN asked USING (task_name)
@@ -73,25 +67,25 @@ def register(table: str) -> str:
         ), rewritten AS (
             UPDATE {table} AS lock SET
                 schedule = asked.schedule, due_at = {next_due}, overdue_at = {next_due} + {grace},
-                is_last = false, window_until = {window_until}
+                is_last = false,
+                window_schedule = NULLIF({WINDOW_SCHEDULE}, asked.schedule)
             FROM asked JOIN changed USING (task_name)
             WHERE lock.task_name = changed.task_name
-            RETURNING lock.task_name, lock.token
+            RETURNING lock.task_name
         ), inserted AS (
         INSERT INTO {table} AS lock ({ROW_COLUMNS}, finished_at)
         SELECT asked.task_name, {NEVER}, {NEVER}, {NEVER}, {NEVER}, {NEVER}, '', gen_random_uuid(),
                (extract(epoch FROM now()) * 1000.0)::bigint, 0, 0, false, false, asked.runs, false,
-               NULL, asked.schedule, {due}, false, {due} + {grace}, NULL, {NEVER}
+               NULL, asked.schedule, {due}, false, {due} + {grace}, NULL, NULL, {NEVER}
         FROM asked
         WHERE NOT EXISTS (SELECT FROM {table} WHERE task_name = asked.task_name) AND {BRIEFLY}
         ORDER BY asked.task_name ON CONFLICT DO NOTHING
-        RETURNING lock.task_name, lock.token
+        RETURNING lock.task_name
         )
-        SELECT task_name, token, false AS again FROM rewritten
-        UNION ALL SELECT task_name, token, false FROM inserted
+        SELECT task_name, false AS again FROM rewritten
+        UNION ALL SELECT task_name, false FROM inserted
         UNION ALL
-        SELECT task_name, CASE WHEN lock.schedule = asked.schedule THEN lock.token END,
-               {says_more} IS TRUE
+        SELECT task_name, {says_more} IS TRUE
         FROM {table} AS lock JOIN asked USING (task_name)
         WHERE NOT EXISTS (SELECT FROM changed WHERE changed.task_name = lock.task_name)
     """
