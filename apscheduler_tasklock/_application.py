@@ -1,7 +1,8 @@
 """The application's own code that is not waited for: one thread of a process runs it, in order.
 
 That is what the database's thread has to say: log records, whose handlers may block, and that a
-lock is lost, of which listeners are told. Renewals would wait for them.
+lock is lost, of which listeners are told. Renewals would wait for them. So would they for what a
+look at the rows calls for, since job stores and triggers are asked for that.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 
 NAME = "tasklock-application"
 # Seconds for which the thread waits for something to run before it ends.
 LINGER = 5.0
 # Seconds for which a shutdown waits for what is to be run, also if its own time is over.
 SHORTEST_FLUSH = 0.2
+# Seconds after which others do not wait any more for what has not come back.
+LONGEST_CALL = 5.0
+# Limits how many threads may hang at a time in what does not come back.
+MOST_HANGING = 2
 
 
 class ApplicationThread:
@@ -32,6 +38,18 @@ class ApplicationThread:
         # Reentrant: the garbage collector may close anything anywhere, and what is closed may log.
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._hanging: set[threading.Thread] = set()
+        self._called_at = inf  # on the monotonic clock; ``inf`` while nothing is being called
+
+    def relieve(self) -> None:
+        """Go on in another thread, if what is being called has not come back for long."""
+        with self._starting:
+            is_late = time.monotonic() > self._called_at + LONGEST_CALL
+            if self._thread is None or not is_late or len(self._hanging) == MOST_HANGING:
+                return
+            self._hanging.add(self._thread)
+            self._thread, self._called_at = None, inf
+            self._start()
 
     def call(self, function: Callable[[], object]) -> None:
         """Call a function in the thread, after those that came before it."""
@@ -72,7 +90,7 @@ class ApplicationThread:
             self._thread = self._thread or threading.current_thread()
             if self._thread is not threading.current_thread():
                 return
-        while True:
+        while self._is_mine():
             try:
                 call = self._calls.get(timeout=LINGER)
             except queue.Empty:
@@ -81,8 +99,19 @@ class ApplicationThread:
                         self._thread = None
                         return
             else:
+                self._called_at = time.monotonic()
                 _call_safely(call)
                 del call  # which may refer to what has ended
+
+    def _is_mine(self) -> bool:
+        """Tell whether this thread is to go on, and no other one goes on in its place."""
+        me = threading.current_thread()
+        with self._starting:
+            if self._thread is me:
+                self._called_at = inf
+                return True
+            self._hanging.discard(me)
+            return False
 
     def _call_all(self) -> None:
         with suppress(queue.Empty):
@@ -108,6 +137,11 @@ def keep_application_out() -> None:
 def call_application(function: Callable[[], object]) -> None:
     """Call a function of the application in the thread for them. Never waits."""
     _thread.call(function)
+
+
+def relieve_application() -> None:
+    """Let what has not come back for long hold up nothing else; see the thread's ``relieve``."""
+    _thread.relieve()
 
 
 def flush_application(until: float) -> None:

@@ -52,16 +52,14 @@ from apscheduler_tasklock._scheduler.adapter import (
     wrap,
 )
 from apscheduler_tasklock._scheduler.attempt import RunAttempt
-from apscheduler_tasklock._scheduler.due import OverdueTasks, Standby
-from apscheduler_tasklock._scheduler.failover import Failover
 from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
+from apscheduler_tasklock._scheduler.known import KnownTasks
 from apscheduler_tasklock._scheduler.lateness import SchedulerPasses, WorkerQueue
 from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Reports
-from apscheduler_tasklock._scheduler.poll import Poll
+from apscheduler_tasklock._scheduler.presence import Presence
 from apscheduler_tasklock._scheduler.queued import QueuedRuns
 from apscheduler_tasklock._scheduler.registration import Registrar
-from apscheduler_tasklock._scheduler.requests import RequestedRuns
 from apscheduler_tasklock._scheduler.stops import saying
 from apscheduler_tasklock._scheduler.submission import (
     Blocked,
@@ -72,6 +70,7 @@ from apscheduler_tasklock._scheduler.submission import (
     hand_out_of,
 )
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
+from apscheduler_tasklock._scheduler.watch import Watch
 from apscheduler_tasklock._scheduler.workers import LostWorkers, shutting_down
 from apscheduler_tasklock._scheduler.wrapper import JobWrapper, RunContext
 from apscheduler_tasklock._values import logger_of
@@ -245,29 +244,33 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._active: dict[UUID, _Active] = {}
         self._idle = threading.Condition()  # told when one of these is over
         self._lost_workers = LostWorkers(locks)
-        self._poll = Poll(
-            locks,
-            self._jobs.list_tasks,
-            lambda: self._adapter.state,
-            self._poll_interval,
-            lease=self._defaults.lease if self._defaults.failover else None,
-        )
+        self._known = KnownTasks(self._defaults.lease if self._defaults.failover else None)
         self._notices = JobNotices()  # of jobs that are left alone
         self._registrar = Registrar(
             locks,
-            self._poll,
+            self._known,
             self._jobs.registration,
             self._jobs.has_next_run,
             self._adapter.hands_out,
             self._adapter.stored_tasks,
-            self._rejected,
             self.timings,
             self._notices,
         )
-        self._failover = Failover(locks, self._jobs, self._poll, self._given_up)
-        self._requested = RequestedRuns(self._poll, self._jobs)
-        self._overdue = OverdueTasks(locks, self._poll, self._registrar)
-        self._standby = Standby(locks, self._poll, self._jobs)
+        self._presence = Presence(locks, self._known, self._rejected, self.timings)
+        self._watch = Watch(
+            locks,
+            self._known,
+            self._jobs,
+            self._registrar,
+            lambda: self._adapter.state,
+            self._poll_interval,
+            self._given_up,
+            looked=self._note_look,
+        )
+
+    def _note_look(self) -> None:
+        self._presence.note_look()
+        self._notices.sum_up()
 
     def replace_in_child(self) -> None:
         """Leave the parent's locks alone. Called in a forked child, where no scheduler runs."""
@@ -316,7 +319,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         report_jobs(self._inner, self._ended, self._failed)
         self._add_listeners(scheduler)
         if self._enabled and not is_again:
-            self._poll.start()
+            self._presence.start()
+            self._watch.start()
         self._started_in = os.getpid()
         self._log_start(alias)
 
@@ -373,8 +377,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """
         over_at = time.monotonic() + SHUTDOWN_LIMIT
         self.locks.stop_claiming()
-        self._poll.close()
-        self._registrar.report_stop(self.locks.what_runs() if wait else ())
+        self._watch.close()
+        self._presence.close(self.locks.what_runs() if wait else ())
         if self._inner is not None:
             begun = time.monotonic()
             with shutting_down(self._inner), self._saying_waiting(wait):
@@ -382,7 +386,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             unwrap(self._inner)
             over_at += time.monotonic() - begun
         if wait:  # an operator sees what runs until then
-            self._registrar.report_stop(())
+            self._presence.close(())
         # What is left then is for releases that have to be sent once more.
         deadline = min(time.monotonic() + CLOSING_TIMEOUT, over_at - 1.0)
         runs = list(self._coroutines) if cancels_coroutines(self._inner) else []
@@ -405,7 +409,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     def _tell_waiting(self) -> None:
         self._say_waiting()
-        self._registrar.report_stop(self.locks.what_runs())
+        self._presence.close(self.locks.what_runs())
 
     def _say_waiting(self) -> None:
         """Say which jobs a stop waits for."""
@@ -451,13 +455,13 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if self.locks.outage.reason is not None:
             degraded.append(f"the database is unavailable: {self.locks.outage.reason}")
         degraded += [f"rejected by the database: {each}" for each in self._rejected()]
-        if self._overdue.names:
-            degraded.append(f"overdue tasks: {', '.join(sorted(self._overdue.names))}")
+        if self._watch.overdue:
+            degraded.append(f"overdue tasks: {', '.join(sorted(self._watch.overdue))}")
         started = self._started_in == os.getpid()
         goes_on = self.locks.is_live and self._adapter.stores_are_live and self._adapter.is_alive
         return Health(
             live=started and goes_on,
-            ready=started and (self._poll.has_looked or not self._enabled),
+            ready=started and (self._watch.has_looked or not self._enabled),
             degraded=tuple(degraded),
         )
 
@@ -480,7 +484,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if timeout is not None:
             seconds = parse_seconds(timeout, "timeout", f"{type(self).__name__}.drain()")
         self.locks.stop_claiming()
-        self._poll.close()
+        self._watch.close()
         with self._saying_waiting(), self._idle:
             return self._idle.wait_for(lambda: self._is_idle(coroutines), seconds)
 
@@ -551,7 +555,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         # That run is not the schedule's own, and must not cost it one. A standby's has the
         # window of this run time.
         if running.is_manual:
-            self._failover.add(Blocked(submission, 0, is_new=True, waits=False, follows=True))
+            self._watch.add(Blocked(submission, 0, is_new=True, waits=False, follows=True))
         return True
 
     def _extra_run(self, job_id: str) -> Submission | None:
@@ -574,9 +578,13 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if hand_out is not None and hand_out.following is None:
             return  # its store finds out if its last run dies
         # A stored job was listed without its lease.
-        is_known = hand_out is None and self._poll.knows(task.name, key)
+        is_known = hand_out is None and self._known.has(task.name, key)
         if task.options is not None and not is_known:
-            self._poll.know(task.name, key, self._jobs.lease(job, jobstore, task))
+            self._know_as(task.name, key, self._jobs.lease(job, jobstore, task))
+
+    def _know_as(self, task_name: str, key: JobKey, lease: float | None) -> None:
+        if self._known.add(task_name, key, lease):
+            self._watch.wake()  # the pause that goes on may be longer than this lease
 
     def _submit(self, submission: Submission) -> None:
         key = submission.claim_ids[0]
@@ -645,7 +653,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if active is not None:
             self._over(active.submission)
         for blocked in result.blocked if result is not None else ():
-            self._failover.add(blocked)
+            self._watch.add(blocked)
 
     def _failed(self, job_id: str, error: BaseException) -> None:
         """Note that a submission was not run to its end: its worker has died, or was cancelled."""
@@ -660,8 +668,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._queued.take(submission)  # if no worker has: it was cancelled
         if submission.one_off and self._adapter.hands_out(submission.jobstore):
             self._forget(submission.key)
-        self._failover.ended(submission)
-        self._requested.ended(submission)
+        self._watch.ended(submission)
         with self._idle:
             self._idle.notify_all()
 
@@ -726,7 +733,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     def _note_job(self, job: Any, jobstore: str, task: ResolvedTask, *, moved: bool = True) -> None:
         key = (job.id, jobstore)
-        self._poll.know(task.name, key, self._jobs.lease(job, jobstore, task))
+        self._know_as(task.name, key, self._jobs.lease(job, jobstore, task))
         self._registrar.note(key, moved=moved)
 
     @property
@@ -767,8 +774,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     def look_after(self, task_name: str, job_id: str, jobstore: str) -> None:
         """See to the dead run of a job of a ``TaskLockJobStore``, as to those of other jobs."""
-        self._poll.know(task_name, (job_id, jobstore), None)
-        self._poll.wake()
+        self._known.add(task_name, (job_id, jobstore), None)
+        self._watch.wake()
 
     def _tell_of_unknown_jobs(self, _event: Any) -> None:
         """Name the jobs that ``jobs`` has options for and that do not run here."""
@@ -784,12 +791,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._forget((event.job_id, event.jobstore))
 
     def _forget_all_jobs(self, event: Any) -> None:
-        for key in self._poll.job_keys():
+        for key in self._known.job_keys():
             if event.alias in (None, key[1]):
                 self._forget(key)
 
     def _forget(self, key: JobKey) -> None:
-        self._poll.forget(key)
+        self._known.forget(key)
         self._jobs.forget(key)
 
 

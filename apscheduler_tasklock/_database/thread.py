@@ -77,6 +77,21 @@ class Renewing(Protocol):
         """Return the renewal of what is due, if it has to be sent."""
 
 
+class Recurring(Protocol):
+    """What is done in the database's thread every now and then, as the look at the rows."""
+
+    @property
+    def due_at(self) -> float:
+        """When it is due, on the monotonic clock; ``inf``: never. It changes in the thread only."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is never due any more."""
+
+    def begin(self, now: float) -> None:
+        """Begin it, and be due later. Must not wait."""
+
+
 class DatabaseThread:
     """Sends what is asked, in one thread that starts with the first request.
 
@@ -127,6 +142,7 @@ class DatabaseThread:
             tuple[threading.Event, object]
         ] = []  # and whose releases; ``None``: all
         self._listening: Listening | None = None
+        self._recurring: list[Recurring] = []
         _all.add(self)
 
     @property
@@ -153,8 +169,14 @@ class DatabaseThread:
         since = self._turn_began
         if not self.has_thread:
             due = [ticket.not_before for ticket in list(self._side.waiting)]
-            since = min([since, self._renewing.due_at, *due])
+            since = min([since, self._own_due_at, *due])
         return time.monotonic() < since + STUCK * self._session.limit
+
+    @property
+    def _own_due_at(self) -> float:
+        """When something is due that nobody has to ask for."""
+        recurring = [] if self._closed or self._ending else list(self._recurring)
+        return min([self._renewing.due_at, *(each.due_at for each in recurring)])
 
     @property
     def releasing(self) -> set[str]:
@@ -249,6 +271,10 @@ class DatabaseThread:
             return taken.result(TAKING_LIMIT)
         except concurrent.futures.TimeoutError:  # they are sent here, if the process goes on
             return [] if taken.cancel() else taken.result()
+
+    def add_recurring(self, recurring: Recurring) -> None:
+        """Do something whenever it is due, until it is over or the thread is closed."""
+        self.call(lambda: self._recurring.append(recurring))
 
     def hurry_releases(self) -> None:
         """Send the releases that wait now."""
@@ -446,7 +472,7 @@ class DatabaseThread:
                 self._answered = self._send(self._batch)
                 self._batch = []
                 return True
-            return self._wait(min(step.wakes_at, self._renewing.due_at), linger)
+            return self._wait(min(step.wakes_at, self._own_due_at), linger)
         except BaseException as error:  # nothing may end this thread unseen
             self._note_failure(error)
             if self._pumps and not isinstance(error, Exception):  # Ctrl-C, in a thread of others
@@ -519,9 +545,14 @@ class DatabaseThread:
                 self._take(self._inbox.get_nowait())
 
     def _take_own(self, now: float) -> None:
-        """Take in what the thread itself has to send: a renewal, and what begins to listen."""
+        """Take in what is due: a renewal, what begins to listen, and what else recurs."""
         if self._renewing.due_at <= now and (renewal := self._renewing.ticket(now)):
             self._came.append(renewal)
+        self._recurring = [each for each in self._recurring if not each.is_over]
+        if not (self._closed or self._ending):
+            for each in self._recurring:
+                if each.due_at <= now:
+                    each.begin(now)
         if self._listening is not None:
             self._listening.tell()
             if (ticket := self._listening.ticket(now)) is not None:

@@ -33,6 +33,8 @@ from apscheduler_tasklock._database.rejections import (
 )
 from apscheduler_tasklock._database.requests import Call, Outcome, Request
 from apscheduler_tasklock._database.side import MOST_TOGETHER
+from apscheduler_tasklock._database.steps import Statement, Steps, StepTicket, ask_here, go_on
+from apscheduler_tasklock._database.thread import Recurring
 from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.claim import (
     AnyRequest,
@@ -215,7 +217,7 @@ class LockClient:
         self.ask(check)
         self._rights_at = time.monotonic() + self._timings.report_interval
 
-    def look_at_rights(self) -> None:
+    def look_at_rights(self) -> Steps[None]:
         """Find out whether claims and the run history are still permitted.
 
         Others find that out by what they do every few seconds. A task may run once a night.
@@ -242,7 +244,7 @@ class LockClient:
             }
 
         try:
-            found = self.ask(find)
+            found = yield find
         except TaskLockError:
             rejections.suspect()
             raise
@@ -597,12 +599,10 @@ class LockClient:
         """Believe no such thing for a while: the parent process has seen an outage."""
         self.outage.doubt()
 
-    def read_runs(self, task_names: Sequence[str], always: Sequence[str] = ()) -> list[RunState]:
-        """Return which of these tasks have a run whose holder died.
+    def reading(self, task_names: Sequence[str], always: Sequence[str] = ()) -> Statement:
+        """Return what asks which of these tasks call for something, and for their rows.
 
         :param always: tasks whose last run is returned whatever its state
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that
         """
 
         def read(cursor: Any) -> list[RunState]:
@@ -611,16 +611,25 @@ class LockClient:
             self._learn(sent, database_time)
             return states
 
-        return self.ask(read)
+        return read
 
-    def register(self, tasks: Sequence[Registration]) -> list[Registered]:
+    def read_runs(self, task_names: Sequence[str], always: Sequence[str] = ()) -> list[RunState]:
+        """Ask that, and wait for the answer.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that
+        """
+        found: list[RunState] = self.ask(self.reading(task_names, always))
+        return found
+
+    def register(self, tasks: Sequence[Registration]) -> Steps[list[Registered]]:
         """Tell of the tasks that this replica has, and how they are scheduled.
 
         :return: what became of each. One that the database rejects is to be told again; one whose
             name it cannot store is missing.
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        registered, rejected = self._register(tasks)
+        registered, rejected = yield from self._register(tasks)
         if rejected is None:
             self.rejections.end(REGISTRATIONS)
         else:
@@ -629,14 +638,14 @@ class LockClient:
 
     def _register(
         self, tasks: Sequence[Registration]
-    ) -> tuple[list[Registered], TaskLockError | None]:
+    ) -> Steps[tuple[list[Registered], TaskLockError | None]]:
         """Do so; return what became of each, and why the last was rejected that was."""
         registered: list[Registered] = []
         rejected: TaskLockError | None = None
         for begin in range(0, len(tasks), MOST_TOGETHER):
             some = tasks[begin : begin + MOST_TOGETHER]
             try:
-                registered += self.ask(partial(self._protocol.register, tasks=some))
+                registered += yield partial(self._protocol.register, tasks=some)
             except TaskLockDatabaseError:
                 raise
             except TaskLockError as error:
@@ -645,28 +654,25 @@ class LockClient:
                     registered += [Registered(task.task_name, again=True) for task in some]
                 elif len(some) > 1:  # one task's mistake is its own
                     for task in some:
-                        one, why = self._register([task])
+                        one, why = yield from self._register([task])
                         registered, rejected = registered + one, why or rejected
                 else:
                     rejected = error
                     registered.append(Registered(some[0].task_name, again=True))
         return registered, rejected
 
-    def report_replica(
+    def sign_of_life(
         self,
         version: str,
         tasks: Sequence[str],
         rejected: Sequence[str] = (),
         running: Sequence[RunningRun] = (),
-    ) -> None:
-        """Say that this replica is alive, which tasks it has, what is rejected, and what runs.
+    ) -> Statement:
+        """Return what tells that this replica is alive, its tasks, what is rejected and runs."""
 
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that, as for a role without the right
-        """
-        started_at, self.outage.live_replicas = self.ask(
-            partial(
-                self._protocol.report_replica,
+        def report(cursor: Any) -> None:
+            started_at, self.outage.live_replicas = self._protocol.report_replica(
+                cursor,
                 host=socket.gethostname(),
                 version=version,
                 tasks=tasks,
@@ -674,20 +680,19 @@ class LockClient:
                 running=running,
                 started_at=self._started_at,
             )
-        )
-        if self._started_at is None:
-            self._started_at = started_at
+            if self._started_at is None:
+                self._started_at = started_at
 
-    def retire(self, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
-        """Let nobody wait any more for tasks that no replica has, if they were removed.
+        return report
+
+    def retiring(self, successor_of: Sequence[str], dropped: Sequence[str]) -> Statement:
+        """Return what lets nobody wait any more for tasks that no replica has.
 
         :param successor_of: the tasks that it has, once it has had the time to get all of its jobs:
             what a replica before it had, and it has not, was removed then
         :param dropped: the tasks that it had, and that were removed here
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that, as for a role without the right
         """
-        self.ask(partial(self._protocol.retire, successor_of=successor_of, dropped=dropped))
+        return partial(self._protocol.retire, successor_of=successor_of, dropped=dropped)
 
     def stop_replica(self, running: Sequence[RunningRun] = ()) -> None:
         """Say that this replica stops, so that nobody counts on it, and what it still runs.
@@ -697,21 +702,13 @@ class LockClient:
         """
         self.ask(partial(self._protocol.stop_replica, running=running))
 
-    def remove_replicas(self, age: float) -> None:
-        """Delete the replicas that were last seen so many seconds ago.
+    def removing_replicas(self, age: float) -> Statement:
+        """Return what deletes the replicas that were last seen so many seconds ago."""
+        return partial(self._protocol.remove_replicas, age=age)
 
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that, as for a role that may not delete
-        """
-        self.ask(partial(self._protocol.remove_replicas, age=age))
-
-    def shorten_history(self, task_names: Sequence[str]) -> None:
-        """Delete what is left of these tasks' history from when it was longer than now.
-
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that, as for a role that may not delete
-        """
-        self.ask(partial(self._protocol.shorten_history, task_names=task_names))
+    def shortening_history(self, task_names: Sequence[str]) -> Statement:
+        """Return what deletes what is left of tasks' history from when it was longer than now."""
+        return partial(self._protocol.shorten_history, task_names=task_names)
 
     def settle_missed(self, hand_out: HandOut, task_name: str) -> bool:
         """Move a job on whose run time was missed; tell whether it was still handed out.
@@ -749,15 +746,9 @@ class LockClient:
         give_back = partial(self.jobs.give_back, handed_ids=[hand_out.handed_id], waits=True)
         self._database.submit(self._asked_once(give_back))
 
-    def give_up(self, dead: RunState) -> bool:
-        """Finish a dead run that is not to be run again; tell whether this replica did.
-
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that
-        """
-        return self.ask(
-            lambda cursor: self._protocol.give_up(cursor, dead.task_name, dead.claim_id)
-        )
+    def giving_up(self, dead: RunState) -> Statement:
+        """Return what finishes a dead run that is not to be run again, and tells whether it has."""
+        return lambda cursor: self._protocol.give_up(cursor, dead.task_name, dead.claim_id)
 
     def end_lease(self, task_name: str, claim_id: UUID, holders: Sequence[str]) -> bool:
         """End the lease of a claim whose holder, one of these, is known to be dead.
@@ -771,13 +762,12 @@ class LockClient:
         )
         return ended is not None
 
-    def prune(self, age: float) -> int:
-        """Delete the rows of one-off jobs that were over so many seconds ago; return how many.
+    def pruning(self, age: float) -> Statement:
+        """Return what deletes rows of one-off jobs that were over so many seconds ago.
 
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that, as for a role that may not delete
+        It returns how many it has deleted.
         """
-        return self.ask(lambda cursor: self._protocol.prune(cursor, age))
+        return partial(self._protocol.prune, age=age)
 
     def take_pending(self) -> list[PendingRelease]:
         """Return the releases that could not be sent, for another process to send them."""
@@ -861,6 +851,10 @@ class LockClient:
         :raises TaskLockDatabaseError: the database is unavailable
         :raises TaskLockError: it rejects the statement; the message names the remedy
         """
+        return self._ask(Call(self._explaining(statement)), Deadline(self._closing))
+
+    def _explaining(self, statement: Callable[[Any], Answer]) -> Callable[[Any], Answer]:
+        """Return a statement that says which rights are missing, if some are."""
 
         def run(cursor: Any) -> Answer:
             try:
@@ -868,7 +862,58 @@ class LockClient:
             except InsufficientPrivilege as error:
                 raise explain_refusal(cursor, error, self.table, self._url.username) from error
 
-        return self._ask(Call(run), Deadline(self._closing))
+        return run
+
+    def ask_all(self, steps: Steps[Answer]) -> Answer:
+        """Ask several statements, one after the other, and wait for each.
+
+        :raises TaskLockError: why one of them was not answered
+        """
+        return ask_here(steps, self.ask)
+
+    def run_steps(
+        self,
+        steps: Steps[object],
+        call: Callable[[Callable[[], object]], object],
+        done: Callable[[], object],
+    ) -> None:
+        """Ask several statements, one after the other, and wait for none.
+
+        :param call: calls what comes between two of them, or before the first, or lets it be called
+            elsewhere. Must not wait in the database's thread.
+        :param done: called at the end, where the rest was
+        """
+
+        def proceed(outcome: Outcome[Any] | None) -> None:
+            statement = None
+            try:
+                statement = go_on(steps, outcome)
+            finally:
+                if statement is None:
+                    done()
+            if statement is not None:
+                self._database.submit(ticket_of(statement))
+
+        def ticket_of(statement: Statement) -> StepTicket:
+            now = time.monotonic()
+            return StepTicket(
+                self._explaining(statement),
+                Deadline(self._closing),
+                lambda outcome: call(partial(proceed, outcome)),
+                came=now,
+                turn_until=now + self._turn_limit,
+                answer_within=self._attempt,
+            )
+
+        call(partial(proceed, None))
+
+    def add_recurring(self, recurring: Recurring) -> None:
+        """Do something in the database's thread whenever it is due, until it is over."""
+        self._database.add_recurring(recurring)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function in the database's thread. It must not wait."""
+        self._database.call(function)
 
     def _learn(self, sent: float, database_time: datetime) -> None:
         bound = self.clock.latest(sent)

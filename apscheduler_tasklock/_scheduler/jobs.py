@@ -16,7 +16,6 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._lock.messages import Registration, RunState
 from apscheduler_tasklock._scheduler.adapter import SchedulerAdapter, jobstore_of
-from apscheduler_tasklock._scheduler.due import STANDBY_AFTER
 from apscheduler_tasklock._scheduler.functions import check_runs, function_reference
 from apscheduler_tasklock._scheduler.lateness import SchedulerPass
 from apscheduler_tasklock._scheduler.names import canonical_schedule
@@ -30,6 +29,7 @@ from apscheduler_tasklock._scheduler.submission import (
 )
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.triggers import has_shared_times, period_after
+from apscheduler_tasklock._scheduler.watch import STANDBY_AFTER
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.options import LONGEST_SECONDS, SHORT_LEASE

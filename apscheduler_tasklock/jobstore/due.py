@@ -487,7 +487,7 @@ class DueJobs:
     def _tend_runs(self) -> None:
         """Have dead runs seen to, and delete jobs that have ended."""
         self._tend_at = time.monotonic() + TEND_INTERVAL * random.uniform(0.8, 1.0)  # noqa: S311  # no secret
-        self._locks.look_at_rights()
+        self._locks.ask_all(self._locks.look_at_rights())
         executors = self._scheduler.executors
         for dead in self._locks.ask(self._rows.dead_runs):
             executor = executors.get(dead.executor)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, cast
 from uuid import uuid4
 
@@ -18,23 +19,22 @@ from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.base import STATE_RUNNING
 
 from apscheduler_tasklock._database.rejections import Rejections
+from apscheduler_tasklock._database.steps import Statement, Steps, ask_here
 from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     Registered,
     Registration,
-    RunState,
 )
 from apscheduler_tasklock._lock.stand_in import LockProtocol
 from apscheduler_tasklock._scheduler.attempt import RunAttempt
-from apscheduler_tasklock._scheduler.due import OverdueTasks, Standby
 from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
+from apscheduler_tasklock._scheduler.known import KnownTasks
 from apscheduler_tasklock._scheduler.notices import JobNotices
-from apscheduler_tasklock._scheduler.poll import Poll
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock._scheduler.tasks import Tasks
+from apscheduler_tasklock._scheduler.watch import Watch
 from apscheduler_tasklock.options import LockOptions
-from apscheduler_tasklock.status import RunningRun
 from benchmarks.fidelity.trace import Fire
 
 Submit = Callable[[Submission, Callable[[], None]], None]
@@ -45,7 +45,7 @@ def job() -> None:
 
 
 class TravellingClient:
-    """Sends what the poll and its watchers ask for.
+    """Sends what a look asks for.
 
     :param cursor: returns what statements are sent on
     :param protocol: what its replica asks
@@ -65,38 +65,22 @@ class TravellingClient:
         """Whether a run that looks dead is believed to be."""
         return self._is_stable()
 
-    def read_runs(self, names: Sequence[str], always: Sequence[str] = ()) -> list[RunState]:
-        """Return the rows that call for something."""
-        return self._protocol.read(self._cursor(), names, always)[0]
+    def ask(self, statement: Statement) -> Any:
+        """Ask at once."""
+        return statement(self._cursor())
 
-    def register(self, tasks: Sequence[Registration]) -> list[Registered]:
+    def reading(self, names: Sequence[str], always: Sequence[str] = ()) -> Statement:
+        """Return what asks for the rows that call for something."""
+        return lambda cursor: self._protocol.read(cursor, names, always)[0]
+
+    def register(self, tasks: Sequence[Registration]) -> Steps[list[Registered]]:
         """Tell of tasks."""
-        return self._protocol.register(self._cursor(), tasks)
+        registered: list[Registered] = yield partial(self._protocol.register, tasks=tasks)
+        return registered
 
-    def what_runs(self) -> list[RunningRun]:
-        """Return nothing: operators see no simulated runs."""
-        return []
-
-    def report_replica(
-        self,
-        version: str,
-        tasks: Sequence[str],
-        rejected: Sequence[str] = (),
-        running: Sequence[RunningRun] = (),
-    ) -> None:
-        """Leave it: nothing here depends on who is alive."""
-
-    def retire(self, successor_of: Sequence[str], dropped: Sequence[str]) -> None:
-        """Leave it likewise."""
-
-    def look_at_rights(self) -> None:
+    def look_at_rights(self) -> Steps[None]:
         """Leave it: the tables are there."""
-
-    def remove_replicas(self, age: float) -> None:
-        """Leave it likewise."""
-
-    def shorten_history(self, task_names: Sequence[str]) -> None:
-        """Leave it likewise."""
+        yield from ()
 
 
 class OneJob:
@@ -172,18 +156,26 @@ class ReplicaExecutor:
             notices=JobNotices,
             clock=clock,
         )
-        self._poll = Poll(client, self.jobs.list_tasks, lambda: STATE_RUNNING, 5.0)
-        registrar = Registrar(client, self._poll, self.jobs.registration, self.jobs.has_next_run)
-        OverdueTasks(client, self._poll, registrar, lambda _: tell_overdue())
-        Standby(client, self._poll, self.jobs)
+        known = KnownTasks()
+        self._client = client
+        self._watch = Watch(
+            client,
+            known,
+            self.jobs,
+            Registrar(client, known, self.jobs.registration, self.jobs.has_next_run),
+            lambda: STATE_RUNNING,
+            5.0,
+            lambda *_: None,
+            lambda _: tell_overdue(),
+        )
 
     def look(self) -> None:
-        """Look at the rows twice, as the poll's thread does every few seconds.
+        """Look at the rows twice, as a replica does every few seconds.
 
         A look that finds the job overdue by another schedule is followed by its registration.
         """
-        self._poll.look()
-        self._poll.look()
+        for _ in range(2):
+            ask_here(self._watch.look(), self._client.ask)
 
     def submission(self, run_time: datetime) -> Submission:
         """Return what is submitted for a run time of the scheduler's."""

@@ -29,7 +29,7 @@ from apscheduler_tasklock._lock.messages import (
 )
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock._lock.stand_in import LockProtocol
-from apscheduler_tasklock._scheduler.due import STANDBY_AFTER
+from apscheduler_tasklock._scheduler.watch import STANDBY_AFTER
 from apscheduler_tasklock.options import DEFAULTS
 from apscheduler_tasklock.schema.table import task_lock_table
 from apscheduler_tasklock.testing.in_memory import MemoryTaskLocks

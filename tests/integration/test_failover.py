@@ -27,7 +27,7 @@ from apscheduler_tasklock import (
 )
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import TakeoverRequest
-from apscheduler_tasklock._scheduler.poll import Poll
+from apscheduler_tasklock._scheduler.watch import Watch
 from tests.support import claims, outages
 from tests.support.claims import row
 from tests.support.faults import CLAIM
@@ -574,9 +574,9 @@ class TestLooking:
         died = holder()
         replica = make_heir()
         asked: list[Any] = []
-        read = replica.executor.locks.read_runs
+        read = replica.executor.locks.reading
         monkeypatch.setattr(
-            replica.executor.locks, "read_runs", lambda *names: asked.append(names) or read(*names)
+            replica.executor.locks, "reading", lambda *names: asked.append(names) or read(*names)
         )
         replica.run_once(token_and_takeover)
         replica.one(EVENT_TASK_LOCK_REFUSED)
@@ -611,7 +611,6 @@ class TestLooking:
         replica.run_once(token_and_takeover)
         assert refused.wait(60)
         replica.shutdown()
-        eventually(lambda: "tasklock-poll" not in [t.name for t in threading.enumerate()])
         assert replica.codes() == [EVENT_TASK_LOCK_REFUSED]
 
         monkeypatch.undo()
@@ -729,13 +728,13 @@ class TestGivingUp:
         replicas = [make_heir(max_takeovers=2) for _ in range(2)]
         at_once = threading.Barrier(len(replicas))
 
-        def give_up_at_once(give_up: Callable[..., bool], dead: Any) -> bool:
-            at_once.wait(60)
-            return give_up(dead)
+        def giving_up_at_once(giving_up: Callable[[Any], Any], dead: Any) -> Any:
+            give_up = giving_up(dead)
+            return lambda cursor: (at_once.wait(60), give_up(cursor))[1]
 
         for replica in replicas:
             locks = replica.executor.locks
-            monkeypatch.setattr(locks, "give_up", partial(give_up_at_once, locks.give_up))
+            monkeypatch.setattr(locks, "giving_up", partial(giving_up_at_once, locks.giving_up))
             replica.run_once(token_and_takeover, next_run_time=next_hour())
         eventually(lambda: any(replica.of() for replica in replicas))
         for replica in replicas:
@@ -851,8 +850,8 @@ class TestRetention:
         self, make_replica: MakeReplica, monkeypatch: pytest.MonkeyPatch
     ) -> Callable[..., Replica]:
         """Make a replica that deletes old rows at each look, but for the first one maybe."""
-        at_each_look = partial(Poll, prune_interval=0.001)
-        monkeypatch.setattr("apscheduler_tasklock.executor.Poll", at_each_look)
+        at_each_look = partial(Watch, prune_interval=0.001)
+        monkeypatch.setattr("apscheduler_tasklock.executor.Watch", at_each_look)
 
         def make(*arguments: Any, **options: Any) -> Replica:
             return make_replica(*arguments, **{"poll_interval": 0.5, **options})

@@ -1589,7 +1589,7 @@ class TestDatabase:
 
         eventually(starts)
         names = [thread.name for thread in threading.enumerate()]
-        assert names.count("tasklock-jobs") == names.count("tasklock-poll") == 1
+        assert names.count("tasklock-jobs") == names.count("tasklock-database") == 1
         for each in keys:
             replica.runs(each)
             assert len(ran[each]) == 1

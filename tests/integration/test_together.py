@@ -434,7 +434,7 @@ def test_a_name_that_the_encoding_lacks_is_in_no_statement(
     assert len(sent) == 2, sent[1:]
     latin.find_taken([ClaimRequest(name, 9.0, 50.0) for name in LATIN_TASKS])
     assert len(sent) == 3
-    latin.report_replica("1", LATIN_TASKS, [f"no {LATIN_TASKS[1]}"])
+    latin.ask(latin.sign_of_life("1", LATIN_TASKS, [f"no {LATIN_TASKS[1]}"]))
     assert len(sent) == 4
 
 

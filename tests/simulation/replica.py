@@ -1,6 +1,6 @@
 """A replica on a simulated clock: an APScheduler scheduler and a ``TaskLockExecutor`` of its own.
 
-What decides is the library's own: the executor, its poll, its failover, one ``RunAttempt`` for
+What decides is the library's own: the executor, its looks, one ``RunAttempt`` for
 each run time, and the rule in memory. What stands in for others are their surroundings: the clock,
 the scheduler's main loop, and the workers, of which there are as many as are asked for.
 """
@@ -547,7 +547,7 @@ class SimulatedExecutor(TaskLockExecutor):
     def shutdown(self, wait: bool = True) -> None:
         """Claim nothing more; what runs goes on, but for coroutines, which are cut."""
         self.locks.stop_claiming()
-        self._poll.close()
+        self._watch.close()
         self.client.stop_replica()
         for run in list(self.running):
             if run.submission.awaited:
@@ -556,21 +556,22 @@ class SimulatedExecutor(TaskLockExecutor):
     @property
     def looks(self) -> bool:
         """Whether it still looks at the rows of its tasks."""
-        return self.is_alive and not self._poll.closed
+        return self.is_alive and not self._watch.closed
 
     @property
     def is_watching(self) -> bool:
         """Whether it wants to see a row whatever its state."""
-        return self._poll.is_watched
+        return self._watch.is_watching
 
     @property
     def poll_interval(self) -> float:
         """Seconds between two looks at the rows."""
-        return self._poll.interval
+        return self._watch.interval
 
     def look(self) -> None:
-        """Look at the rows, as the poll's thread does."""
-        self._poll.look()
+        """Look at the rows, and give a sign of life if there is something to tell."""
+        self.client.ask_all(self._watch.look())
+        self.client.ask_all(self._presence.tell())
 
     def attempt(self, submission: Submission, run_time: datetime, claim_id: UUID) -> RunAttempt:
         """Return an attempt at a run time."""

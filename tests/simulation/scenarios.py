@@ -226,7 +226,7 @@ class Replica:
             self.world.sleep(POLL_INTERVAL)
 
     def _act_on(self, state: RunState, task: Task) -> None:
-        """Do what a row calls for, as of ``Failover``."""
+        """Do what a row calls for, as of ``Watch``."""
         if state.finished:
             self._run_kept(task)
             return
@@ -242,7 +242,7 @@ class Replica:
 
     def _give_up(self, state: RunState) -> None:
         try:
-            self._client.give_up(state)
+            self._client.ask(self._client.giving_up(state))
         except TaskLockError as error:
             self.world.note(self.process.name, f"   giving up: {error}")
 

@@ -61,14 +61,19 @@ def count_looks(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[Seque
     """Return a list that grows with each look of a replica for dead runs that is answered."""
     looks: list[Sequence[str]] = []
     locks = replica.executor.locks
-    read = locks.read_runs
+    reading = locks.reading
 
     def count(names: Sequence[str], always: Sequence[str] = ()) -> Any:
-        found = read(names, always)
-        looks.append(names)
-        return found
+        read = reading(names, always)
 
-    monkeypatch.setattr(locks, "read_runs", count)
+        def counted(cursor: Any) -> Any:
+            found = read(cursor)
+            looks.append(names)
+            return found
+
+        return counted
+
+    monkeypatch.setattr(locks, "reading", count)
     return looks
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
+from math import inf
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -29,16 +30,18 @@ from apscheduler_tasklock._lock.messages import (
     ClaimAnswer,
     ClaimRequest,
     Ending,
+    Registration,
     ReleaseRequest,
     RunEnd,
     RunState,
 )
 from apscheduler_tasklock._lock.protocol import TaskLockProtocol
 from apscheduler_tasklock._lock.replica import LockSettings
-from apscheduler_tasklock._scheduler.failover import Failover
 from apscheduler_tasklock._scheduler.jobs import what_runs
-from apscheduler_tasklock._scheduler.poll import Poll
+from apscheduler_tasklock._scheduler.known import KnownTasks
+from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.submission import Blocked, JobKey, Submission
+from apscheduler_tasklock._scheduler.watch import Watch
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
 from apscheduler_tasklock.schema.table import task_lock_table
 from tests.support.polling import eventually
@@ -99,6 +102,17 @@ class FakeJobs:
     def renewed(self, submission: Submission) -> Submission | None:
         known = submission.is_last or submission.task_name in self.names
         return submission if known else None
+
+    def requested(self, key: JobKey, task_name: str, request_id: UUID) -> Submission | None:
+        """Nothing is asked for by hand."""
+
+    def standby_for(
+        self, key: JobKey, state: RunState, due_at: datetime, late_by: float
+    ) -> Submission | None:
+        """Nothing is run in another replica's place."""
+
+    def registration(self, key: JobKey) -> Registration | None:
+        """Nothing is registered."""
 
     def submit(self, submission: Submission, not_now: Callable[[], None]) -> None:
         if self.busy:
@@ -176,12 +190,11 @@ class Found:
         self.asked = 0
         self.jobs = FakeJobs()
         self.given_up: list[tuple[str, JobKey, str]] = []
-        self.poll = Poll(locks, self._list_tasks, self._state, interval, **options)
-        self.failover = Failover(locks, self.jobs, self.poll, self._give_up)
+        self.known = KnownTasks()
+        registrar = Registrar(locks, self.known, self.jobs.registration, lambda _key: False)
+        watched = (locks, self.known, self.jobs, registrar, self._state, interval, self._give_up)
+        self.watch = Watch(*watched, **options)
         self._markers = 0
-
-    def _list_tasks(self) -> Sequence[tuple[str, JobKey, float | None]]:
-        return self.jobs.list_tasks()
 
     def _state(self) -> int:
         self.asked += 1
@@ -192,7 +205,7 @@ class Found:
 
     def start(self, *names: str) -> None:
         self.jobs.names.extend(names)
-        self.poll.start()
+        self.watch.start()
 
     def look(self) -> None:
         """Wait until all rows as they are now have been looked at.
@@ -204,7 +217,7 @@ class Found:
         dead = self._rows.dead(marker)
         self._rows.set(marker, handed_over=True)  # believed at any time
         self.jobs.names.append(marker)
-        self.poll.know(marker, (marker, "default"), None)
+        self.known.add(marker, (marker, "default"), None)
         [found] = eventually(lambda: self.jobs.of(marker))
         assert found.dead_run is not None
         assert found.dead_run.claim_id == dead
@@ -216,7 +229,7 @@ class Found:
         before = self.asked
 
         def has_gone_on() -> bool:
-            self.poll.wake()
+            self.watch.wake()
             return self.asked > before + 5
 
         eventually(has_gone_on)
@@ -240,7 +253,7 @@ def locks(database_url: str) -> Iterator[LockClient]:
 def found(locks: LockClient, rows: Rows) -> Iterator[Found]:
     found = Found(locks, rows)
     yield found
-    found.poll.close()
+    found.watch.close()
 
 
 def blocked_by(run: ClaimAnswer, task: str = "task", **more: Any) -> Blocked:
@@ -261,28 +274,16 @@ def test_a_dead_run_is_found_at_the_first_look(found: Found, rows: Rows) -> None
     assert (again.task_name, again.dead_run.claim_id) == ("task", dead)
 
 
-def test_a_conflict_of_one_watcher_keeps_no_other_from_its_look(
-    locks: LockClient, rows: Rows
+def test_a_conflict_of_a_registration_keeps_nothing_else_from_a_look(
+    found: Found, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Conflicts:
-        def waiting(self) -> Collection[str]:
-            return ()
+    def conflict(_self: Registrar, _states: Sequence[RunState], *, has_listed: bool) -> Any:
+        raise ConflictError("could not serialize access")
 
-        def look(self, _states: Sequence[RunState], _waiting: Collection[str]) -> None:
-            raise ConflictError("could not serialize access")
-
-    looked: list[str] = []
-    poll = Poll(locks, list, lambda: STATE_RUNNING, 0.2)
-    poll.add(Conflicts())
-    jobs = FakeJobs()
-    Failover(locks, jobs, poll, lambda *_: None)
-    poll.add_teller(lambda: looked.append("told"))
-    jobs.names.append("dead")
-    rows.dead("dead")
-    poll.know("dead", ("dead", "default"), None)
-    poll.look()
-    assert jobs.of("dead")
-    assert looked == ["told"]
+    monkeypatch.setattr(Registrar, "register", conflict)
+    rows.dead("task")
+    found.start("task")
+    eventually(lambda: found.jobs.of("task"))
 
 
 def test_a_dead_run_is_found_at_a_later_look(found: Found, rows: Rows) -> None:
@@ -301,9 +302,9 @@ def test_it_looks_several_times_in_the_shortest_lease(
     found = Found(locks, rows, interval=3600)
     found.jobs.lease = 1.0 if listed else None
     found.start("task")
-    with closing(found.poll):
+    with closing(found.watch):
         if not listed:
-            found.poll.know("task", ("task", "default"), 1.0)
+            found.known.add("task", ("task", "default"), 1.0)
         found.look()
         rows.dead("task")
         eventually(lambda: found.jobs.of("task"))
@@ -333,14 +334,14 @@ def test_a_job_that_is_known_later_is_looked_at(found: Found, rows: Rows) -> Non
     found.look()
     assert not found.jobs.of("task")
     found.jobs.names.append("task")
-    found.poll.know("task", ("task", "default"), None)
+    found.known.add("task", ("task", "default"), None)
     eventually(lambda: found.jobs.of("task"))
 
 
 def test_a_job_that_is_forgotten_is_not_looked_at(found: Found, rows: Rows) -> None:
     found.start("task")
     found.look()
-    found.poll.forget(("task", "default"))
+    found.known.forget(("task", "default"))
     rows.dead("task")
     found.look()
     assert not found.jobs.of("task")
@@ -360,7 +361,7 @@ def test_a_dead_run_is_submitted_anew_when_its_submission_came_to_nothing(
     rows.dead("task")
     found.start("task")
     eventually(lambda: found.jobs.of("task"))
-    found.failover.ended(found.jobs.of("task")[0])
+    found.watch.ended(found.jobs.of("task")[0])
     eventually(lambda: len(found.jobs.of("task")) == 2)
 
 
@@ -414,10 +415,10 @@ def test_nothing_is_taken_over_once_the_scheduler_is_stopped(found: Found, rows:
 def test_nothing_is_taken_over_after_the_end(found: Found, rows: Rows) -> None:
     found.start("task")
     found.look()
-    found.poll.close()
+    found.watch.close()
     rows.dead("task")
-    eventually(lambda: "tasklock-poll" not in [t.name for t in threading.enumerate()])
-    found.failover.add(blocked_by(rows.running("other"), "other"))
+    assert found.watch.due_at == inf
+    found.watch.add(blocked_by(rows.running("other"), "other"))
     assert not found.jobs.of("task")
 
 
@@ -438,7 +439,7 @@ def test_a_run_that_was_handed_over_is_believed_at_once_and_a_dead_one_is_not(
         assert not found.jobs.of("dead")
         locks.believe()
         eventually(lambda: found.jobs.of("dead"))
-        found.poll.close()
+        found.watch.close()
 
 
 def test_a_takeover_occupies_its_worker_like_any_job(database_url: str, rows: Rows) -> None:
@@ -506,12 +507,9 @@ def test_it_is_taken_over_so_many_times(
 class SlowLocks(LockClient):
     """Locks of a replica that is slow: another one gives the run up that this one has just read."""
 
-    def read_runs(self, task_names: Sequence[str], always: Sequence[str] = ()) -> list[RunState]:
-        states = super().read_runs(task_names, always)
-        for state in states:
-            if state.task_name == "task" and not state.finished:
-                assert super().give_up(state)
-        return states
+    def giving_up(self, dead: RunState) -> Any:
+        give_up = super().giving_up(dead)
+        return lambda cursor: (give_up(cursor), give_up(cursor))[1]
 
 
 def test_of_two_replicas_that_give_a_run_up_one_reports_it(database_url: str, rows: Rows) -> None:
@@ -524,7 +522,7 @@ def test_of_two_replicas_that_give_a_run_up_one_reports_it(database_url: str, ro
         found.start("task")
         eventually(lambda: rows.state("task").finished)
         found.look()
-        found.poll.close()
+        found.watch.close()
     assert not found.given_up
     assert not found.jobs.of("task")
 
@@ -543,7 +541,7 @@ def test_hand_overs_do_not_count_as_deaths(found: Found, rows: Rows) -> None:
 def test_a_run_time_is_dropped_when_the_run_that_blocked_it_ended(found: Found, rows: Rows) -> None:
     run = rows.running("task")
     found.start("task")
-    found.failover.add(blocked_by(run))
+    found.watch.add(blocked_by(run))
     rows.end("task")
     found.look()
     assert not found.jobs.of("task")
@@ -555,7 +553,7 @@ def test_a_run_time_is_dropped_when_the_run_that_blocked_it_ended(found: Found, 
 
 def test_a_run_time_waits_as_long_as_the_run_goes_on(found: Found, rows: Rows) -> None:
     found.start("task")
-    found.failover.add(blocked_by(rows.running("task", failover=False)))
+    found.watch.add(blocked_by(rows.running("task", failover=False)))
     found.look()
     assert not found.jobs.of("task")
     rows.die("task")
@@ -568,7 +566,7 @@ def test_a_run_time_is_submitted_when_the_run_that_blocked_it_died(
     run = rows.running("task", failover=False)
     rows.die("task")
     found.start("task")
-    found.failover.add(blocked_by(run))
+    found.watch.add(blocked_by(run))
     eventually(lambda: found.jobs.of("task"))
     [again] = found.jobs.of("task")
     assert (again.dead_run, again.exempt_from_misfire) == (None, True)
@@ -580,7 +578,7 @@ def test_a_run_time_is_submitted_after_the_dead_run_was_run_again(found: Found, 
     run = rows.running("task")
     rows.die("task")
     found.start("task")
-    found.failover.add(blocked_by(run))
+    found.watch.add(blocked_by(run))
     eventually(lambda: found.jobs.of("task"))
     found.look()
     [again] = found.jobs.of("task")
@@ -589,7 +587,7 @@ def test_a_run_time_is_submitted_after_the_dead_run_was_run_again(found: Found, 
     # It was taken over, and ended.
     rows.set("task", token=run.token + 1, claim_id=uuid4(), locked_until=run.run_until)
     rows.end("task")
-    found.failover.ended(again)
+    found.watch.ended(again)
     # What was read before that may be submitted once more: it would find nothing to take over.
     eventually(lambda: [again for again in found.jobs.of("task") if again.dead_run is None])
 
@@ -599,7 +597,7 @@ def test_a_run_time_is_submitted_after_another_replica_has_run_the_dead_run_agai
 ) -> None:
     run = rows.running("task")
     found.start("task")
-    found.failover.add(blocked_by(run))
+    found.watch.add(blocked_by(run))
     rows.set("task", token=run.token + 1, claim_id=uuid4(), locked_by="a third")
     found.look()
     assert not found.jobs.of("task")  # it goes on
@@ -615,7 +613,7 @@ def test_a_run_time_is_submitted_after_the_dead_run_was_given_up_here(
     rows.die("task")
     rows.set("task", deaths=3)
     found.start("task")
-    found.failover.add(blocked_by(run))
+    found.watch.add(blocked_by(run))
     eventually(lambda: found.jobs.of("task"))
     assert found.jobs.of("task")[0].dead_run is None
     assert found.given_up
@@ -626,7 +624,7 @@ def test_a_run_time_is_submitted_after_another_replica_gave_the_dead_run_up(
 ) -> None:
     run = rows.running("task")
     found.start("task")
-    found.failover.add(blocked_by(run))
+    found.watch.add(blocked_by(run))
     rows.set("task", finished_at=NOW, deaths=4)
     eventually(lambda: found.jobs.of("task"))
     assert not found.given_up
@@ -635,7 +633,7 @@ def test_a_run_time_is_submitted_after_another_replica_gave_the_dead_run_up(
 def test_a_run_time_whose_window_is_not_new_is_not_kept(found: Found, rows: Rows) -> None:
     run = rows.running("task", failover=False)
     found.start("task")
-    found.failover.add(blocked_by(run, is_new=False))
+    found.watch.add(blocked_by(run, is_new=False))
     rows.die("task")
     found.look()
     assert not found.jobs.of("task")
@@ -649,7 +647,7 @@ def test_run_times_that_wait_for_one_run_are_coalesced_if_the_job_is(
     found.start("task")
     times = [NOW, NOW + timedelta(days=1), NOW + timedelta(days=2)]
     for run_time in times:
-        found.failover.add(blocked_by(run, run_time=run_time, coalesce=coalesce))
+        found.watch.add(blocked_by(run, run_time=run_time, coalesce=coalesce))
     rows.die("task")
     found.look()
     submitted = [time for one in found.jobs.of("task") for time in one.run_times]
@@ -661,14 +659,14 @@ def test_a_run_time_that_cannot_be_submitted_yet_is_kept(found: Found, rows: Row
     rows.die("task")
     found.jobs.busy = 2
     found.start("task")
-    found.failover.add(blocked_by(run))
+    found.watch.add(blocked_by(run))
     eventually(lambda: found.jobs.of("task"))
 
 
 def test_a_run_time_of_a_job_that_was_removed_is_dropped(found: Found, rows: Rows) -> None:
     run = rows.running("task", failover=False)
     found.start()
-    found.failover.add(blocked_by(run))
+    found.watch.add(blocked_by(run))
     rows.die("task")
     found.look()
     found.jobs.names.append("task")
@@ -682,7 +680,7 @@ def test_a_run_time_of_a_job_that_was_removed_is_dropped(found: Found, rows: Row
 def test_a_refused_one_off_job_is_kept_until_its_row_is_finished(found: Found, rows: Rows) -> None:
     run = rows.running("task")
     found.start()
-    found.failover.add(blocked_by(run, is_new=False, one_off=True))
+    found.watch.add(blocked_by(run, is_new=False, one_off=True))
     found.look()
     assert not found.jobs.of("task")
     rows.die("task")
@@ -695,7 +693,7 @@ def test_a_refused_one_off_job_is_kept_until_its_row_is_finished(found: Found, r
 def test_a_refused_one_off_job_whose_run_ended_is_kept_no_longer(found: Found, rows: Rows) -> None:
     run = rows.running("task")
     found.start()
-    found.failover.add(blocked_by(run, is_new=False, one_off=True))
+    found.watch.add(blocked_by(run, is_new=False, one_off=True))
     rows.end("task")
     found.look()
     rows.dead("task")
@@ -706,7 +704,7 @@ def test_a_refused_one_off_job_whose_run_ended_is_kept_no_longer(found: Found, r
 def test_a_refused_one_off_job_does_not_run_something_else(found: Found, rows: Rows) -> None:
     run = rows.running("task", runs="another function")
     found.start()
-    found.failover.add(blocked_by(run, is_new=False, one_off=True))
+    found.watch.add(blocked_by(run, is_new=False, one_off=True))
     rows.die("task")
     found.look()
     assert not found.jobs.of("task")
@@ -730,7 +728,7 @@ def test_without_the_right_to_delete_one_line_says_so_and_it_is_tried_again(
             eventually(lambda: "GRANT DELETE" in caplog.text)
             connection.execute(f"GRANT DELETE ON task_lock, task_lock_run TO {role}")
             eventually(lambda: "No longer rejected" in caplog.text)
-            found.poll.close()
+            found.watch.close()
     finally:
         connection.execute(f"DROP OWNED BY {role}")
         connection.execute(f"DROP ROLE {role}")

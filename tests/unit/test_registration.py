@@ -5,45 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from apscheduler_tasklock._database.rejections import Rejections
+from apscheduler_tasklock._database.steps import Steps, ask_here
 from apscheduler_tasklock._lock.messages import Registered, Registration, RunState
 from apscheduler_tasklock._scheduler import registration
+from apscheduler_tasklock._scheduler.known import KnownTasks
 from apscheduler_tasklock._scheduler.registration import Registrar
 from tests.contract.conftest import Memory, Replica
 
 HOUR = 3600.0
 DAY = 24 * HOUR
 KEY = ("task", "default")
-
-
-class Tasks:
-    """The one task of a replica, as its poll knows it."""
-
-    closed = True  # so that nothing is reported of the replica
-
-    def add(self, watcher: Any) -> None:
-        """Add what is told of each look, which the test does by itself."""
-
-    def add_teller(self, tell: Any) -> None:
-        """Add what is called after each look, likewise."""
-
-    def keys_of(self, _task_name: str) -> list[Any]:
-        return [KEY]
-
-    def job_keys(self) -> list[Any]:
-        return [KEY]
-
-    @property
-    def has_listed(self) -> bool:
-        return True
-
-    def task_names(self) -> list[str]:
-        return ["task"]
 
 
 class Version(Replica):
@@ -59,19 +37,20 @@ class Version(Replica):
         self.rejections = Rejections()
         # As much as it asks of them.
         locks: Any = self
-        tasks: Any = Tasks()
-        self._registrar = Registrar(locks, tasks, self._registration, lambda _key: True)
+        known = KnownTasks()
+        known.add("task", KEY, None)
+        self._registrar = Registrar(locks, known, self._registration, lambda _key: True)
 
     def _registration(self, _key: Any) -> Registration:
         return Registration("task", self.schedule, self.next_in, 60.0, HOUR, "f", period=DAY)
 
-    def register(self, tasks: Sequence[Registration]) -> list[Registered]:
-        registered: list[Registered] = self.protocol.register(self.cursor, tasks)
+    def register(self, tasks: Sequence[Registration]) -> Steps[list[Registered]]:
+        registered: list[Registered] = yield partial(self.protocol.register, tasks=tasks)
         return registered
 
     def look(self) -> None:
-        waiting = self._registrar.waiting()
-        self._registrar.look(self._states(waiting), waiting)
+        states = self._states(self._registrar.expecting())
+        look_at(self._registrar, states, self.cursor)
 
     def _states(self, waiting: Collection[str]) -> list[RunState]:
         states: list[RunState] = self.protocol.read(self.cursor, ["task"], list(waiting))[0]
@@ -93,6 +72,12 @@ class Version(Replica):
             window_start=self._rows.time,
             window_until=self._rows.time + timedelta(seconds=0.9 * DAY),
         )
+
+
+def look_at(registrar: Registrar, states: Sequence[RunState], cursor: Any) -> None:
+    """Register what is to be registered at a look that finds these rows."""
+    registering = registrar.register(states, has_listed=True)
+    ask_here(registering, lambda statement: statement(cursor))
 
 
 @pytest.fixture
@@ -130,16 +115,6 @@ def test_a_job_that_is_paused_is_not_due_by_the_schedule_of_a_version_that_was_r
     assert rows.locks.rows["task"].due_at is None
 
 
-class Store(Tasks):
-    """Many jobs, as a poll knows them, of a job store that all replicas share."""
-
-    def __init__(self) -> None:
-        self.woken = 0
-
-    def wake(self) -> None:
-        self.woken += 1
-
-
 def test_any_number_of_stored_jobs_holds_up_no_look(
     rows: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,17 +128,16 @@ def test_any_number_of_stored_jobs_holds_up_no_look(
         asked.append(key)
         clock.now += 0.4
 
-    tasks: Any = Store()
     registrar = Registrar(
-        locks, tasks, ask, lambda _key: True, lambda jobstore: jobstore == "shared"
+        locks, KnownTasks(), ask, lambda _key: True, lambda jobstore: jobstore == "shared"
     )
     stored = [(f"job {number}", "shared") for number in range(7)]
     for key in [*stored, KEY]:
         registrar.note(key)
-    registrar.look([], [])
+    look_at(registrar, [], locks.cursor)
     assert asked == [KEY, *stored[:2]]
-    assert tasks.woken
-    registrar.look([], [])
-    registrar.look([], [])
+    assert registrar.has_more
+    look_at(registrar, [], locks.cursor)
+    look_at(registrar, [], locks.cursor)
     assert {key for key in asked if key != KEY} == set(stored)
     assert len([key for key in asked if key != KEY]) == len(stored)
