@@ -24,8 +24,6 @@ NAME = "tasklock-application"
 LINGER = 5.0
 # Seconds for which a shutdown waits for what is to be run, also if its own time is over.
 SHORTEST_FLUSH = 0.2
-# Seconds after which others do not wait any more for what has not come back.
-LONGEST_CALL = 5.0
 # Limits how many threads may hang at a time in what does not come back.
 MOST_HANGING = 2
 
@@ -41,10 +39,10 @@ class ApplicationThread:
         self._hanging: set[threading.Thread] = set()
         self._called_at = inf  # on the monotonic clock; ``inf`` while nothing is being called
 
-    def relieve(self) -> None:
-        """Go on in another thread, if what is being called has not come back for long."""
+    def relieve(self, seconds: float) -> None:
+        """Go on in another thread, if what is being called has not come back for so long."""
         with self._starting:
-            is_late = time.monotonic() > self._called_at + LONGEST_CALL
+            is_late = time.monotonic() > self._called_at + seconds
             if self._thread is None or not is_late or len(self._hanging) == MOST_HANGING:
                 return
             self._hanging.add(self._thread)
@@ -139,9 +137,12 @@ def call_application(function: Callable[[], object]) -> None:
     _thread.call(function)
 
 
-def relieve_application() -> None:
-    """Let what has not come back for long hold up nothing else; see the thread's ``relieve``."""
-    _thread.relieve()
+def relieve_application(seconds: float) -> None:
+    """Let what has not come back for so long hold up nothing else.
+
+    See :meth:`ApplicationThread.relieve`.
+    """
+    _thread.relieve(seconds)
 
 
 def flush_application(until: float) -> None:

@@ -266,6 +266,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._poll_interval,
             self._given_up,
             looked=self._note_look,
+            timings=self.timings,
         )
 
     def _note_look(self) -> None:

@@ -38,6 +38,8 @@ class Timings:
     :ivar give_back_after: for which a hand-out of the job store waits for a worker. Then it is
         given back, and left to others for as long.
     :ivar call_timeout: for which a user's call of the job store, as ``add_job``, is tried
+    :ivar longest_turn: for which a look waits for the application's own code. Then the job is left
+        out of looks until that comes back
     :ivar ended_kept: for which a job of the job store that has ended is kept: a user's call whose
         answer was lost may be repeated, and is to find what it has done
     """
@@ -56,6 +58,7 @@ class Timings:
     refusal_age: float = 5.0
     give_back_after: float = 5.0
     call_timeout: float = 2.0
+    longest_turn: float = 10.0
     ended_kept: float = 10.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from math import inf
 from typing import Any
@@ -21,6 +21,7 @@ from apscheduler_tasklock._scheduler.lateness import SchedulerPass
 from apscheduler_tasklock._scheduler.names import canonical_schedule
 from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.submission import (
+    Gaps,
     JobKey,
     Submission,
     hand_out_of,
@@ -48,11 +49,13 @@ class _Schedule:
     :ivar trigger: which it was read from
     :ivar text: the trigger in canonical form
     :ivar since: since when this replica has it, by its clock; ``None`` of a single date
+    :ivar gaps: how close its run times may be
     """
 
     trigger: Any
     text: str
     since: float | None
+    gaps: Gaps = field(default_factory=Gaps)
 
 
 class ExecutorJobs:
@@ -124,6 +127,7 @@ class ExecutorJobs:
             one_off=isinstance(trigger_of(job), DateTrigger),
             schedule=schedule.text,
             schedule_since=schedule.since,
+            gaps=schedule.gaps,
             hand_out=hand_out_of(job),
             scheduler_pass=scheduler_pass,
             claim_ids=new_claim_ids(run_times) if scheduler_pass else (),

@@ -103,7 +103,8 @@ class Presence:
 
     def _end(self) -> None:
         self._is_telling = False
-        self._due_at = max(self._report_at, time.monotonic() + RETRY_INTERVAL)
+        retry_at = time.monotonic() + min(RETRY_INTERVAL, self._interval)
+        self._due_at = max(self._report_at, retry_at)
 
     def _is_wanted(self) -> bool:
         """Whether there is something to tell."""

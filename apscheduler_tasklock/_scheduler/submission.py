@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -65,6 +65,17 @@ def new_claim_ids(run_times: Sequence[datetime]) -> Sequence[UUID]:
     return tuple(uuid4() for _ in run_times)
 
 
+@dataclass(eq=False)
+class Gaps:
+    """How close two run times of a schedule may be, as far as it is known by now.
+
+    :ivar shortest: the shorter of two that follow each other, in seconds: the long one before a
+        weekend, or after the last run time of a day, is none that counts
+    """
+
+    shortest: float | None = None
+
+
 @dataclass(frozen=True)
 class Submission:
     """A job and the run times that are due, as APScheduler submitted them.
@@ -78,6 +89,7 @@ class Submission:
     :ivar schedule: the trigger in canonical form
     :ivar schedule_since: since when this replica has it, in seconds since 1970 by its clock;
         ``None`` of a single date
+    :ivar gaps: how close its run times may be; all submissions of the schedule share it
     :ivar exempt_from_misfire: whether the run times are not late, however late they are: they
         had to wait for another replica's run
     :ivar dead_run: the run that died, if its window is to be run again; there is one run time then
@@ -105,6 +117,7 @@ class Submission:
     one_off: bool = False
     schedule: str | None = None
     schedule_since: float | None = None
+    gaps: Gaps = field(default_factory=Gaps)
     exempt_from_misfire: bool = False
     dead_run: RunState | None = None
     request_id: UUID | None = None
@@ -199,19 +212,25 @@ class Submission:
         """Return the minimum lock that counts against a window of an older schedule, in seconds.
 
         The first run time of a new schedule may be as close to the last one of the old schedule as
-        two of its own may be, by as much as a window is shorter than the period. So it is at the
-        end of the last window of a day or a week as well: its own long period does not count if
-        the one after it is shorter. A minimum lock of a period or more keeps run times apart on
-        purpose.
+        two of its own may be, by as much as a window is shorter than the period. A minimum lock of
+        a period or more keeps run times apart on purpose.
 
         :param period: seconds from the nominal run time to the next one
         """
         if period is None:
             return self.lock_times(None)[0]
-        following = datetime.fromtimestamp(nominal.timestamp() + period, nominal.tzinfo)
-        period = min(period, self.period(following) or period)
+        if self.gaps.shortest is None:
+            self.gaps.shortest = self._shortest_gap(nominal, period)
+        period = min(period, self.gaps.shortest)
         min_lock, _ = self.lock_times(period)
         return min(min_lock, period - min_lock) if min_lock < period else min_lock
+
+    def _shortest_gap(self, moment: datetime, period: float) -> float:
+        """Return the shorter of the first two gaps after a moment, which may be no run time."""
+        following = datetime.fromtimestamp(moment.timestamp() + period, moment.tzinfo)
+        first = self.period(following) or period
+        following = datetime.fromtimestamp(following.timestamp() + first, moment.tzinfo)
+        return min(first, self.period(following) or first)
 
     def is_last_run(self, nominal: datetime, period: float | None) -> bool:
         """Tell whether no run time follows a nominal one, as after an end date."""

@@ -25,6 +25,7 @@ from apscheduler_tasklock._application import call_application, relieve_applicat
 from apscheduler_tasklock._database.errors import ConflictError
 from apscheduler_tasklock._database.rejections import LOOKS, OLD_ROWS
 from apscheduler_tasklock._database.steps import Steps
+from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.known import KnownTasks
@@ -44,8 +45,6 @@ SHORTEST_INTERVAL = 0.2
 INTERVAL_OF_EACH = 0.05
 # Seconds after which it is tried again whether the scheduler runs by now.
 STARTING_INTERVAL = 0.2
-# Limits the seconds for which a look waits for the application's own code.
-LONGEST_TURN = 10.0
 # Seconds after an interval job's due time after which another replica runs it: longer than clocks
 # and full workers make it late as a rule.
 STANDBY_AFTER = 2.0
@@ -103,6 +102,7 @@ class Watch:
     :param tell_overdue: told of a task that is overdue
     :param looked: called at the end of each look
     :param prune_interval: seconds between two deletions of rows that are over
+    :param timings: has how long a look waits for the application's own code
     :ivar has_looked: whether a look has succeeded
     :ivar overdue: the tasks that are overdue, as of the last look
     """
@@ -119,6 +119,7 @@ class Watch:
         tell_overdue: Callable[[RunState], None] | None = None,
         looked: Callable[[], None] = lambda: None,
         prune_interval: float = PRUNE_INTERVAL,
+        timings: Timings | None = None,
     ) -> None:
         self._locks = locks
         self._known = known
@@ -130,6 +131,7 @@ class Watch:
         self._tell_overdue = tell_overdue or _warn
         self._looked = looked
         self._prune_interval = prune_interval
+        self._longest_turn = (timings or Timings()).longest_turn
         self._prune_at = inf
         self._closed = False
         # Of the database's thread.
@@ -215,7 +217,7 @@ class Watch:
     def _call(self, number: int, function: Callable[[], object]) -> None:
         """Let what comes between two statements be called where the application's code is."""
         if number == self._number and not self._closed:
-            self._due_at = time.monotonic() + LONGEST_TURN
+            self._due_at = time.monotonic() + self._longest_turn
             call_application(partial(self._call_there, number, function))
 
     def _call_there(self, number: int, function: Callable[[], object]) -> None:
@@ -242,16 +244,16 @@ class Watch:
 
     def _leave_look(self, now: float) -> None:
         """Look anew without the job whose code has not come back."""
-        relieve_application()
+        relieve_application(self._longest_turn / 2)
         key = self._known.leave_out()
         if key is None:  # it waits for another's code, or for a job store as a whole
-            self._due_at = now + LONGEST_TURN
+            self._due_at = now + self._longest_turn
             return
         logger.warning(
             "Job %r: its trigger, its job store or its executor has not come back for %g s in a "
             "look; until it does, the job's dead runs and what is asked for by hand wait",
             key[0],
-            LONGEST_TURN,
+            self._longest_turn,
         )
         self._number += 1
         self._is_looking, self._due_at = False, now

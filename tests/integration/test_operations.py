@@ -252,6 +252,30 @@ class TestRegistration:
         assert (seen.tasks, [run.task for run in seen.running]) == (("job",), ["job"])
         assert seen.version
 
+    def test_a_replica_whose_job_store_hangs_gives_signs_of_life(
+        self, make_replica: MakeReplica, operator: TaskLocks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And so one whose trigger does: none of the application's code is needed for that."""
+        replica = make_replica(timings=Timings(report_interval=0.3), **FAST)
+        replica.scheduler.add_job(print, "cron", **DAILY, id="job")
+        registered(operator, "job")
+        hung, go_on = threading.Event(), threading.Event()
+        get_job = replica.scheduler.get_job
+
+        def hang(*arguments: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                hung.set()
+                assert go_on.wait(60)
+            return get_job(*arguments)
+
+        monkeypatch.setattr(replica.scheduler, "get_job", hang)
+        operator.request_run("job")
+        assert hung.wait(60)
+        for _ in range(3):
+            [before] = operator.replicas()
+            eventually(lambda before=before: operator.replicas()[0].seen_at > before.seen_at)
+        go_on.set()
+
     def test_a_new_process_with_the_id_of_one_before_writes_its_own_row(
         self, make_replica: MakeReplica, operator: TaskLocks, connection: Connection
     ) -> None:

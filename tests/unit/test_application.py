@@ -168,6 +168,29 @@ class TestTheThread:
         _application.flush_application(time.monotonic() + PATIENCE)
         assert handler.messages == ["blocks", "and another"]
 
+    def test_leaves_what_does_not_come_back_to_itself_and_goes_on_in_another(self) -> None:
+        go_on, called = threading.Event(), threading.Event()
+        hung: list[threading.Thread] = []
+
+        def hang() -> None:
+            hung.append(threading.current_thread())
+            assert go_on.wait(PATIENCE)
+
+        for function in (hang, hang, hang, called.set):
+            _application.call_application(function)
+        eventually(lambda: len(hung) == 1)
+        _application.relieve_application(PATIENCE)  # it has not been waited for that long
+        for hanging in (1, 2):
+            assert len(hung) == hanging
+            _application.relieve_application(0.0)
+            eventually(lambda hanging=hanging: len(hung) == hanging + 1)
+        _application.relieve_application(0.0)  # so many are the most
+        assert len(threads()) == len(set(hung)) == 3
+        assert not called.is_set()
+        go_on.set()
+        assert called.wait(PATIENCE)
+        eventually(lambda: len(threads()) == 1)
+
     def test_does_not_wait_for_itself(self) -> None:
         """As where a listener shuts the scheduler down."""
         flushed: list[float] = []

@@ -183,7 +183,7 @@ class Found:
     """A failover, its jobs, and what came of them."""
 
     def __init__(
-        self, locks: LockClient, rows: Rows, interval: float = 0.2, **options: float
+        self, locks: LockClient, rows: Rows, interval: float = 0.2, **options: Any
     ) -> None:
         self._rows = rows
         self.state = STATE_RUNNING
@@ -336,6 +336,57 @@ def test_a_job_that_is_known_later_is_looked_at(found: Found, rows: Rows) -> Non
     found.jobs.names.append("task")
     found.known.add("task", ("task", "default"), None)
     eventually(lambda: found.jobs.of("task"))
+
+
+@pytest.mark.parametrize(
+    ("lease", "replicas", "seconds"),
+    [(None, 0, 5.0), (3.0, 0, 1.0), (None, 60, 5.0), (None, 200, 10.0), (3.0, 100, 5.0)],
+)
+def test_looks_are_further_apart_in_a_large_fleet(
+    locks: LockClient, rows: Rows, lease: float | None, replicas: int, seconds: float
+) -> None:
+    found = Found(locks, rows, interval=5.0)
+    found.known.add("task", ("task", "default"), lease)
+    locks.outage.live_replicas = replicas
+    assert found.watch.interval == seconds
+
+
+def test_a_job_whose_own_code_hangs_is_left_out_until_that_comes_back(
+    database_url: str,
+    rows: Rows,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such as a trigger of the application's, or the job store that is asked for the job."""
+    go_on, hung = threading.Event(), threading.Event()
+    timings = Timings(longest_turn=0.5)
+    with closing(LockClient(LockSettings(database_url, "replica", timings=timings))) as locks:
+        locks.check()
+        locks.believe()
+        found = Found(locks, rows, timings=timings)
+        find = found.jobs.submission_for
+
+        def hang(key: JobKey, dead: RunState) -> Submission | None:
+            if key[0] == "hangs":
+                hung.set()
+                assert go_on.wait(60)
+            return find(key, dead)
+
+        monkeypatch.setattr(found.jobs, "submission_for", hang)
+        rows.dead("hangs")
+        found.start("hangs", "task")
+        assert hung.wait(60)
+        rows.dead("task")
+        eventually(lambda: found.jobs.of("task"))
+        found.look()
+        [line] = eventually(lambda: [m for m in caplog.messages if "has not come back" in m])
+        assert line.startswith("Job 'hangs': its trigger, its job store or its executor")
+        assert not found.jobs.of("hangs")
+        go_on.set()
+        eventually(lambda: found.jobs.of("hangs"))
+        found.look()
+        assert len(found.jobs.of("hangs")) == 1
+        found.watch.close()
 
 
 def test_a_job_that_is_forgotten_is_not_looked_at(found: Found, rows: Rows) -> None:
