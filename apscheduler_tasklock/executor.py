@@ -321,7 +321,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._add_listeners(scheduler)
         if self._enabled and not is_again:
             self._presence.start()
-            self._watch.start()
+            self._watch.looks.start()
         self._started_in = os.getpid()
         self._log_start(alias)
 
@@ -378,7 +378,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """
         over_at = time.monotonic() + SHUTDOWN_LIMIT
         self.locks.stop_claiming()
-        self._watch.close()
+        self._watch.looks.close()
         self._presence.close(self.locks.what_runs() if wait else ())
         if self._inner is not None:
             begun = time.monotonic()
@@ -485,7 +485,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if timeout is not None:
             seconds = parse_seconds(timeout, "timeout", f"{type(self).__name__}.drain()")
         self.locks.stop_claiming()
-        self._watch.close()
+        self._watch.looks.close()
         with self._saying_waiting(), self._idle:
             return self._idle.wait_for(lambda: self._is_idle(coroutines), seconds)
 
@@ -585,7 +585,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     def _know_as(self, task_name: str, key: JobKey, lease: float | None) -> None:
         if self._known.add(task_name, key, lease):
-            self._watch.wake()  # the pause that goes on may be longer than this lease
+            self._watch.looks.wake()  # the pause that goes on may be longer than this lease
 
     def _submit(self, submission: Submission) -> None:
         key = submission.claim_ids[0]
@@ -776,7 +776,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def look_after(self, task_name: str, job_id: str, jobstore: str) -> None:
         """See to the dead run of a job of a ``TaskLockJobStore``, as to those of other jobs."""
         self._known.add(task_name, (job_id, jobstore), None)
-        self._watch.wake()
+        self._watch.looks.wake()
 
     def _tell_of_unknown_jobs(self, _event: Any) -> None:
         """Name the jobs that ``jobs`` has options for and that do not run here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from math import inf
 
@@ -18,7 +19,7 @@ class KnownTasks:
     def __init__(self, lease: float | None = None) -> None:
         self.shortest_lease = inf if lease is None else lease
         self._tasks: dict[JobKey, str] = {}  # what is done to it is atomic
-        self._asked: JobKey | None = None
+        self._asked: tuple[JobKey, float] | None = None  # and since when, on the monotonic clock
         self._hanging: set[JobKey] = set()
 
     def has(self, task_name: str, key: JobKey) -> bool:
@@ -60,17 +61,18 @@ class KnownTasks:
         for key in keys:
             if key in self._hanging:
                 continue
-            self._asked = key
+            asked = self._asked = (key, time.monotonic())
             try:
                 yield key
             finally:
-                if self._asked == key:
+                if self._asked is asked:
                     self._asked = None
                 self._hanging.discard(key)
 
-    def leave_out(self) -> JobKey | None:
-        """Leave the job out whose code is being called, until that comes back; return the job."""
-        key, self._asked = self._asked, None
-        if key is not None:
-            self._hanging.add(key)
+    def leave_out(self, seconds: float) -> JobKey | None:
+        """Return the job whose code has not come back for so long; it is left out until it has."""
+        if self._asked is None or time.monotonic() < self._asked[1] + seconds:
+            return None
+        (key, _), self._asked = self._asked, None
+        self._hanging.add(key)
         return key

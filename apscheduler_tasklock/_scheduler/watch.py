@@ -1,7 +1,6 @@
-"""The one look: what the rows of a replica's tasks call for, every few seconds.
+"""The one look: what the rows of a replica's tasks call for.
 
-A look reads the rows with one statement, in the database's thread. What they call for is done in
-the application's thread, because job stores and triggers are asked for it.
+It reads them with one statement, and goes through those that were found.
 """
 
 from __future__ import annotations
@@ -15,13 +14,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from math import inf
 from typing import Protocol
 from uuid import UUID
 
-from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED
-
-from apscheduler_tasklock._application import call_application, relieve_application
 from apscheduler_tasklock._database.errors import ConflictError
 from apscheduler_tasklock._database.rejections import LOOKS, OLD_ROWS
 from apscheduler_tasklock._database.steps import Steps
@@ -29,6 +24,7 @@ from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import RunState
 from apscheduler_tasklock._scheduler.known import KnownTasks
+from apscheduler_tasklock._scheduler.looks import Looks
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.submission import Blocked, JobKey, Submission
 from apscheduler_tasklock._values import logger_of
@@ -36,15 +32,6 @@ from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, Ta
 
 logger = logger_of(__name__)
 
-# Limits from below how often rows are looked at during one lease.
-LOOKS_PER_LEASE = 3
-# Limits from below the seconds between two looks.
-SHORTEST_INTERVAL = 0.2
-# Limits from below the seconds between two looks in a large fleet, for each replica that is alive:
-# all of them together look 20 times a second at most.
-INTERVAL_OF_EACH = 0.05
-# Seconds after which it is tried again whether the scheduler runs by now.
-STARTING_INTERVAL = 0.2
 # Seconds after an interval job's due time after which another replica runs it: longer than clocks
 # and full workers make it late as a rule.
 STANDBY_AFTER = 2.0
@@ -102,7 +89,8 @@ class Watch:
     :param tell_overdue: told of a task that is overdue
     :param looked: called at the end of each look
     :param prune_interval: seconds between two deletions of rows that are over
-    :param timings: has how long a look waits for the application's own code
+    :param timings: of the looks
+    :ivar looks: when it looks
     :ivar has_looked: whether a look has succeeded
     :ivar overdue: the tasks that are overdue, as of the last look
     """
@@ -125,140 +113,31 @@ class Watch:
         self._known = known
         self._jobs = jobs
         self._registrar = registrar
-        self._state = state
-        self._interval = interval
         self._given_up = given_up
         self._tell_overdue = tell_overdue or _warn
         self._looked = looked
         self._prune_interval = prune_interval
-        self._longest_turn = (timings or Timings()).longest_turn
-        self._prune_at = inf
-        self._closed = False
-        # Of the database's thread.
-        self._due_at = inf
-        self._number = 0  # of the look under way, or the last one
-        self._is_looking = False
-        self._is_woken = False
-        # Of the looks.
+        # With jitter: all replicas of a deployment have started at the same moment.
+        first = random.uniform(0, min(60.0, prune_interval))  # noqa: S311  # no secret
+        self._prune_at = time.monotonic() + first
+        self.looks = Looks(locks, known, self._look_safely, state, interval, timings)
+        # Of looks, which the application's thread calls.
         self._has_listed = False
         self._told: set[str] = set()  # those that are overdue, of which it was told
         self._begun: dict[str, datetime] = {}  # the due time that was last seen to, by task
         self.has_looked = False
         self.overdue: tuple[str, ...] = ()
-        # Of both, and of workers.
+        # Of looks and of workers.
         self._changed = threading.Lock()
         self._blocked: dict[str, list[Blocked]] = defaultdict(list)
         # Refused ones after which the scheduler has dropped the job, as it does with one-off jobs.
         self._last: dict[str, Submission] = {}
         self._submitted: set[UUID] = set()  # dead runs and requests that are seen to
 
-    # When it looks. The database's thread calls all of it but `start`, `close` and `wake`.
-
-    @property
-    def interval(self) -> float:
-        """Seconds between two looks, but for their jitter."""
-        of_fleet = INTERVAL_OF_EACH * self._locks.outage.live_replicas
-        return max(of_fleet, min(self._interval, self._known.shortest_lease / LOOKS_PER_LEASE))
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
-
-    @property
-    def due_at(self) -> float:
-        """When it looks next, or looks how a look goes on; on the monotonic clock."""
-        return inf if self._closed else self._due_at
-
     @property
     def closed(self) -> bool:
         """Whether nothing is acted on any more."""
-        return self._closed or self._state() == STATE_STOPPED
-
-    def start(self) -> None:
-        """Begin to look."""
-        now = time.monotonic()
-        # With jitter: all replicas of a deployment have started at the same moment.
-        first = random.uniform(0, min(60.0, self._prune_interval))  # noqa: S311  # no secret
-        self._prune_at, self._due_at = now + first, now
-        self._locks.add_recurring(self)
-
-    def close(self) -> None:
-        """Look no more."""
-        self._closed = True
-
-    def wake(self) -> None:
-        """Look now."""
-        if self._due_at < inf or self._is_looking:
-            self._locks.call(self._note_wake)
-
-    def _note_wake(self) -> None:
-        self._is_woken = True
-        if not self._is_looking:
-            self._due_at = time.monotonic()
-
-    def begin(self, now: float) -> None:
-        """Begin a look, or leave one that does not go on."""
-        if self._is_looking:
-            self._leave_look(now)
-        elif self._state() != STATE_RUNNING:
-            # Paused, or not started yet. What died meanwhile is found afterwards.
-            self._due_at = now + STARTING_INTERVAL
-        else:
-            self._number += 1
-            self._is_looking, self._is_woken, self._due_at = True, False, inf
-            number = self._number
-            self._locks.run_steps(
-                self._look_safely(),
-                partial(self._call, number),
-                lambda: self._locks.call(partial(self._end_look, number)),
-            )
-
-    def _call(self, number: int, function: Callable[[], object]) -> None:
-        """Let what comes between two statements be called where the application's code is."""
-        if number == self._number and not self._closed:
-            self._due_at = time.monotonic() + self._longest_turn
-            call_application(partial(self._call_there, number, function))
-
-    def _call_there(self, number: int, function: Callable[[], object]) -> None:
-        try:
-            if number == self._number and not self._closed:
-                function()
-        finally:
-            self._locks.call(partial(self._note_called, number))
-
-    def _note_called(self, number: int) -> None:
-        if number == self._number and self._is_looking:
-            self._due_at = inf  # it waits for the database, which has limits of its own
-
-    def _end_look(self, number: int) -> None:
-        if number != self._number:
-            return
-        self._is_looking = False
-        pause = 0.0 if self._is_woken or self._registrar.has_more else self._pause()
-        self._due_at = time.monotonic() + pause
-
-    def _pause(self) -> float:
-        # With jitter, as above.
-        return max(SHORTEST_INTERVAL, self.interval * random.uniform(0.9, 1.0))  # noqa: S311  # no secret
-
-    def _leave_look(self, now: float) -> None:
-        """Look anew without the job whose code has not come back."""
-        relieve_application(self._longest_turn / 2)
-        key = self._known.leave_out()
-        if key is None:  # it waits for another's code, or for a job store as a whole
-            self._due_at = now + self._longest_turn
-            return
-        logger.warning(
-            "Job %r: its trigger, its job store or its executor has not come back for %g s in a "
-            "look; until it does, the job's dead runs and what is asked for by hand wait",
-            key[0],
-            self._longest_turn,
-        )
-        self._number += 1
-        self._is_looking, self._due_at = False, now
-
-    # The look. The application's thread calls it, from one statement to the next.
+        return self.looks.closed
 
     def _look_safely(self) -> Steps[None]:
         try:
@@ -266,6 +145,8 @@ class Watch:
             if time.monotonic() > self._prune_at:
                 self._prune_at = time.monotonic() + self._prune_interval
                 yield from self._prune()
+            if self._registrar.has_more:
+                self.looks.wake()
         except TaskLockDatabaseError:
             pass  # logged as an outage
         except Exception:  # nothing may end the looks unseen
@@ -303,7 +184,7 @@ class Watch:
             self._has_listed = True
 
     def _look_at_rows(self, rejected: list[TaskLockError]) -> Steps[None]:
-        waiting = self._waiting()
+        number, waiting = self.looks.number, self._waiting()
         asked_for = sorted({*waiting, *self._registrar.expecting()})
         names = sorted({*self._known.names(), *asked_for})
         states: list[RunState] = []
@@ -315,7 +196,7 @@ class Watch:
         self.overdue = tuple(state.task_name for state in states if state.overdue)
         self._told.intersection_update(self.overdue)
         for state in states:
-            if self.closed:
+            if self.closed or number != self.looks.number:
                 return
             yield from self._do_what_is_called_for(state)
         for name in waiting - {state.task_name for state in states}:  # its row is gone
@@ -359,7 +240,7 @@ class Watch:
                     waiting[:] = [b for b in waiting if b.submission.job.id != submission.job.id]
                 waiting.append(blocked)
         if blocked.waits:
-            self.wake()
+            self.looks.wake()
 
     def ended(self, submission: Submission) -> None:
         """Note that a submission is over. If it was not granted, it is tried again."""
@@ -372,7 +253,7 @@ class Watch:
                 self._submitted.discard(submission.request_id)
             is_waited_for = submission.task_name in self._blocked
         if is_waited_for:  # what had to wait for it is due now
-            self.wake()
+            self.looks.wake()
 
     def _see_to_dead_run(self, state: RunState) -> Steps[None]:
         """Run a dead run's window again, and what had to wait for a task's last run."""
@@ -428,8 +309,9 @@ class Watch:
                 self._given_up(state, key, reason)
             self._submit_blocked(state, lambda _blocked: True)
             return True
-        if self._is_new(state.claim_id):
-            self._submit(submission, state.claim_id)
+        for _ in self._known.asking([key]):
+            if self._is_new(state.claim_id):
+                self._submit(submission, state.claim_id)
         return True
 
     def _find_job(self, state: RunState) -> tuple[JobKey, Submission] | None:

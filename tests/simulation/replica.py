@@ -547,7 +547,7 @@ class SimulatedExecutor(TaskLockExecutor):
     def shutdown(self, wait: bool = True) -> None:
         """Claim nothing more; what runs goes on, but for coroutines, which are cut."""
         self.locks.stop_claiming()
-        self._watch.close()
+        self._watch.looks.close()
         self.client.stop_replica()
         for run in list(self.running):
             if run.submission.awaited:
@@ -566,7 +566,7 @@ class SimulatedExecutor(TaskLockExecutor):
     @property
     def poll_interval(self) -> float:
         """Seconds between two looks at the rows."""
-        return self._watch.interval
+        return self._watch.looks.interval
 
     def look(self) -> None:
         """Look at the rows, and give a sign of life if there is something to tell."""

@@ -57,14 +57,14 @@ def coroutines(executor: Any) -> set[Any]:
 
 def look_interval(executor: Any) -> float:
     """Return the seconds between two looks of an executor at its tasks."""
-    seconds: float = executor._watch.interval
+    seconds: float = executor._watch.looks.interval
     return seconds
 
 
 def abandon(executor: Any) -> None:
     """End an executor's threads, as at the end of a process that has not shut it down."""
     executor.locks.close()
-    executor._watch.close()
+    executor._watch.looks.close()
 
 
 def listens(locks: Any) -> bool:
@@ -95,7 +95,7 @@ def replace_passes(scheduler: Any, function: Callable[[], object]) -> None:
 
 def wake_poll(executor: Any) -> None:
     """Let an executor look at its tasks' rows now."""
-    executor._watch.wake()
+    executor._watch.looks.wake()
 
 
 def one_pass(scheduler: Any) -> None:

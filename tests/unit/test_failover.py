@@ -205,7 +205,7 @@ class Found:
 
     def start(self, *names: str) -> None:
         self.jobs.names.extend(names)
-        self.watch.start()
+        self.watch.looks.start()
 
     def look(self) -> None:
         """Wait until all rows as they are now have been looked at.
@@ -229,7 +229,7 @@ class Found:
         before = self.asked
 
         def has_gone_on() -> bool:
-            self.watch.wake()
+            self.watch.looks.wake()
             return self.asked > before + 5
 
         eventually(has_gone_on)
@@ -253,7 +253,7 @@ def locks(database_url: str) -> Iterator[LockClient]:
 def found(locks: LockClient, rows: Rows) -> Iterator[Found]:
     found = Found(locks, rows)
     yield found
-    found.watch.close()
+    found.watch.looks.close()
 
 
 def blocked_by(run: ClaimAnswer, task: str = "task", **more: Any) -> Blocked:
@@ -302,7 +302,7 @@ def test_it_looks_several_times_in_the_shortest_lease(
     found = Found(locks, rows, interval=3600)
     found.jobs.lease = 1.0 if listed else None
     found.start("task")
-    with closing(found.watch):
+    with closing(found.watch.looks):
         if not listed:
             found.known.add("task", ("task", "default"), 1.0)
         found.look()
@@ -348,7 +348,7 @@ def test_looks_are_further_apart_in_a_large_fleet(
     found = Found(locks, rows, interval=5.0)
     found.known.add("task", ("task", "default"), lease)
     locks.outage.live_replicas = replicas
-    assert found.watch.interval == seconds
+    assert found.watch.looks.interval == seconds
 
 
 def test_a_job_whose_own_code_hangs_is_left_out_until_that_comes_back(
@@ -386,7 +386,7 @@ def test_a_job_whose_own_code_hangs_is_left_out_until_that_comes_back(
         eventually(lambda: found.jobs.of("hangs"))
         found.look()
         assert len(found.jobs.of("hangs")) == 1
-        found.watch.close()
+        found.watch.looks.close()
 
 
 def test_a_job_that_is_forgotten_is_not_looked_at(found: Found, rows: Rows) -> None:
@@ -466,9 +466,9 @@ def test_nothing_is_taken_over_once_the_scheduler_is_stopped(found: Found, rows:
 def test_nothing_is_taken_over_after_the_end(found: Found, rows: Rows) -> None:
     found.start("task")
     found.look()
-    found.watch.close()
+    found.watch.looks.close()
     rows.dead("task")
-    assert found.watch.due_at == inf
+    assert found.watch.looks.due_at == inf
     found.watch.add(blocked_by(rows.running("other"), "other"))
     assert not found.jobs.of("task")
 
@@ -490,7 +490,7 @@ def test_a_run_that_was_handed_over_is_believed_at_once_and_a_dead_one_is_not(
         assert not found.jobs.of("dead")
         locks.believe()
         eventually(lambda: found.jobs.of("dead"))
-        found.watch.close()
+        found.watch.looks.close()
 
 
 def test_a_takeover_occupies_its_worker_like_any_job(database_url: str, rows: Rows) -> None:
@@ -573,7 +573,7 @@ def test_of_two_replicas_that_give_a_run_up_one_reports_it(database_url: str, ro
         found.start("task")
         eventually(lambda: rows.state("task").finished)
         found.look()
-        found.watch.close()
+        found.watch.looks.close()
     assert not found.given_up
     assert not found.jobs.of("task")
 
@@ -779,7 +779,7 @@ def test_without_the_right_to_delete_one_line_says_so_and_it_is_tried_again(
             eventually(lambda: "GRANT DELETE" in caplog.text)
             connection.execute(f"GRANT DELETE ON task_lock, task_lock_run TO {role}")
             eventually(lambda: "No longer rejected" in caplog.text)
-            found.watch.close()
+            found.watch.looks.close()
     finally:
         connection.execute(f"DROP OWNED BY {role}")
         connection.execute(f"DROP ROLE {role}")
