@@ -17,6 +17,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._lock.messages import ReadTimes
+from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock.options import DEFAULTS, LockOptions
 from benchmarks.fidelity.executor import OneJob, ReplicaExecutor, TravellingClient, request_of
 from benchmarks.fidelity.trace import Fire
@@ -423,3 +424,14 @@ def test_a_schedule_that_a_job_is_given_once_more_is_as_old_as_it_was() -> None:
     assert executor.submission(now).schedule_since == since == at("Mo 10:00").timestamp()
     job.trigger = cron(hour=16)
     assert executor.submission(now).schedule_since == now.timestamp()
+
+
+@pytest.mark.parametrize("day", ["Mo", "Tu", "We", "Th", "Fr"])
+def test_a_weekend_does_not_count_on_whichever_day_the_schedule_is_first_seen(day: str) -> None:
+    weekdays = cron(day_of_week="mon-fri", hour=16)
+    job: Any = object()
+    seen = at(f"{day} 16:00")
+    submission = Submission(job, "default", weekdays, [seen], "task", DEFAULTS, False, "")
+    for moment in (seen, at("Fr 16:00")):
+        least = submission.least_gap(moment, submission.period(moment))
+        assert timedelta(seconds=least) == timedelta(hours=2.4)

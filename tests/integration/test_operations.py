@@ -256,7 +256,8 @@ class TestRegistration:
         self, make_replica: MakeReplica, operator: TaskLocks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And so one whose trigger does: none of the application's code is needed for that."""
-        replica = make_replica(timings=Timings(report_interval=0.3), **FAST)
+        timings = Timings(report_interval=0.3, longest_turn=3600.0)
+        replica = make_replica(timings=timings, **FAST)
         replica.scheduler.add_job(print, "cron", **DAILY, id="job")
         registered(operator, "job")
         hung, go_on = threading.Event(), threading.Event()
