@@ -269,8 +269,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             timings=self.timings,
         )
 
-    def _note_look(self) -> None:
-        self._presence.note_look()
+    def _note_look(self, has_listed: bool) -> None:
+        self._presence.note_look(has_listed=has_listed)
         self._notices.sum_up()
 
     def replace_in_child(self) -> None:
@@ -321,7 +321,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._add_listeners(scheduler)
         if self._enabled and not is_again:
             self._presence.start()
-            self._watch.looks.start()
+            self._watch.start()
         self._started_in = os.getpid()
         self._log_start(alias)
 

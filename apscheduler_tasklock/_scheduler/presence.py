@@ -62,7 +62,7 @@ class Presence:
         # On the monotonic clock.
         self._due_at = inf
         self._report_at = 0.0
-        self._has_all_at = 0.0  # jobs are added after the start, one by one
+        self._has_all_at = 0.0  # 0: unknown yet. Jobs are added after the start, one by one
         self._is_telling = False
         self._is_known = False  # whether a sign of life has come to the database
         self._reported: tuple[Sequence[str], Sequence[str]] = ([], ())  # tasks, what is rejected
@@ -87,9 +87,15 @@ class Presence:
         self._due_at = time.monotonic() + FIRST_WAIT
         self._locks.add_recurring(self)
 
-    def note_look(self) -> None:
-        """Tell at once what has changed. Called after each look; does not wait."""
-        if not self._closed and self._is_wanted():
+    def note_look(self, *, has_listed: bool) -> None:
+        """Tell at once what has changed. Called after each look; does not wait.
+
+        :param has_listed: whether all jobs that the scheduler started with are known
+        """
+        if has_listed and not self._has_all_at:
+            self._has_all_at = time.monotonic() + self._interval
+        is_started = self.due_at < inf or self._is_telling
+        if is_started and self._is_wanted():
             self._locks.call(self._hurry)
 
     def _hurry(self) -> None:
@@ -134,8 +140,6 @@ class Presence:
     def _tell(self) -> Steps[None]:
         if self._closed or not self._is_wanted():
             return
-        if not self._has_all_at:
-            self._has_all_at = time.monotonic() + self._interval
         names, rejected = self._told()
         if self._is_sign_due():
             running, lost = self._locks.what_runs(), self._lost()
@@ -180,7 +184,8 @@ class Presence:
         """Let nobody wait for tasks that were removed. Rejected, it is done at the next look."""
         self._retires = True
         # Only what has all of its jobs by now knows what a replica before it had, and it has not.
-        successor_of = names if time.monotonic() >= self._has_all_at else []
+        has_all = 0.0 < self._has_all_at <= time.monotonic()
+        successor_of = names if has_all else []
         retiring = self._locks.retiring(successor_of, list(self._dropped))
         if (yield from self._try(REMOVED_TASKS, retiring)):
             self._retires = False

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from math import inf
 from typing import Protocol
 from uuid import UUID
 
@@ -87,7 +88,7 @@ class Watch:
     :param interval: seconds between two looks, at most
     :param given_up: told of a dead run that is not run again any more, and why
     :param tell_overdue: told of a task that is overdue
-    :param looked: called at the end of each look
+    :param looked: called at the end of each look; gets whether all jobs are known
     :param prune_interval: seconds between two deletions of rows that are over
     :param timings: of the looks
     :ivar looks: when it looks
@@ -105,7 +106,7 @@ class Watch:
         interval: float,
         given_up: Callable[[RunState, JobKey, str], None],
         tell_overdue: Callable[[RunState], None] | None = None,
-        looked: Callable[[], None] = lambda: None,
+        looked: Callable[[bool], None] = lambda _has_listed: None,
         prune_interval: float = PRUNE_INTERVAL,
         timings: Timings | None = None,
     ) -> None:
@@ -117,9 +118,7 @@ class Watch:
         self._tell_overdue = tell_overdue or _warn
         self._looked = looked
         self._prune_interval = prune_interval
-        # With jitter: all replicas of a deployment have started at the same moment.
-        first = random.uniform(0, min(60.0, prune_interval))  # noqa: S311  # no secret
-        self._prune_at = time.monotonic() + first
+        self._prune_at = inf  # on the monotonic clock
         self.looks = Looks(locks, known, self._look_safely, state, interval, timings)
         # Of looks, which the application's thread calls.
         self._has_listed = False
@@ -133,6 +132,13 @@ class Watch:
         # Refused ones after which the scheduler has dropped the job, as it does with one-off jobs.
         self._last: dict[str, Submission] = {}
         self._submitted: set[UUID] = set()  # dead runs and requests that are seen to
+
+    def start(self) -> None:
+        """Begin to look."""
+        # With jitter: all replicas of a deployment have started at the same moment.
+        first = random.uniform(0, min(60.0, self._prune_interval))  # noqa: S311  # no secret
+        self._prune_at = time.monotonic() + first
+        self.looks.start()
 
     @property
     def closed(self) -> bool:
@@ -170,7 +176,7 @@ class Watch:
         with _noting(rejected):
             self._registrar.list_stored()
         with _noting(rejected):
-            self._looked()
+            self._looked(self._has_listed)
         if rejected:
             self._locks.rejections.begin(LOOKS, rejected[0])
         else:

@@ -24,6 +24,7 @@ from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     Registered,
     Registration,
+    RunState,
 )
 from apscheduler_tasklock._lock.stand_in import LockProtocol
 from apscheduler_tasklock._scheduler.attempt import RunAttempt
@@ -31,7 +32,7 @@ from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
 from apscheduler_tasklock._scheduler.known import KnownTasks
 from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.registration import Registrar
-from apscheduler_tasklock._scheduler.submission import Submission
+from apscheduler_tasklock._scheduler.submission import JobKey, Submission
 from apscheduler_tasklock._scheduler.tasks import Tasks
 from apscheduler_tasklock._scheduler.watch import Watch
 from apscheduler_tasklock.options import LockOptions
@@ -125,6 +126,13 @@ class OneJob:
         return [self.job("", "")]
 
 
+class Jobs(ExecutorJobs):
+    """The job, as a look finds it. Its dead runs are left to the rule that is measured."""
+
+    def submission_for(self, key: JobKey, dead: RunState) -> Submission | None:
+        """Return nothing."""
+
+
 class ReplicaExecutor:
     """What looks at the rows on behalf of one replica.
 
@@ -147,7 +155,7 @@ class ReplicaExecutor:
     ) -> None:
         adapter: Any = scheduler
         self._scheduler = scheduler
-        self.jobs = ExecutorJobs(
+        self.jobs = Jobs(
             adapter,
             Tasks(options, {}, "", "fidelity"),
             run_unlocked=False,

@@ -205,7 +205,7 @@ class Found:
 
     def start(self, *names: str) -> None:
         self.jobs.names.extend(names)
-        self.watch.looks.start()
+        self.watch.start()
 
     def look(self) -> None:
         """Wait until all rows as they are now have been looked at.
