@@ -200,8 +200,7 @@ class Submission:
         period = self.period(moment)
         if period is None:
             return None
-        following = datetime.fromtimestamp(moment.timestamp() + period, moment.tzinfo)
-        return max(period, self.period(following) or 0.0)
+        return max(period, self._period_after(moment, period) or 0.0)
 
     def lock_times(self, period: float | None) -> tuple[float, float]:
         """Return the minimum and maximum lock of a run time with this period, in seconds."""
@@ -227,10 +226,16 @@ class Submission:
 
     def _shortest_gap(self, moment: datetime, period: float) -> float:
         """Return the shorter of the first two gaps after a moment, which may be no run time."""
-        following = datetime.fromtimestamp(moment.timestamp() + period, moment.tzinfo)
-        first = self.period(following) or period
-        following = datetime.fromtimestamp(following.timestamp() + first, moment.tzinfo)
-        return min(first, self.period(following) or first)
+        first = self._period_after(moment, period) or period
+        return min(first, self._period_after(moment, period + first) or first)
+
+    def _period_after(self, moment: datetime, seconds: float) -> float | None:
+        """Return the period of the run time so many seconds later, if there is one."""
+        try:
+            following = datetime.fromtimestamp(moment.timestamp() + seconds, moment.tzinfo)
+        except (ValueError, OverflowError):  # beyond the years that Python knows
+            return None
+        return self.period(following)
 
     def is_last_run(self, nominal: datetime, period: float | None) -> bool:
         """Tell whether no run time follows a nominal one, as after an end date."""
