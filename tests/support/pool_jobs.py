@@ -39,7 +39,12 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def wait_for(file: str) -> None:
-    """Work until somebody makes the file."""
+def wait_for(file: str, begun: str | None = None) -> None:
+    """Work until somebody makes the file.
+
+    :param begun: a file that is made first
+    """
+    if begun is not None:
+        Path(begun).touch()
     while not Path(file).exists():
         time.sleep(0.01)
