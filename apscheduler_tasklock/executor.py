@@ -68,6 +68,7 @@ from apscheduler_tasklock._scheduler.submission import (
     JobKey,
     RunResult,
     Submission,
+    as_handed_out,
     hand_out_of,
 )
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
@@ -507,6 +508,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         :raises TaskLockOptionError: the job's options are impossible, or its function never runs
         """
         scheduler_pass = self._passes.submitting(run_times[-1])
+        job = as_handed_out(job)
         jobstore = jobstore_of(job)
         try:
             task = self._jobs.resolve(job, jobstore)

@@ -46,6 +46,15 @@ def hand_out_of(job: Any) -> HandOut | None:
     return hand_out
 
 
+def as_handed_out(job: Any) -> Any:
+    """Return the job that the job store has handed out, in place of one that a plugin made of it.
+
+    Such a plugin replaces what the store returns, as apscheduler-di does. Only the job that was
+    handed out can be claimed: the other one lacks its lock's options and its run time.
+    """
+    return getattr(job.trigger, "handed_out", None) or job
+
+
 def trigger_of(job: Any) -> Any:
     """Return a job's trigger. One that was handed out shows its scheduler another one."""
     return getattr(job, "own_trigger", None) or job.trigger

@@ -42,10 +42,19 @@ _SOME_DAY = timedelta(days=36500)
 class _Handed(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
     """Stands for the trigger of a job that was handed out, as the scheduler asks it.
 
-    It always has a next run time: else the scheduler would remove the job.
+    It always has a next run time: else the scheduler would remove the job. A plugin may make the
+    job anew of its state, as apscheduler-di does: so the trigger has the job that was handed out.
+
+    :ivar handed_out: the job; ``None`` in a worker process, where nobody asks for it
     """
 
-    __slots__ = ()
+    __slots__ = ("handed_out",)
+
+    def __init__(self, handed_out: HandedOutJob | None = None) -> None:
+        self.handed_out = handed_out
+
+    def __reduce__(self) -> tuple[type[_Handed], tuple[()]]:
+        return _Handed, ()
 
     def get_next_fire_time(self, _previous_fire_time: Any, now: datetime) -> datetime:
         """Return a time that nobody uses."""
@@ -63,8 +72,7 @@ class StoredJob(Job):  # type: ignore[misc]  # APScheduler has no types
         time. They are told, and not compared: what a row says can be written in several ways.
     """
 
-    __slots__ = ("changed", "has_function", "is_readable", "row")
-
+    # No slots of its own: users read the names of a job's attributes from ``__slots__``.
     row: JobRow
     has_function: bool
     is_readable: bool
@@ -93,8 +101,7 @@ class HandedOutJob(Job):  # type: ignore[misc]  # APScheduler has no types
     :ivar not_taken: called if its executor does not take it
     """
 
-    __slots__ = ("hand_out", "not_taken", "own_trigger", "run_time")
-
+    # No slots of its own either.
     run_time: datetime
     hand_out: HandOut | None
     own_trigger: Any
@@ -132,8 +139,8 @@ class SchedulerInside:
         # Its timers can be set by their own thread only, so another thread cannot wake it.
         self._is_qt = any(kind.__name__ == "QtScheduler" for kind in type(scheduler).__mro__)
         self._adds: Callable[..., Any] = scheduler._real_add_job
-        self._explicit: Any = None  # the job that is being added, if it came with a next run time
-        self._computed: Any = None  # the same, if it came without one
+        self._added: Any = None  # the job that is being added
+        self._given: frozenset[str] = frozenset()  # which of these attributes it came with
         self._computes = False  # whether a job gets a next run time, as it is resumed
         self._resumes: Callable[..., Any] = scheduler.resume_job
         self._reschedules: Callable[..., Any] = scheduler.reschedule_job
@@ -152,12 +159,14 @@ class SchedulerInside:
                 delattr(self._scheduler, name)
 
     def _note_and_add(self, job: Any, *arguments: Any, **named: Any) -> Any:
-        self._explicit = job if hasattr(job, "next_run_time") else None
-        self._computed = None if self._explicit is job else job
+        self._added = job
+        self._given = frozenset(
+            name for name in ("next_run_time", "max_instances") if hasattr(job, name)
+        )
         try:
             return self._adds(job, *arguments, **named)
         finally:
-            self._explicit = self._computed = None
+            self._added = None
 
     def _note_and_resume(self, job_id: Any, jobstore: Any = None) -> Any:
         return self._note_and_compute(self._resume, job_id, jobstore)
@@ -183,16 +192,24 @@ class SchedulerInside:
             finally:
                 self._computes = False
 
+    def is_adding(self, job: Any) -> bool:
+        """Tell whether the scheduler is adding a job: by ``add_job``, or at its start."""
+        return self._added is job
+
     def has_explicit_time(self, job: Any) -> bool:
         """Tell whether a job that is being added came with a next run time, ``None`` too."""
-        return self._explicit is job
+        return self._added is job and "next_run_time" in self._given
 
     def has_computed_time(self, job: Any) -> bool:
         """Tell whether the scheduler has computed a job's next run time, by this machine's clock.
 
         It does so for a job that is added without one, is resumed, or gets another trigger.
         """
-        return self._computed is job or self._computes
+        return (self._added is job and "next_run_time" not in self._given) or self._computes
+
+    def has_default_instances(self, job: Any) -> bool:
+        """Tell whether a job that is being added has the scheduler's default ``max_instances``."""
+        return self._added is job and "max_instances" not in self._given
 
     @property
     def is_running(self) -> bool:
@@ -253,9 +270,8 @@ class SchedulerInside:
         not_taken: Callable[[], None],
     ) -> HandedOutJob:
         """Return a job as the scheduler gets it to run it."""
-        job: HandedOutJob = self._make(
-            HandedOutJob, {**attributes, "trigger": _Handed(), "next_run_time": run_time}
-        )
+        job: HandedOutJob = self._make(HandedOutJob, {**attributes, "next_run_time": run_time})
+        job.trigger = _Handed(job)
         job.own_trigger = attributes["trigger"]
         job.run_time, job.hand_out, job.not_taken = run_time, hand_out, not_taken
         return job

@@ -34,6 +34,7 @@ from apscheduler_tasklock._lock.jobs import MOST_RECURRING, JobChange, JobRow, S
 from apscheduler_tasklock._lock.stand_in import current_standing
 from apscheduler_tasklock._scheduler.functions import check_runs
 from apscheduler_tasklock._scheduler.notices import JobNotices
+from apscheduler_tasklock._scheduler.submission import as_handed_out
 from apscheduler_tasklock._scheduler.triggers import EndlessTriggerError, first_run_time
 from apscheduler_tasklock._values import logger_of, shown
 from apscheduler_tasklock.errors import (
@@ -159,6 +160,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         self._missing = Backoff()  # modules
         self._notices = JobNotices()  # of jobs that are left alone
         self._has_told_of_most = False
+        self._has_told_of_instances = False
         self._told_misplaced: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
         self._inside: SchedulerInside | None = None
         self._due: DueJobs | None = None
@@ -350,6 +352,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             options make no sense here
         :raises TaskLockDatabaseError: the database is unavailable
         """
+        self._count_as_one(job)
         if isinstance(job.trigger, DateTrigger) and job.misfire_grace_time == _DEFAULT_GRACE_TIME:
             job.misfire_grace_time = None
         if self._is_computed(job):
@@ -363,14 +366,16 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
     def update_job(self, job: Any) -> None:
         """Save what a user has changed of a job; of one that a scheduler runs, nothing.
 
-        A job that is declared with ``replace_existing=True`` is added if it is gone by now.
+        A job that is declared with ``replace_existing=True`` is added if it is gone by now. One
+        that was made anew otherwise is saved as it is.
 
         :raises JobLookupError: there is no such job
         :raises TaskLockOptionError: as :meth:`add_job`
         :raises TaskLockDatabaseError: the database is unavailable
         """
-        if isinstance(job, HandedOutJob):
+        if isinstance(as_handed_out(job), HandedOutJob):
             return  # its claim moves it on
+        self._count_as_one(job)
         next_run_time = job.next_run_time
         if isinstance(job, StoredJob):
             self._check_change(job)
@@ -426,6 +431,21 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         except TaskLockDatabaseError:
             self._fails_until = time.monotonic() + CALL_TIMEOUT
             raise
+
+    def _count_as_one(self, job: Any) -> None:
+        """Let a ``max_instances`` above 1 that is the scheduler's default count as 1."""
+        inside = self._inside
+        if inside is None or job.max_instances <= 1 or not inside.has_default_instances(job):
+            return
+        if not self._has_told_of_instances:
+            self._has_told_of_instances = True
+            logger.warning(
+                "max_instances=%d of the scheduler's job defaults counts as 1 for the jobs of a "
+                "%s: one run of a job goes on at a time",
+                job.max_instances,
+                type(self).__name__,
+            )
+        job.max_instances = 1
 
     def _check_change(self, job: StoredJob) -> None:
         """Make sure that a job which a user has changed could be read, and set its new start.
@@ -549,12 +569,19 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         """Write a job that an application declares, as when it starts; tell whether that succeeded.
 
         A pause stays, and with an unchanged schedule the next run time, unless one is given.
+
+        :raises JobLookupError: there is no such job, and it is not being added
         """
-        if row is None:  # it has ended, or was removed, since its id was taken
-            return self._add(job, definition)
         assert self._inside is not None
+        is_adding = self._inside.is_adding(job)
+        if row is None:
+            if not is_adding:
+                raise JobLookupError(job.id)
+            return self._add(
+                job, definition
+            )  # it has ended, or was removed, since its id was taken
         now = Definition.of(row)
-        is_explicit = self._inside.has_explicit_time(job)
+        is_explicit = self._inside.has_explicit_time(job) or not is_adding
         next_run_time = job.next_run_time
         moves = is_explicit
         if self._has_schedule(row, definition):

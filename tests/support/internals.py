@@ -9,6 +9,9 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
+from apscheduler.job import Job
+from apscheduler.triggers.cron import CronTrigger
+
 from apscheduler_tasklock._lock import claim
 
 
@@ -124,3 +127,20 @@ def take_nothing_back(wanted: Any, _cursor: Any) -> None:
 def attempts() -> type[Any]:
     """Return the class of which claims of all kinds are."""
     return claim._Attempt
+
+
+def make_job(scheduler: Any, function: Callable[..., Any], job_id: str, **given: Any) -> Job:
+    """Return a daily job as APScheduler has it, which nobody has added."""
+    attributes = {
+        "trigger": CronTrigger(hour=3, timezone="UTC"),
+        "executor": "default",
+        "func": function,
+        "args": [job_id],
+        "kwargs": {},
+        "name": "a job",
+        "misfire_grace_time": None,
+        "coalesce": True,
+        "max_instances": 1,
+        "next_run_time": None,
+    }
+    return Job(scheduler, job_id, **{**attributes, **given})
