@@ -197,9 +197,12 @@ class DueJobs:
     def job_ended(self, job_id: str) -> None:
         """Note that a job's run is over: a worker is free, and it may be due again already."""
         self.job_begun(job_id)
+        now = time.monotonic()
         with self._lock:
-            following = self._following.pop(job_id, None)
-        if self._has_more or (following is not None and following <= time.monotonic()):
+            following = self._following.get(job_id)
+            if following is not None and not now < following < now + self._interval:
+                del self._following[job_id]  # an ordinary look comes before it
+        if self._has_more or (following is not None and following <= now):
             self.wake()
 
     def _is_ready(self, handed_id: UUID) -> bool:
@@ -277,6 +280,7 @@ class DueJobs:
         finally:  # whatever becomes of the rest of them
             if self._ready:
                 self._scheduler.wake()
+        self._look_for_following()
         names = len(self._missing.names()) + len(self._bad.names())
         if flood is None and (is_slow or names > FLOOD):
             self._flood = Flood(fetched.database_time)
@@ -362,6 +366,16 @@ class DueJobs:
         if self._flood is not None and has_free:
             pause = min(pause, self._flood.rest)
         return min(pause, RENEW_AFTER) if self._out or fetched.jobs else pause
+
+    def _look_for_following(self) -> None:
+        """Look when a job is due again that runs here, or has run here.
+
+        Its row did not say so when it was read, because the claim moves it on.
+        """
+        now = time.monotonic()
+        with self._lock:
+            coming = [moment for moment in self._following.values() if moment > now]
+        self._next_at = min([self._next_at, *(moment + MARGIN for moment in coming)])
 
     def _free(self, alias: str, executor: Any) -> int:
         """Return how many jobs an executor's workers can begin now."""

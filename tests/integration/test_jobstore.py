@@ -276,6 +276,26 @@ class TestRuns:
         tokens = [token for _, token, _ in ran[key]]
         assert tokens == sorted(set(tokens))
 
+    def test_a_job_whose_period_is_below_the_poll_interval_runs_as_often_as_it_is_due(
+        self, make: Make, key: str
+    ) -> None:
+        """Whichever replica runs it looks again when it is due next."""
+        for number in range(2):
+            make(replica_id=f"replica {number}", store={"poll_interval": 60}).scheduler.add_job(
+                note,
+                "interval",
+                seconds=0.5,
+                args=[key],
+                id=key,
+                replace_existing=True,
+                start_date=now().replace(microsecond=0) + timedelta(seconds=1),
+                misfire_grace_time=None,
+            )
+        eventually(lambda: len(ran[key]) >= 20)
+        run_times = [run_time for run_time, *_ in ran[key]]
+        gaps = [(b - a).total_seconds() for a, b in pairwise(run_times)]
+        assert gaps.count(0.5) >= 15  # a busy machine may coalesce a few
+
     def test_its_run_is_in_the_history_and_the_task_knows_when_it_is_due(
         self, make: Make, key: str, database_url: str, connection: Connection
     ) -> None:
