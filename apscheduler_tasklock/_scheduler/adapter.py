@@ -481,7 +481,7 @@ def call_as_scheduler(inner: Any, function: Callable[[], None]) -> None:
 
     :raises RuntimeError: the event loop is closed
     """
-    loop = getattr(inner, "_eventloop", None) or _tornado_loop(inner)
+    loop = event_loop_of(inner)
     reactor = getattr(inner, "_reactor", None)
     if loop is not None:
         loop.call_soon_threadsafe(function)
@@ -489,6 +489,11 @@ def call_as_scheduler(inner: Any, function: Callable[[], None]) -> None:
         reactor.callFromThread(function)
     else:
         function()
+
+
+def event_loop_of(owner: Any) -> Any:
+    """Return the event loop of a scheduler or an executor of asyncio or tornado, else ``None``."""
+    return getattr(owner, "_eventloop", None) or _tornado_loop(owner)
 
 
 def _tornado_loop(inner: Any) -> Any:

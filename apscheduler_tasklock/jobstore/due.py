@@ -237,6 +237,9 @@ class DueJobs:
 
     def _look(self) -> None:
         """Tend what is handed out, and ask for more."""
+        if self._scheduler.is_abandoned:
+            self._abandon()
+            return
         is_running = self._scheduler.is_running
         self._tend_hand_outs(is_running=is_running)
         if not is_running:
@@ -287,6 +290,16 @@ class DueJobs:
             self._look_in(0)
         elif not is_bad and (flood is None or flood.rest):
             self._notices.sum_up()  # all that is bad now was found
+
+    def _abandon(self) -> None:
+        """Give back what has not begun, and look no more."""
+        self._give_back(self._waiting_hand_outs())
+        self._closed.set()
+        logger.warning(
+            "The job store %r takes no more jobs, because the event loop of its scheduler was "
+            "closed. Call the scheduler's shutdown() before the loop is closed",
+            self._alias,
+        )
 
     def _sift(self, flood: Flood, executors: list[str], not_here: list[str]) -> None:
         """Read what is due while many rows of it are bad."""

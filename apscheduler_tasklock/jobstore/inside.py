@@ -28,6 +28,7 @@ from apscheduler.triggers.base import BaseTrigger
 
 from apscheduler_tasklock._lock.jobs import JobRow
 from apscheduler_tasklock._lock.messages import HandOut
+from apscheduler_tasklock._scheduler.adapter import event_loop_of
 from apscheduler_tasklock._values import LONGEST_VALUE, cut
 
 # How many jobs are handed out at a time to an executor without a pool, as that of an event loop.
@@ -217,6 +218,12 @@ class SchedulerInside:
         return bool(self._scheduler.state == STATE_RUNNING)
 
     @property
+    def is_abandoned(self) -> bool:
+        """Whether its event loop was closed without a shutdown: it will never run a job again."""
+        loop = event_loop_of(self._scheduler)
+        return loop is not None and bool(loop.is_closed())
+
+    @property
     def timezone(self) -> Any:
         """Its time zone."""
         return self._scheduler.timezone
@@ -235,8 +242,13 @@ class SchedulerInside:
 
     def wake(self) -> None:
         """Let it look for jobs now, unless it does so by itself."""
-        if not self._is_qt:
+        if self._is_qt:
+            return
+        try:
             self._scheduler.wakeup()
+        except RuntimeError:
+            if not self.is_abandoned:  # its loop was closed in this moment
+                raise
 
     def next_look(self, *, has_ready: bool) -> datetime | None:
         """Return when it is to look again by itself; ``None``: when it is woken."""

@@ -49,7 +49,8 @@ from apscheduler_tasklock._lock.jobs import HAND_OUT, JobRows
 from apscheduler_tasklock.jobstore.due import RENEW_AFTER
 from apscheduler_tasklock.jobstore.inside import running_jobs
 from apscheduler_tasklock.jobstore.triggers import encode_trigger
-from tests.support.internals import jobs_lock, listens, pool_of, replace_passes
+from tests.support.event_loops import abandoned_loop
+from tests.support.internals import abandon, jobs_lock, listens, pool_of, replace_passes
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, pass_on
 from tests.support.roles import role
@@ -62,6 +63,7 @@ from tests.support.stored_jobs import (
     note_and_wait,
     note_on_the_loop,
     ran,
+    store_class,
 )
 
 # What the statement has by which a run time without a lock is moved on.
@@ -1954,6 +1956,36 @@ def test_an_event_loop_is_not_held_up_while_the_database_does_not_answer(
 
     # A second: any wait for an answer takes as long. What it is to be is measured elsewhere.
     assert asyncio.run(longest_step()) < 1.0
+
+
+def test_a_replica_whose_event_loop_was_closed_takes_no_more_jobs_and_says_so_once(
+    make: Make, key: str, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of an application that ends its loop without a shutdown, and goes on."""
+    store = store_class(Timings(give_back_after=600.0))(database_url, functions=["tests."])
+    executor = TaskLockExecutor(database_url)
+    scheduler = AsyncIOScheduler(jobstores={"default": store}, executors={"default": executor})
+
+    async def start() -> None:
+        scheduler.start()
+        scheduler.add_job(note, "date", args=[f"{key}-0"], id=f"{key}-0")
+        while not ran[f"{key}-0"]:
+            await asyncio.sleep(0.01)
+
+    loop = abandoned_loop()
+    loop.run_until_complete(start())
+    loop.close()
+    eventually(lambda: "takes no more jobs" in caplog.text)
+    other = make(start=False)
+    for number in range(1, 6):
+        other.run_at(note, f"{key}-{number}")
+    other.start()
+    for number in range(1, 6):
+        other.runs(f"{key}-{number}")
+    store.shutdown()
+    abandon(executor)
+    assert caplog.text.count("takes no more jobs") == 1
+    assert "Traceback" not in caplog.text
 
 
 def test_a_run_time_that_was_set_right_before_another_has_the_maximum_lock_of_others(
