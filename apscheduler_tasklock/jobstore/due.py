@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -33,7 +33,7 @@ from apscheduler_tasklock._scheduler.lateness import is_later_than
 from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED
 from apscheduler_tasklock._values import cut, logger_of, shown
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockOptionError
 from apscheduler_tasklock.executor import TaskLockExecutor
 from apscheduler_tasklock.jobstore.bad_rows import (
     FLOOD,
@@ -64,6 +64,11 @@ TEND_INTERVAL = 5.0
 MARGIN = 0.002
 # Seconds for which it is remembered that a job was here.
 MEMORY = 600.0
+# Why a job with task_lock: False is not run.
+NO_LOCK = (
+    "task_lock: False makes no sense in a TaskLockJobStore, whose jobs run on one replica each, by "
+    "their locks. Leave it out, or put the job into each replica's memory store"
+)
 # Seconds after which a scheduler that does not run is looked at again.
 NOT_RUNNING_INTERVAL = 0.2
 
@@ -130,6 +135,7 @@ class DueJobs:
         self._following: dict[str, float] = {}  # of what runs here, on the monotonic clock
         self._missing = Backoff()  # references of functions, and modules
         self._bad = Backoff()  # ids of jobs
+        self._has_told_of_executors = False
         self._flood: Flood | None = None  # of due rows that cannot be run here
         self._began = 0.0  # when the row was begun that is read, on the monotonic clock
         self._notices = notices
@@ -249,6 +255,7 @@ class DueJobs:
         if time.monotonic() >= self._tend_at:
             self._tend_runs()
         executors = self._scheduler.executors
+        self._tell_of_executors(executors)
         free = {
             alias: self._free(alias, executor)
             for alias, executor in executors.items()
@@ -298,6 +305,16 @@ class DueJobs:
         logger.warning(
             "The job store %r takes no more jobs, because the event loop of its scheduler was "
             "closed. Call the scheduler's shutdown() before the loop is closed",
+            self._alias,
+        )
+
+    def _tell_of_executors(self, executors: Mapping[str, Any]) -> None:
+        if executors or self._has_told_of_executors:
+            return
+        self._has_told_of_executors = True
+        logger.warning(
+            "The job store %r runs no jobs here, because no executor of this scheduler is a "
+            "TaskLockExecutor beside it",
             self._alias,
         )
 
@@ -412,7 +429,7 @@ class DueJobs:
                 if (
                     (is_old and not (out.keeps and self._is_queued(out)))
                     or (not is_running and self._is_ready(handed_id))
-                    or is_drained(self._scheduler.executors.get(out.executor))
+                    or self._is_drained(out.executor)
                 ):
                     back.add(handed_id)
         self._renew([h for h in outs if h not in back and now - outs[h].renewed_at > RENEW_AFTER])
@@ -427,6 +444,10 @@ class DueJobs:
         with self._lock:
             self._not_taken -= running
         self._give_back(list(back - running))
+
+    def _is_drained(self, alias: str) -> bool:
+        executor = self._scheduler.executors.get(alias)
+        return executor is not None and is_drained(executor)
 
     def _is_queued(self, out: _Out) -> bool:
         """Tell whether an executor still has the job of a hand-out."""
@@ -470,7 +491,7 @@ class DueJobs:
         executors = self._scheduler.executors
         for dead in self._locks.ask(self._rows.dead_runs):
             executor = executors.get(dead.executor)
-            if isinstance(executor, TaskLockExecutor) and executor.takes_hand_outs:
+            if executor is not None and executor.takes_hand_outs:
                 executor.look_after(dead.task_name, dead.job_id, self._alias)
         self._forget_old()
         try:
@@ -666,11 +687,16 @@ class DueJobs:
         )
 
     def _claims(self, job: HandedOutJob) -> bool:
-        """Tell whether the job's executor will claim its run time."""
+        """Tell whether the job's executor will claim its run time; else locks are off there.
+
+        :raises TaskLockOptionError: the job can have no lock
+        """
         executor = self._scheduler.executors[job.executor]
-        if not isinstance(executor, TaskLockExecutor) or not executor.takes_hand_outs:
+        if not executor.takes_hand_outs:
             return False
-        return executor.check_stored_job(job, self._alias) is not None
+        if executor.check_stored_job(job, self._alias) is None:
+            raise TaskLockOptionError(NO_LOCK)
+        return True
 
     def _without_lock(
         self,
@@ -692,14 +718,12 @@ class DueJobs:
         return make(late, hand_out=None, not_taken=lambda: None)
 
 
-def is_drained(executor: Any) -> bool:
+def is_drained(executor: TaskLockExecutor) -> bool:
     """Tell whether an executor begins nothing any more.
 
     As before its container is stopped, or while the interpreter ends and waits for running jobs.
     """
-    if isinstance(executor, TaskLockExecutor):
-        return executor.locks.closed or accepts_nothing_more(executor.inner)
-    return accepts_nothing_more(executor)
+    return executor.locks.closed or accepts_nothing_more(executor.inner)
 
 
 def _is_late_by_nature(found: HandedOutRow, grace: float | None) -> bool:

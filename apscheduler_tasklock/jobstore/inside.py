@@ -12,18 +12,22 @@
   ``_jobstores_lock``, which may be taken again by the thread that has it. Of a job of this store,
   ``resume_job`` is done here: its trigger may be one that APScheduler would ask without an end.
 - ``modify_job``, which others go through, calls ``job._modify`` with what a user changes, by name.
+- ``start()`` calls the stores' ``start``, adds the jobs that were added before, and sets its state
+  then. Its parameter is called ``paused``.
 - ``scheduler._executors``; an executor's ``_instances``, and ``_pool._max_workers`` if it has one.
 - a ``Job``'s attributes, ``_scheduler`` and ``_jobstore_alias``, and that they can be set.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
+from types import FrameType
 from typing import Any
 
 from apscheduler.job import Job
-from apscheduler.schedulers.base import STATE_RUNNING
+from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED, BaseScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 from apscheduler_tasklock._lock.jobs import JobRow
@@ -218,6 +222,22 @@ class SchedulerInside:
         return bool(self._scheduler.state == STATE_RUNNING)
 
     @property
+    def runs_jobs(self) -> bool:
+        """Whether it looks for jobs, or will do so when it has started.
+
+        While it starts its state is that of a stopped one. Whether it is to start paused, only its
+        ``start()`` knows, which calls the job store.
+        """
+        if self._scheduler.state != STATE_STOPPED:
+            return self.is_running
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code is BaseScheduler.start.__code__:
+                return not frame.f_locals["paused"]
+            frame = frame.f_back
+        return True
+
+    @property
     def is_abandoned(self) -> bool:
         """Whether its event loop was closed without a shutdown: it will never run a job again."""
         loop = event_loop_of(self._scheduler)
@@ -233,6 +253,10 @@ class SchedulerInside:
         """Its executors that are accepted, by alias."""
         executors = dict(self._scheduler._executors)
         return {alias: each for alias, each in executors.items() if self.accepts(alias, each)}
+
+    def executor(self, alias: str) -> Any:
+        """Return an executor, whether it is accepted or not; ``None`` if it is not here."""
+        return self._scheduler._executors.get(alias)
 
     @property
     def other_stores(self) -> list[Any]:

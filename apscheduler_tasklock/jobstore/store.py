@@ -56,7 +56,7 @@ from apscheduler_tasklock.jobstore.definition import (
     MissingFunction,
     check_names,
 )
-from apscheduler_tasklock.jobstore.due import DueJobs
+from apscheduler_tasklock.jobstore.due import NO_LOCK, DueJobs
 from apscheduler_tasklock.jobstore.inside import HandedOutJob, SchedulerInside, StoredJob
 from apscheduler_tasklock.jobstore.triggers import starts_from_now
 from apscheduler_tasklock.jobstore.trust import AllowedFunctions, Signer, UntrustedError
@@ -91,7 +91,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
 
     They are kept in PostgreSQL. What is due is handed out to one replica at a time, and moved to
     its next run time by the statement that claims its task lock. Use it with a
-    :class:`TaskLockExecutor` on the same database; on any other executor a job runs at most once.
+    :class:`TaskLockExecutor` on the same database; on any other executor its jobs are errors.
 
     Plugin alias: ``tasklock``
 
@@ -161,7 +161,7 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         self._notices = JobNotices()  # of jobs that are left alone
         self._has_told_of_most = False
         self._has_told_of_instances = False
-        self._told_misplaced: WeakKeyDictionary[Any, object] = WeakKeyDictionary()
+        self._told: WeakKeyDictionary[Any, object] = WeakKeyDictionary()  # executors
         self._inside: SchedulerInside | None = None
         self._due: DueJobs | None = None
         self._fails_until = 0.0  # on the monotonic clock: users' calls, while an outage lasts
@@ -259,13 +259,27 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
         )
 
     def _accepts(self, alias: str, executor: Any) -> bool:
-        """Tell whether jobs can be handed to an executor, which may be newer than the start."""
+        """Tell whether an executor, which may be newer than the start, runs this store's jobs."""
+        if not isinstance(executor, TaskLockExecutor):
+            return False
+        if not executor.takes_hand_outs:
+            if self._is_news_of(executor):
+                logger.warning(
+                    "The executor %r has enabled=False: jobs of the job store that are due run "
+                    "here without a lock, and are done for all replicas",
+                    alias,
+                )
+            return True
         if not self._is_misplaced(executor):
             return True
-        first = object()
-        if self._told_misplaced.setdefault(executor, first) is first:
+        if self._is_news_of(executor):
             logger.error("%s. Its jobs are left alone", self._say_misplaced(alias, executor))
         return False
+
+    def _is_news_of(self, executor: Any) -> bool:
+        """Tell whether nothing was said of an executor so far, and remember that it is now."""
+        first = object()
+        return self._told.setdefault(executor, first) is first
 
     def shutdown(self) -> None:
         """Look no more, and give back what has not begun. Called by the scheduler."""
@@ -521,10 +535,15 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
                 f"{type(self).__name__}, where one run of a job goes on at a time; leave it at 1"
             )
         executor, task_name = self._executor_of(job), None
+        runs_jobs = self._inside is not None and self._inside.runs_jobs
+        if runs_jobs:
+            self._check_executor(job)
         if not isinstance(job.func, MissingFunction):
             check_runs(job.func, f"job {job.id!r}")
         if executor is not None and not isinstance(job.func, MissingFunction):
             task_name = executor.check_stored_job(job, self._alias)
+            if task_name is None and runs_jobs:
+                raise TaskLockOptionError(f"job {job.id!r}: {NO_LOCK}")
         made_for_this = uuid4()
         columns = {
             **definition.columns,
@@ -532,6 +551,23 @@ class TaskLockJobStore(BaseJobStore):  # type: ignore[misc]  # APScheduler has n
             "signature": self._codec.sign(job.id, definition, made_for_this, place),
         }
         return JobChange(columns, next_run_time, task_name)
+
+    def _check_executor(self, job: Any) -> None:
+        """Make sure that a job's executor claims its run times, if it is on this replica.
+
+        Not while the scheduler is paused, as in a web process that only adds jobs.
+
+        :raises TaskLockOptionError: it does not
+        """
+        assert self._inside is not None
+        executor = self._inside.executor(job.executor)
+        if executor is not None and not isinstance(executor, TaskLockExecutor):
+            raise TaskLockOptionError(
+                f"job {job.id!r}: its executor {job.executor!r} is a {type(executor).__name__}. "
+                f"Jobs of a {type(self).__name__} need a TaskLockExecutor, which claims their run "
+                f"times: give the scheduler executors={{{job.executor!r}: TaskLockExecutor(url)}}, "
+                "or start it with paused=True if it is to add jobs only"
+            )
 
     def _add(self, job: Any, definition: Definition) -> bool:
         """Add a job; tell whether its id was free."""

@@ -1,10 +1,10 @@
 """A process with a scheduler on the job store; its jobs write into the table ``ledger``.
 
-``SETTINGS`` has, as JSON, the options of the executor (``executor``) and of the store (``store``),
-the jobs to declare: the arguments of ``add_job``, whose function is ``work``; and the modules that
-this version of the application lacks (``lacks``), and further executors (``executors``), which are
-plain ones. With ``leaves`` the main thread ends with the standard input, and ``atexit`` shuts the
-scheduler down, as in many a web application.
+``SETTINGS`` has, as JSON, the options of the executor (``executor``) and of the store (``store``);
+the jobs to declare: the arguments of ``add_job``, whose function is ``work``; the modules that
+this version of the application lacks (``lacks``); and further executors (``executors``): their
+options by their aliases. With ``leaves`` the main thread ends with the standard input, and
+``atexit`` shuts the scheduler down, as in many a web application.
 
 Each line of the standard input is a call of one of the scheduler's methods, its name and its named
 arguments: ``["pause_job", {"job_id": "job"}]``. What became of it is printed.
@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any
 
 import psycopg
-from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.blocking import BlockingScheduler
 
 from apscheduler_tasklock import (
@@ -100,12 +99,15 @@ def main() -> None:
     url = os.environ["DATABASE_URL"]
     for module in settings.get("lacks", []):
         sys.modules[module] = None  # type: ignore[assignment]  # which makes an import fail
-    plain = {alias: ThreadPoolExecutor(2) for alias in settings.get("executors", [])}
+    further = {
+        alias: TaskLockExecutor(url, **options)
+        for alias, options in settings.get("executors", {}).items()
+    }
     scheduler.configure(
         jobstores={
             "default": TaskLockJobStore(url, functions=["tests."], **settings.get("store", {}))
         },
-        executors={"default": TaskLockExecutor(url, **settings.get("executor", {})), **plain},
+        executors={"default": TaskLockExecutor(url, **settings.get("executor", {})), **further},
     )
     for job in settings.get("jobs", []):
         add_job(**job)

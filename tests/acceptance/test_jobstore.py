@@ -356,7 +356,7 @@ class TestEachPromise:
                 {"func": "tests.acceptance.jobs:touch"},
                 "cannot be imported here",
             ),
-            ({}, {"executors": ["extra"]}, {"executor": "extra"}, ""),
+            ({}, {"executors": {"extra": {}}}, {"executor": "extra"}, ""),
         ],
         ids=["function", "executor"],
     )
@@ -391,14 +391,15 @@ class TestEachPromise:
             assert ledger.runs("job", 2)[1]["pid"] == new.pid
         assert old.said.count("cannot be imported here") == bool(says)
 
-    @pytest.mark.parametrize("executor", ["default", "plain"])
+    @pytest.mark.parametrize("executor", ["default", "off"])
     def test_what_comes_due_while_an_interpreter_ends_is_left_to_other_replicas(
         self, start: Start, ledger: Ledger, executor: str
     ) -> None:
         """The interpreter waits for running jobs before ``atexit`` shuts the scheduler down."""
-        leaving = start(leaves=True, executors=["plain"], jobs=[one_off("busy", 600.0)]).started()
+        off = {"off": {"enabled": False}}
+        leaving = start(leaves=True, executors=off, jobs=[one_off("busy", 600.0)]).started()
         ledger.runs("busy")
-        other = start(executors=["plain"]).started()
+        other = start(executors=off).started()
         assert other.call("pause") == "done"
         leaving.leave()
         eventually(lambda: "the interpreter ends" in leaving.said)
@@ -474,15 +475,12 @@ class TestEachPromise:
         assert (options["name"], options["misfire_grace_time"]) == ("name 20", 20)
         assert version == 41
 
-    @pytest.mark.parametrize(
-        "job", [{"executor": "plain"}, {"kwargs": {"task_lock": False}}], ids=["plain", "off"]
-    )
-    def test_without_a_lock_each_run_time_is_run_at_most_once(
-        self, start: Start, ledger: Ledger, job: dict[str, Any]
+    def test_where_locks_are_off_each_run_time_is_run_at_most_once(
+        self, start: Start, ledger: Ledger
     ) -> None:
         keys = [f"job-{number}" for number in range(20)]
-        settings = {"executors": ["plain"]}
-        dated = [one_off(key, **{"in": 3.0}, **job) for key in keys]
+        settings = {"executor": {"enabled": False}}
+        dated = [one_off(key, **{"in": 3.0}) for key in keys]
         for process in (start(**settings, jobs=dated), start(**settings), start(**settings)):
             process.started()
         eventually(lambda: jobs_left(ledger) == 0)

@@ -1163,30 +1163,21 @@ class TestRunsWhereItCan:
         # Of 60 times: it is tried again after 1, 2, 4 and so on seconds.
         assert 1 <= len(ran[key]) < 10
 
-    @pytest.mark.parametrize(
-        "executor", [{"executor": "plain"}, {"kwargs": {"task_lock": False}}], ids=["plain", "off"]
-    )
-    def test_without_a_lock_it_runs_on_one_replica_at_most_once(
-        self, make: Make, key: str, executor: dict[str, Any], connection: Connection
+    def test_where_locks_are_off_it_runs_on_one_replica_at_most_once_with_one_warning(
+        self, make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture
     ) -> None:
-        replicas = [make(start=False) for _ in range(3)]
-        for replica in replicas:
-            replica.scheduler.add_executor(ThreadPoolExecutor(2), "plain")
-            replica.start()
-        replicas[0].run_at(note, key, args=[key], **executor)
+        """As on a developer's machine, with ``enabled=False``."""
+        replicas = [make(enabled=False) for _ in range(3)]
+        replicas[0].run_at(note, key, args=[key])
+        again = f"{key}-again"
         replicas[0].scheduler.add_job(
-            note,
-            "interval",
-            seconds=1,
-            args=[f"{key}-again"],
-            id=f"{key}-again",
-            next_run_time=now(),
-            **executor,
+            note, "interval", seconds=1, args=[again], id=again, next_run_time=now()
         )
-        replicas[0].runs(f"{key}-again", 3)
+        replicas[0].runs(again, 3)
         assert len(ran[key]) == 1
         assert ran[key][0][1] is None
         eventually(lambda: job_row(connection, key) is None)
+        assert caplog.text.count("The executor 'default' has enabled=False") == len(replicas)
 
     @pytest.mark.direct("the proxy leads to the server")
     def test_a_dead_run_is_not_taken_over_where_its_function_is_not_allowed(
@@ -1233,11 +1224,11 @@ class TestRunsWhereItCan:
     def test_a_job_without_a_lock_runs_also_if_the_next_ones_answer_is_lost(
         self, make: Make, key: str, proxy: Proxy
     ) -> None:
-        replica = make(database=proxy.url)
+        replica = make(database=proxy.url, enabled=False)
         replica.scheduler.pause()
         keys = [f"{key}-{number}" for number in range(2)]
         for each in keys:
-            replica.run_at(note, each, executor="default", kwargs={"task_lock": False})
+            replica.run_at(note, each)
         moves: list[bytes] = []
 
         def cut_the_second_move(_number: int, to_server: bool, data: bytes) -> bytes | None:
@@ -1297,8 +1288,7 @@ class TestRunsWhereItCan:
     ) -> None:
         replica, other = make(start=False), make(start=False)
         for each in (replica, other):
-            locked = lock == "a lock"
-            executor = TaskLockExecutor(database_url) if locked else ThreadPoolExecutor(2)
+            executor = TaskLockExecutor(database_url, enabled=lock == "a lock")
             each.scheduler.add_executor(executor, "extra")
         replica.start()
         once = f"{key}-once"
@@ -1341,6 +1331,75 @@ class TestLimits:
         with pytest.raises(TaskLockOptionError, match=says):
             replica.run_at(job.pop("func", note), key, **job)
         assert job_row(connection, key) is None
+
+    def test_without_a_lock_they_are_errors_when_they_are_added_or_changed(
+        self, make: Make, key: str, connection: Connection
+    ) -> None:
+        replica = make()
+        replica.scheduler.add_executor(ThreadPoolExecutor(1), "plain")
+        with pytest.raises(TaskLockOptionError, match="executor 'plain' is a ThreadPoolExecutor"):
+            replica.run_at(note, key, executor="plain")
+        with pytest.raises(TaskLockOptionError, match="task_lock: False makes no sense"):
+            replica.run_at(note, key, kwargs={"task_lock": False})
+        assert job_row(connection, key) is None
+        replica.run_at(note, key, after=3600)
+        with pytest.raises(TaskLockOptionError, match="need a TaskLockExecutor"):
+            replica.scheduler.modify_job(key, executor="plain")
+        with pytest.raises(TaskLockOptionError, match="task_lock: False makes no sense"):
+            replica.scheduler.modify_job(key, kwargs={"task_lock": False})
+        replica.scheduler.modify_job(key, executor="of another replica")
+
+    @pytest.mark.parametrize("job", [{"executor": "plain"}, {"kwargs": {"task_lock": False}}])
+    def test_without_a_lock_they_are_errors_at_the_start_if_they_were_added_before(
+        self, make: Make, key: str, job: dict[str, Any]
+    ) -> None:
+        replica = make(start=False)
+        replica.scheduler.add_executor(ThreadPoolExecutor(1), "plain")
+        replica.run_at(note, key, **job)
+        with pytest.raises(TaskLockOptionError, match=r"need a TaskLockExecutor|task_lock: False"):
+            replica.scheduler.start()
+        replica.scheduler.remove_job(key)
+        replica.run_at(note, key)
+        replica.start()
+        replica.runs(key)
+
+    @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+    def test_a_paused_scheduler_that_adds_jobs_needs_no_executor_of_ours(
+        self, make: Make, key: str, database_url: str, before: bool
+    ) -> None:
+        """As in a web process, whose jobs run elsewhere."""
+        make()
+        scheduler = BackgroundScheduler(
+            jobstores={"default": TaskLockJobStore(database_url, functions=["tests."])}
+        )
+        if not before:
+            scheduler.start(paused=True)
+        scheduler.add_job(note, "date", args=[key], id=key)
+        if before:
+            scheduler.start(paused=True)
+        eventually(lambda: ran[key])
+        scheduler.shutdown()
+
+    def test_what_a_paused_one_has_added_without_a_lock_is_left_alone_and_told(
+        self, make: Make, key: str, connection: Connection, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        replica = make()
+        replica.scheduler.pause()
+        replica.run_at(note, key, kwargs={"task_lock": False})
+        replica.scheduler.resume()
+        eventually(lambda: "left alone: task_lock: False makes no sense" in caplog.text)
+        assert job_row(connection, key) is not None
+        assert ran[key] == []
+
+    def test_a_scheduler_without_an_executor_of_ours_says_that_it_runs_none(
+        self, database_url: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        scheduler = BackgroundScheduler(
+            jobstores={"default": TaskLockJobStore(database_url, functions=["tests."])}
+        )
+        scheduler.start()
+        eventually(lambda: "The job store 'default' runs no jobs here" in caplog.text)
+        scheduler.shutdown()
 
     def test_it_needs_functions_or_a_secret(self, database_url: str) -> None:
         with pytest.raises(TaskLockOptionError, match="needs functions="):
@@ -1512,10 +1571,9 @@ class TestDatabase:
         self, make: Make, key: str, proxy: Proxy
     ) -> None:
         replica = make(start=False, database=proxy.url)
-        replica.scheduler.add_executor(ThreadPoolExecutor(2), "plain")
         keys = [f"{key}-{number}" for number in range(8)]
         for each in keys:
-            replica.run_at(note, each, executor="plain")
+            replica.run_at(note, each)
         proxy.accepting = False
         with pytest.raises(TaskLockDatabaseError):
             replica.start()
@@ -1663,14 +1721,14 @@ class TestDatabase:
 
 class TestHandOuts:
     def test_a_drained_replica_gets_none(
-        self, make: Make, key: str, connection: Connection
+        self, make: Make, key: str, database_url: str, connection: Connection
     ) -> None:
         drained = make()
-        drained.scheduler.add_executor(ThreadPoolExecutor(1), "plain")
+        drained.scheduler.add_executor(TaskLockExecutor(database_url), "other")
         assert drained.executor.drain(5)
         drained.run_at(note, key)
-        drained.run_at(note, f"{key}-plain", args=[f"{key}-plain"], executor="plain", after=0.2)
-        drained.runs(f"{key}-plain")
+        drained.run_at(note, f"{key}-other", args=[f"{key}-other"], executor="other", after=0.2)
+        drained.runs(f"{key}-other")
         row = job_row(connection, key)
         assert row is not None
         assert (ran[key], row["handed_to"]) == ([], None)

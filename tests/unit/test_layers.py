@@ -115,6 +115,7 @@ ALLOWED = {
     "schema/migrations.py": {"_downgrade_revs", "_upgrade_revs"},  # Alembic's
     "jobstore/inside.py": {  # APScheduler's, for the job store
         "_executors",
+        "_getframe",  # Python's
         "_instances",
         "_jobstore_alias",
         "_jobstores",
