@@ -216,7 +216,7 @@ def _create_jobs(op: Operations, table: str, schema: str | None) -> None:
     )
     _set_storage(op, table, schema, fillfactor=70, scale_factor=0.02)
     for suffix, columns, where in (
-        ("due", ["executor", "next_run_time"], "next_run_time IS NOT NULL"),
+        ("due", ["executor", "next_run_time", "id"], "next_run_time IS NOT NULL"),
         ("handed", ["handed_id"], "handed_id IS NOT NULL"),
         ("ended", ["id"], "ended"),
     ):

@@ -76,7 +76,7 @@ JOB_STORAGE_PARAMETERS: dict[str, float] = {
 # The indexes of the jobs: the end of the name, the columns, and of which rows. They find what is
 # due, what is handed out, and what has ended.
 JOB_INDEXES = (
-    ("due", ("executor", "next_run_time"), "next_run_time IS NOT NULL"),
+    ("due", ("executor", "next_run_time", "id"), "next_run_time IS NOT NULL"),
     ("handed", ("handed_id",), "handed_id IS NOT NULL"),
     ("ended", ("id",), "ended"),
 )

@@ -74,7 +74,8 @@ def test_the_jobs_are_found_by_indexes_of_those_that_are_due_handed_out_or_ended
         " WHERE tablename = 'task_lock_job' AND indexname NOT LIKE '%_pkey'"
     )
     assert dict(found.fetchall()) == {
-        "task_lock_job_due": "btree (executor, next_run_time) WHERE (next_run_time IS NOT NULL)",
+        "task_lock_job_due": "btree (executor, next_run_time, id)"
+        " WHERE (next_run_time IS NOT NULL)",
         "task_lock_job_handed": "btree (handed_id) WHERE (handed_id IS NOT NULL)",
         "task_lock_job_ended": "btree (id) WHERE ended",
     }
