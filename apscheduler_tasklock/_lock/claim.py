@@ -374,6 +374,58 @@ class HandOutAttempt(_LoneAttempt[ClaimRequest]):
         return self._context.protocol.claim_handed_out(cursor, self.request, stable=times.stable)
 
 
+class StoredAttempt(_Attempt[ClaimRequest]):
+    """A claim of a stored job's run time, which moves the job on. Such claims travel together.
+
+    One that is granted too late is handed over: its job has moved on.
+    """
+
+    def __init__(self, request: ClaimRequest, context: ClaimContext) -> None:
+        super().__init__(request, context)
+        self.kind = StoredAttempt
+
+    def send(self, cursor: Any) -> Decision | TaskLockError:
+        """Ask for this claim alone."""
+        [decided] = self.send_together(cursor, [self])
+        return decided
+
+    @classmethod
+    def send_together(
+        cls, cursor: Any, requests: Sequence[StoredAttempt], most: int | None = None
+    ) -> list[Decision | TaskLockError]:
+        """Ask for several claims in one statement. One whose name cannot be stored is not sent.
+
+        :param most: how many are granted at most, those that are asked for first; the others are
+            told by a :class:`BeyondLimitError`
+        """
+        problems = [unstorable(cursor.connection, each.task_name) for each in requests]
+        asked = [each.request for each, no in zip(requests, problems, strict=True) if not no]
+        if not asked:
+            return [problem for problem in problems if problem]
+        most = len(asked) if most is None else most
+        context, sent = requests[0]._context, time.monotonic()
+        times = context.read_times(sent)
+        answers = context.protocol.claim_and_move(cursor, asked, times, most)
+        context.learn(answers.values(), sent, times.latest)
+        is_limited = _granted(answers) >= most
+        return [
+            problem or each._decided(answers[each.request.claim_id], sent, times, is_limited)
+            for each, problem in zip(requests, problems, strict=True)
+        ]
+
+    def _decided(
+        self, answer: ClaimAnswer, sent: float, times: ReadTimes, is_limited: bool
+    ) -> Decision | TaskLockDatabaseError:
+        if answer.granted and is_over(answer, sent):
+            self.in_doubt = True
+            return TaskLockDatabaseError(TOO_LATE)
+        if not answer.looks_free:
+            return Decision(answer, sent)
+        if not answer.is_in_time(times.not_after):
+            return ConflictError(CAME_LATE)
+        return BeyondLimitError() if is_limited else _locked()
+
+
 def _granted(answers: Mapping[UUID, ClaimAnswer]) -> int:
     return sum(answer.granted for answer in answers.values())
 

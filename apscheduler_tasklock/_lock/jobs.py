@@ -26,7 +26,7 @@ from apscheduler_tasklock._database.errors import as_unavailable
 from apscheduler_tasklock._database.rejections import RUN_HISTORY, Rejections
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.clock import storable
-from apscheduler_tasklock._lock.messages import HandOut
+from apscheduler_tasklock._lock.messages import HandOut, JobMove
 from apscheduler_tasklock._lock.protocol import (
     HISTORY,
     LOCK_TIMEOUT,
@@ -35,12 +35,16 @@ from apscheduler_tasklock._lock.protocol import (
 )
 from apscheduler_tasklock._lock.statements import (
     BRIEFLY,
+    CHANGE_ID,
     HANDED_OUT_TO_NOBODY,
     IS_PAUSED,
+    MAY_BE_CLAIMED,
     NOT_RUNNING,
     SAFELY,
     Statement,
     for_template,
+    many,
+    move_on,
     settle_last,
 )
 from apscheduler_tasklock._values import LONGEST_NAME
@@ -195,6 +199,34 @@ class Fetched:
 
 
 @dataclass(frozen=True)
+class DueRow:
+    """A job that is due and may be claimed.
+
+    :ivar row: the job
+    :ivar change_id: of the user's last change; with ``next_run_time`` the fence of its claim
+    :ivar paused_until: until when its task was paused last
+    """
+
+    row: JobRow
+    change_id: UUID
+    paused_until: datetime | None
+
+
+@dataclass(frozen=True)
+class DueRows:
+    """What a read of due jobs has found.
+
+    :ivar jobs: those that may be claimed, by their run times
+    :ivar next_in: seconds until the next job is due; ``None`` if there is none
+    :ivar database_time: when it was read
+    """
+
+    jobs: Sequence[DueRow]
+    next_in: float | None
+    database_time: datetime
+
+
+@dataclass(frozen=True)
 class StoredTask:
     """A job of the store that is a task.
 
@@ -273,6 +305,10 @@ class JobRows:
             "lock_timeout": f"{round(LOCK_TIMEOUT * 1000)}ms",
         }
         self._fetch = Statement(_fetch(jobs, lock))
+        self._read_due = Statement(_read_due(jobs, lock))
+        runs = history_beside(table, history)
+        self._move_on = Statement(move_on(lock, jobs=jobs))
+        self._move_on_noted = None if runs is None else Statement(move_on(lock, runs, jobs=jobs))
         self._due = Statement(_due(jobs, lock))
         self._renew = Statement(f"""
             UPDATE {jobs} SET handed_until = now() + interval '{HAND_OUT} seconds'
@@ -289,7 +325,6 @@ class JobRows:
             WHERE id = %(job_id)s AND handed_id = %(handed_id)s::uuid AND {SAFELY}
             RETURNING id
         """)
-        runs = history_beside(table, history)
         self._settle_last: Statement | None = None
         if runs is not None:
             self._settle_last = Statement(settle_last(lock, runs, jobs=jobs))
@@ -406,6 +441,64 @@ class JobRows:
             "after_id": after_id,
         }
         return [JobRow.of(row) for row in self._rows(cursor, self._due, parameters)]
+
+    def read_due(
+        self,
+        cursor: Any,
+        most: Mapping[str, int],
+        *,
+        stable: bool = True,
+        not_here: Sequence[str] = (),
+        not_these: Sequence[str] = (),
+    ) -> DueRows:
+        """Read jobs that are due and may be claimed. It locks and writes nothing.
+
+        :param most: the executors that there are, by alias, and how many jobs are wanted of each
+        :param stable: whether the rows can be believed, as of ``ReadTimes``
+        :param not_here: references of functions that cannot be imported here
+        :param not_these: ids of jobs that are not wanted here now
+        """
+        executors = [{"executor": alias, "most": count} for alias, count in most.items()]
+        parameters = {
+            "executors": json.dumps(executors, ensure_ascii=False),
+            "stable": stable,
+            "not_here": list(not_here),
+            "not_these": list(not_these),
+        }
+        rows = self._rows(cursor, self._read_due, parameters)
+        jobs = [
+            DueRow(JobRow.of(row), row["change_id"], row["paused_until"])
+            for row in rows
+            if row["id"] is not None
+        ]
+        return DueRows(jobs, rows[0]["next_in"], rows[0]["database_time"])
+
+    def move_on(self, cursor: Any, moves: Mapping[JobMove, str], *, run: bool = False) -> set[str]:
+        """Move jobs on without a claim; return the ids of those that were as they were read.
+
+        :param moves: each with the name of its task
+        :param run: whether the run times are about to run, without a lock; else they were missed,
+            or fell into a pause. What is missed as the last one has an entry in the run history.
+        """
+        asked = many(
+            {**move.parameters, "task_name": name, "runs": run} for move, name in moves.items()
+        )
+        statement = self._move_on_noted
+        if statement is None or run or self._rejections.is_left_out(RUN_HISTORY):
+            return self._moved(cursor, self._move_on, asked)
+        try:
+            moved = self._moved(cursor, statement, asked)
+        except psycopg.DatabaseError as error:  # the history depends on a grant; jobs do not
+            if as_unavailable(error) is not None:
+                raise
+            moved = self._moved(cursor, self._move_on, asked)
+            note_rejected_history(cursor, self._table, self._rejections, RUN_HISTORY, error)
+            return moved
+        self._rejections.end(RUN_HISTORY)
+        return moved
+
+    def _moved(self, cursor: Any, statement: Statement, asked: Mapping[str, object]) -> set[str]:
+        return {row["job_id"] for row in self._rows(cursor, statement, asked)}
 
     def renew(self, cursor: Any, handed_ids: Sequence[UUID]) -> set[UUID]:
         """Let hand-outs stand for some seconds more; return those that still stood."""
@@ -611,6 +704,45 @@ def _due(jobs: str, lock: str) -> str:
         )
         SELECT {_columns(jobs)} FROM page AS job WHERE size_before < {_PAGE_SIZE}
         ORDER BY next_run_time, id
+    """
+
+
+def _read_due(jobs: str, lock: str) -> str:
+    """Return the statement that reads due jobs that may be claimed, in the order of their index.
+
+    It reads no more bytes of large rows than of a page.
+    """
+    order = "next_run_time, id ROWS UNBOUNDED PRECEDING"
+    return f"""
+        WITH here AS (
+            SELECT * FROM json_to_recordset(%(executors)s::json) AS _ (executor text, most integer)
+        ), due AS (
+            SELECT due.* FROM here, LATERAL (
+                SELECT job.*, {CHANGE_ID} AS change_id, lock.paused_until,
+                       pg_catalog.octet_length(trigger::text)
+                           + pg_catalog.octet_length(options::text)
+                           + pg_catalog.octet_length(arguments::text) AS size
+                FROM {jobs} AS job LEFT JOIN {lock} AS lock ON lock.task_name = job.task_name
+                WHERE job.executor = here.executor AND job.next_run_time <= now()
+                      AND NOT job.func = ANY(%(not_here)s::text[])
+                      AND NOT job.id = ANY(%(not_these)s::text[]) AND {_HAS_SHORT_ID}
+                      AND (lock.task_name IS NULL OR {MAY_BE_CLAIMED})
+                ORDER BY job.next_run_time, job.id LIMIT here.most
+            ) AS due
+        ), page AS (
+            SELECT due.*, sum(size) OVER (ORDER BY {order}) - size AS size_before FROM due
+        ), next AS (
+            SELECT min(first.next_run_time) AS run_time FROM here, LATERAL (
+                SELECT next_run_time FROM {jobs} AS job
+                WHERE job.executor = here.executor AND next_run_time > now()
+                ORDER BY next_run_time LIMIT 1
+            ) AS first
+        )
+        SELECT now() AS database_time,
+               extract(epoch FROM next.run_time - now())::float8 AS next_in,
+               {_columns(jobs)}, job.change_id, job.paused_until
+        FROM next LEFT JOIN page AS job ON size_before < {_PAGE_SIZE}
+        ORDER BY job.next_run_time, job.id
     """
 
 

@@ -147,6 +147,36 @@ class HandOut:
 
 
 @dataclass(frozen=True)
+class JobMove:
+    """A stored job's step from the run time that was read to the one that follows.
+
+    :ivar job_id: the job
+    :ivar change_id: of the user's last change, as it was read
+    :ivar found: its next run time, as it was read; with ``change_id`` the fence of the step
+    :ivar run_time: the run time that is run, or missed; a later one than ``found`` if run times are
+        coalesced
+    :ivar following: the run time after it; ``None`` if there is none
+    """
+
+    job_id: str
+    change_id: UUID
+    found: datetime
+    run_time: datetime
+    following: datetime | None
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of a statement that moves its job on."""
+        return {
+            "job_id": self.job_id,
+            "change_id": self.change_id,
+            "found": self.found,
+            "run_time": self.run_time,
+            "following": storable(self.following),
+        }
+
+
+@dataclass(frozen=True)
 class ClaimRequest:
     """What a job or ``hold`` asks for: one run time of one task.
 
@@ -170,6 +200,7 @@ class ClaimRequest:
     :ivar keep_window_if_in_doubt: whether the window stays taken if the claim was sent and never
         answered, although the database may have granted it
     :ivar hand_out: of a job of the job store, which the claim moves to its next run time
+    :ivar move: of a stored job that was read as due, what the claim does with it
     """
 
     task_name: str
@@ -189,6 +220,7 @@ class ClaimRequest:
     claim_id: UUID = field(default_factory=uuid4)
     keep_window_if_in_doubt: bool = False
     hand_out: HandOut | None = None
+    move: JobMove | None = None
 
     @property
     def ending_in_doubt(self) -> Ending:
@@ -315,7 +347,8 @@ class ClaimAnswer(NamedTuple):
     :ivar database_time: when this was decided
     :ivar claim_id: what a release of the last claim has to match on
     :ivar manual: whether the last run was asked for by hand, or runs one again that was
-    :ivar withdrawn: of a run time that was handed out, whether it is so no more
+    :ivar withdrawn: of a run time that was handed out, whether it is so no more; of one that was
+        read as due, whether its job has changed or moved on since
     """
 
     granted: bool

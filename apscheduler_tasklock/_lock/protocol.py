@@ -139,8 +139,12 @@ class TaskLockProtocol:
             statements.claim_requested, name, runs, ClaimAnswer
         )
         self._register = Statement(statements.register(name))
+        jobs = for_template(job_table(table))
+        self._claim_and_move = RecordingStatement(
+            partial(statements.claim_and_move, jobs=jobs), name, runs, ClaimAnswer, is_batch=True
+        )
         self._claim_handed_out = RecordingStatement(
-            partial(statements.claim_handed_out, jobs=for_template(job_table(table))), name, runs
+            partial(statements.claim_handed_out, jobs=jobs), name, runs
         )
         replicas = for_template(replica_table(table))
         self._report_replica = Statement(statements.report_replica(replicas))
@@ -303,6 +307,28 @@ class TaskLockProtocol:
     ) -> dict[UUID, ClaimAnswer]:
         parameters = {**statements.many(asked), **times.parameters}
         return self._answers(cursor, statement, parameters)
+
+    def claim_and_move(
+        self,
+        cursor: Any,
+        requests: Sequence[ClaimRequest],
+        times: ReadTimes,
+        most: int,
+    ) -> dict[UUID, ClaimAnswer]:
+        """Try to take the tasks of stored jobs, each only once, and move the jobs on.
+
+        :param requests: each with its ``move``
+        :param most: how many are granted at most, in this order
+        :return: the answers by the ids of the requests. One that looks free is to be asked again:
+            somebody else has its job or its task locked, or others before it were granted.
+        """
+        asked = (
+            {**request.parameters(0.0), **request.move.parameters, "position": position}
+            for position, request in enumerate(requests)
+            if request.move is not None
+        )
+        parameters = {**statements.many(asked), **times.parameters, "most": most}
+        return self._answers(cursor, self._claim_and_move, parameters)
 
     def take_over_many(
         self,

@@ -45,6 +45,11 @@ class LockProtocol(Protocol):
     ) -> ClaimAnswer | None:
         """Try to take the task of a job of the job store."""
 
+    def claim_and_move(
+        self, cursor: Any, requests: Sequence[ClaimRequest], times: ReadTimes, most: int
+    ) -> dict[UUID, ClaimAnswer]:
+        """Try to take the tasks of so many stored jobs, and move the jobs on."""
+
     def claim_many(
         self,
         cursor: Any,

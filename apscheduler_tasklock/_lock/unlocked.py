@@ -147,6 +147,13 @@ class UnlockedProtocol:
         cursor.execute(f"claim a run time that was handed out ({stable=})")
         return None
 
+    def claim_and_move(
+        self, cursor: Any, requests: Sequence[ClaimRequest], times: ReadTimes, most: int
+    ) -> dict[UUID, ClaimAnswer]:
+        """Raise an error: without a database there is no job store."""
+        cursor.execute(f"claim {len(requests)} run times of stored jobs ({times}, {most=})")
+        return {}
+
     def claim_many(
         self,
         cursor: Any,

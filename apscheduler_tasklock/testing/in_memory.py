@@ -123,6 +123,16 @@ class MemoryProtocol:
         cursor.execute(f"claim {request.task_name!r} ({stable=})")
         return None
 
+    def claim_and_move(
+        self, cursor: Any, requests: Sequence[ClaimRequest], times: ReadTimes, most: int
+    ) -> dict[UUID, ClaimAnswer]:
+        """Raise an error: in memory there is no job store.
+
+        :raises TaskLockError: always
+        """
+        cursor.execute(f"claim {len(requests)} run times of stored jobs ({times}, {most=})")
+        return {}
+
     def claim_many(
         self,
         cursor: Any,

@@ -28,6 +28,7 @@ from apscheduler_tasklock._lock.operations import Operations
 from apscheduler_tasklock.errors import TaskLockStateError
 from apscheduler_tasklock.schema.table import EARLIEST, LATEST, task_lock_table
 from tests.contract.conftest import Replica, database_now, row
+from tests.support.job_rows import change_job, job_row, wal_bytes
 
 # The job store has its rows in PostgreSQL only.
 pytestmark = pytest.mark.postgresql
@@ -52,17 +53,7 @@ class JobReplica(Replica):
         return self.jobs.add(self.cursor, job_id, self.changed(due_in, **change), uuid4())
 
     def changed(self, due_in: float | None = 0.0, **change: Any) -> JobChange:
-        columns = {
-            "func": "jobs:job",
-            "trigger": {"type": "interval"},
-            "options": {},
-            "arguments": {"args": []},
-            "executor": "default",
-            "signature": None,
-        }
-        task_name = change.pop("task_name", None)
-        run_time = None if due_in is None else self.now + timedelta(seconds=due_in)
-        return JobChange({**columns, **change}, run_time, task_name)
+        return change_job(self.now, due_in, **change)
 
     def changes(
         self,
@@ -137,25 +128,6 @@ def handed(found: HandedOutRow, period: timedelta | None = PERIOD) -> HandOut:
     assert run_time is not None
     following = None if period is None else run_time + period
     return HandOut(found.row.id, found.handed_id, run_time, following, due_at=0.0)
-
-
-def job_row(connection: Connection, job_id: str = "job") -> dict[str, Any]:
-    """Return the row of a job, by column."""
-    cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
-    found = cursor.execute("SELECT * FROM task_lock_job WHERE id = %s", [job_id]).fetchone()
-    assert found is not None
-    return found
-
-
-def wal_bytes(connection: Connection, do: Callable[[], object]) -> int:
-    """Return how much WAL a call has written."""
-    position = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
-    before = connection.execute(position).fetchone()
-    do()
-    after = connection.execute(position).fetchone()
-    assert before is not None
-    assert after is not None
-    return int(after[0] - before[0])
 
 
 @pytest.fixture

@@ -56,6 +56,12 @@ from apscheduler_tasklock._lock.statements.statement import (
     Statement,
     for_template,
 )
+from apscheduler_tasklock._lock.statements.stored import (
+    CHANGE_ID,
+    MAY_BE_CLAIMED,
+    claim_and_move,
+    move_on,
+)
 from apscheduler_tasklock._lock.statements.takeovers import (
     claim_requested,
     end_lease,
@@ -65,12 +71,14 @@ from apscheduler_tasklock._lock.statements.takeovers import (
 
 __all__ = [
     "BRIEFLY",
+    "CHANGE_ID",
     "DUE_IN_PAUSE",
     "HANDED_OUT_TO_NOBODY",
     "IS_ALIVE",
     "IS_HEARD",
     "IS_PAUSED",
     "JUST_BEFORE",
+    "MAY_BE_CLAIMED",
     "NEVER",
     "NOT_RUNNING",
     "SAFELY",
@@ -80,6 +88,7 @@ __all__ = [
     "RecordingStatement",
     "Statement",
     "claim",
+    "claim_and_move",
     "claim_handed_out",
     "claim_many",
     "claim_requested",
@@ -91,6 +100,7 @@ __all__ = [
     "give_up",
     "hand_over",
     "many",
+    "move_on",
     "prune",
     "read",
     "register",

@@ -33,7 +33,7 @@ from apscheduler_tasklock._lock.statements.parts import (
 )
 
 # What a claim asks for, and the types.
-_CLAIM_TYPES = {
+CLAIM_TYPES = {
     "task_name": "text",
     "claim_id": "uuid",
     "lag": "float8",
@@ -53,7 +53,7 @@ _CLAIM_TYPES = {
 
 # What says whether a claim's window is taken.
 _WINDOW_TYPES = {
-    name: _CLAIM_TYPES[name]
+    name: CLAIM_TYPES[name]
     for name in ("task_name", "claim_id", "lag", "run_time", "min_lock", "failover", "runs")
 }
 
@@ -71,7 +71,7 @@ def _reckoned(lag: str) -> str:
     return f"LEAST(now(), %(latest)s::timestamptz) - {lag} * interval '1 second' AS reckoned"
 
 
-class _Claim:
+class Claim:
     """The parts of a claim's statement.
 
     :param asked: what is asked for, by name
@@ -155,7 +155,7 @@ class _Claim:
 
 
 # The columns of a ``ClaimAnswer`` from the row as the statement found it.
-_FOUND = {
+FOUND = {
     "granted": "found.granted",
     "running": "NOT found.idle",
     "new_window": "found.new_window AND NOT found.granted",
@@ -163,9 +163,9 @@ _FOUND = {
     "waits": "found.idle AND found.waits",
     "paused": "found.paused",
 }
-_PARAMETERS = asked_parameters(_CLAIM_TYPES)
-_ONE = _Claim({**_PARAMETERS, "run_time": "asked.run_time"})
-_MANY = _Claim(asked_columns(_CLAIM_TYPES))
+_PARAMETERS = asked_parameters(CLAIM_TYPES)
+_ONE = Claim({**_PARAMETERS, "run_time": "asked.run_time"})
+_MANY = Claim(asked_columns(CLAIM_TYPES))
 _ASKED_ONE = f"""SELECT run_time, {_FIRED} AS fired
                  FROM (SELECT {_PARAMETERS["run_time"]} AS run_time,
                               {_reckoned(_PARAMETERS["lag"])}) AS request"""
@@ -177,8 +177,8 @@ def _asked(types: Mapping[str, str]) -> str:
                FROM (SELECT *, {_reckoned("lag")} FROM {json_rows(types)}) AS request"""
 
 
-_ASKED_MANY = _asked(_CLAIM_TYPES)
-_ASKED_SOME = _asked({**_CLAIM_TYPES, "position": "int"})
+_ASKED_MANY = _asked(CLAIM_TYPES)
+_ASKED_SOME = _asked({**CLAIM_TYPES, "position": "int"})
 _ASKED_WINDOWS = _asked(_WINDOW_TYPES)
 
 
@@ -198,7 +198,7 @@ def claim(table: str, history: History | None = None) -> str:
             WHERE lock.task_name = {_PARAMETERS["task_name"]} AND {_ONE.may_claim} AND {SAFELY}
             RETURNING {RETURNED}
         ){death_entry(history, table)}
-        SELECT {made_or_found(_ONE.made, {**_FOUND, **ROW_FOUND})}
+        SELECT {made_or_found(_ONE.made, {**FOUND, **ROW_FOUND})}
         FROM {table} AS lock CROSS JOIN asked LEFT JOIN claimed ON true, {_ONE.found_state}
         WHERE lock.task_name = {_PARAMETERS["task_name"]}
     """
@@ -232,7 +232,7 @@ def claim_many(table: str, history: History | None = None, *, limited: bool = Fa
             RETURNING {RETURNED}
         ){death_entry(history, table)}
         SELECT asked.claim_id AS asked_claim_id,
-               {made_or_found(_MANY.made, {**_FOUND, **ROW_FOUND})}
+               {made_or_found(_MANY.made, {**FOUND, **ROW_FOUND})}
         FROM asked JOIN {table} AS lock USING (task_name) LEFT JOIN claimed USING (task_name),
              {_MANY.found_state}
     """
@@ -242,7 +242,7 @@ def find_taken(table: str) -> str:
     """Return the statement that tells which of many windows are taken. It writes nothing."""
     return f"""
         WITH asked AS ({_ASKED_WINDOWS})
-        SELECT asked.claim_id AS asked_claim_id, {select_list({**_FOUND, **ROW_FOUND})}
+        SELECT asked.claim_id AS asked_claim_id, {select_list({**FOUND, **ROW_FOUND})}
         FROM asked JOIN {table} AS lock USING (task_name), {_MANY.found_state}
         WHERE NOT (found.granted OR found.new_window)
     """
@@ -290,7 +290,7 @@ def claim_handed_out(table: str, history: History | None = None, *, jobs: str) -
     task_name = _PARAMETERS["task_name"]
     may_claim = f"{NOT_RUNNING} AND NOT {_ONE.own} AND NOT {_ONE.waits} AND NOT {IS_PAUSED}"
     found = {
-        **_FOUND,
+        **FOUND,
         "new_window": "NOT found.granted",
         "paused": IS_PAUSED,
         **ROW_FOUND,
