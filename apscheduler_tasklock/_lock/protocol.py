@@ -327,7 +327,8 @@ class TaskLockProtocol:
             for position, request in enumerate(requests)
             if request.move is not None
         )
-        parameters = {**statements.many(asked), **times.parameters, "most": most}
+        limits = {"most": most, "count": len(requests)}
+        parameters = {**statements.many(asked), **times.parameters, **limits}
         return self._answers(cursor, self._claim_and_move, parameters)
 
     def take_over_many(

@@ -29,6 +29,7 @@ from benchmarks.speed import (
     pool_job,
     size,
     status,
+    stored_claims,
 )
 from benchmarks.speed.effort import Effort, progress
 from benchmarks.speed.report import Section, goal_table
@@ -52,6 +53,7 @@ PARTS: dict[str, Callable[[Effort], Section]] = {
     "burst": burst.run,
     "burst-growth": burst_growth.run,
     "job-store": job_store.run,
+    "stored-claims": stored_claims.run,
 }
 
 

@@ -102,13 +102,19 @@ def claim_and_move(table: str, history: History | None = None, *, jobs: str) -> 
     looks free. ``withdrawn`` says that the job is not as it was read any more. Each claim has an
     answer, and a refused one writes nothing.
 
+    The limit of what is asked for is for PostgreSQL's planner, which takes it for 100 rows else,
+    and reads all jobs to find them: a claim of one job in a thousand took a third longer.
+
     :param jobs: the jobs' table
     """
     first = {**DECIDED_GRANTED, **ROW_FOUND}
     found = {**FOUND, "new_window": "NOT found.granted", **ROW_FOUND}
     return f"""
         WITH asked AS (
-            SELECT *, run_time AS fired FROM {json_rows(_TYPES)}
+            SELECT *, run_time AS fired FROM {json_rows(_TYPES)} LIMIT %(count)s::bigint
+        ), fenced AS MATERIALIZED (
+            SELECT asked.claim_id, job.func, job.last_run_time
+            FROM asked JOIN {jobs} AS job ON {_FENCE}
         ), granted_before AS MATERIALIZED (
             SELECT count(*) AS count FROM {table} AS lock JOIN asked USING (task_name)
             WHERE {_CLAIM.granted_before}
@@ -122,8 +128,8 @@ def claim_and_move(table: str, history: History | None = None, *, jobs: str) -> 
             FOR NO KEY UPDATE OF job SKIP LOCKED
         ), free AS (
             SELECT lock.task_name
-            FROM picked JOIN asked USING (claim_id) JOIN {table} AS lock USING (task_name)
-                JOIN {jobs} AS job ON job.id = asked.job_id
+            FROM picked JOIN asked USING (claim_id) JOIN fenced AS job USING (claim_id)
+                JOIN {table} AS lock USING (task_name)
             WHERE {_CLAIM.may_claim}
             FOR NO KEY UPDATE OF lock SKIP LOCKED
         ), claimed AS (
@@ -149,16 +155,16 @@ def claim_and_move(table: str, history: History | None = None, *, jobs: str) -> 
         ){death_entry(history, table)}
         SELECT asked.claim_id AS asked_claim_id,
                {made_or_found(_CLAIM.made, found)},
-               job.id IS NULL AND NOT found.granted AS withdrawn
+               job.claim_id IS NULL AND NOT found.granted AS withdrawn
         FROM asked JOIN {table} AS lock USING (task_name)
             LEFT JOIN claimed ON claimed.new_claim_id = asked.claim_id
-            LEFT JOIN {jobs} AS job ON {_FENCE}, {_CLAIM.found_state}
+            LEFT JOIN fenced AS job ON job.claim_id = asked.claim_id, {_CLAIM.found_state}
         UNION ALL
         SELECT asked.claim_id,
                {made_or_missing("first", {**DECIDED_FREE, **NO_ROW})},
-               job.id IS NULL
+               job.claim_id IS NULL
         FROM asked LEFT JOIN first ON first.claim_id = asked.claim_id
-            LEFT JOIN {jobs} AS job ON {_FENCE}
+            LEFT JOIN fenced AS job ON job.claim_id = asked.claim_id
         WHERE NOT EXISTS (SELECT FROM {table} AS lock WHERE lock.task_name = asked.task_name)
     """
 
