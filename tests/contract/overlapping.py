@@ -21,6 +21,7 @@ from apscheduler_tasklock._lock.claim import (
     ClaimContext,
     HandOutAttempt,
     ManualAttempt,
+    StoredAttempt,
     TakeoverAttempt,
 )
 from apscheduler_tasklock._lock.clock import DatabaseClock
@@ -28,6 +29,7 @@ from apscheduler_tasklock._lock.messages import (
     ClaimRequest,
     Ending,
     HandOut,
+    JobMove,
     ManualRequest,
     Registration,
     ReleaseRequest,
@@ -101,7 +103,7 @@ class Side:
         return sorted(tasks, reverse=self.name != "one")
 
 
-def _claim_of(side: Side, task: str, hand_out: HandOut | None = None) -> ClaimRequest:
+def _claim_of(side: Side, task: str, **stored: Any) -> ClaimRequest:
     return ClaimRequest(
         task,
         min_lock=50,
@@ -114,7 +116,7 @@ def _claim_of(side: Side, task: str, hand_out: HandOut | None = None) -> ClaimRe
         schedule='"each minute"',
         next_in=60,
         claim_id=side.claim_id(task),
-        hand_out=hand_out,
+        **stored,
     )
 
 
@@ -172,7 +174,13 @@ def _manual(side: Side, task: str) -> ManualRequest:
 
 
 def _stored(side: Side, task: str) -> ClaimRequest:
-    return _claim_of(side, task, HandOut("job", HANDED_ID, NOW, NOW + timedelta(seconds=60), 0.0))
+    hand_out = HandOut("job", HANDED_ID, NOW, NOW + timedelta(seconds=60), 0.0)
+    return _claim_of(side, task, hand_out=hand_out)
+
+
+def _due(side: Side, task: str) -> ClaimRequest:
+    following = NOW + timedelta(seconds=60)
+    return _claim_of(side, task, move=JobMove(task, uuid_of("added"), NOW, NOW, following))
 
 
 def _window_taken(side: Side) -> Send:
@@ -333,6 +341,9 @@ STATEMENTS = {
     "takeover": Statement(_attempts(TakeoverAttempt, _takeover), ("dead", "handed over"), **MANY),
     "manual run": Statement(_attempt(ManualAttempt, _manual), ("requested",)),
     "stored run": Statement(_attempt(HandOutAttempt, _stored), ("no row", "over")),
+    "stored runs": Statement(
+        _attempts(StoredAttempt, _due, most=len(TASKS)), ("no row", "over", "died for good"), **MANY
+    ),
     "windows taken": Statement(_window_taken, **MANY),
     "release": Statement(_release(Ending.KEEP), ("running", "handed over")),
     "release, window open": Statement(_release(Ending.OPEN), ("running",)),
@@ -457,6 +468,17 @@ def set_up(connection: psycopg.Connection[Any], situation: str) -> None:
         seen_at="now() - interval '1 day'",
         stopped_at="now() - interval '1 day'",
     )
+    for task in TASKS:  # of which the last run is the task's
+        add_job(
+            connection,
+            task,
+            func="'job'",
+            added_id=f"'{uuid_of('added')}'",
+            changed_at="now()",
+            next_run_time="now()",
+            last_run_time="now() - interval '100 s'",
+            task_name=f"'{task}'",
+        )
     add_job(
         connection,
         "job",

@@ -62,7 +62,7 @@ PATIENT = 20.0
 MOST_SENT = 5
 TABLES = ("task_lock", "task_lock_run", "task_lock_replica", "task_lock_job")
 # What a release of the last claim is that was found: it must not stand any more.
-CLAIMS = ("claim", "claims", "takeover", "manual run", "stored run")
+CLAIMS = ("claim", "claims", "takeover", "manual run", "stored run", "stored runs")
 RELEASES = ("release", "release, window open", "hand-over", "releases")
 # A release that comes too late corrects what the run history says of its run. One that waited for
 # the takeover, or for whoever freed the task, does not see the entry yet: it goes on to say `died`.
@@ -469,6 +469,18 @@ MISTAKES = {
         "AND false AS was_handed",
         check,
         Pair("over", "stored run", "stored run", repeated=True),
+    ),
+    "stored runs wait for jobs": (
+        "FOR NO KEY UPDATE OF job SKIP LOCKED",
+        "FOR NO KEY UPDATE OF job",
+        check,
+        Pair("over", "stored runs", "stored runs"),
+    ),
+    "stored runs wait for rows": (
+        "FOR NO KEY UPDATE OF lock SKIP LOCKED",
+        "FOR NO KEY UPDATE OF lock",
+        check,
+        Pair("over", "pause", "stored runs"),
     ),
 }
 
