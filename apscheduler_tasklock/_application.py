@@ -25,7 +25,7 @@ LINGER = 5.0
 # Seconds for which a shutdown waits for what is to be run, also if its own time is over.
 SHORTEST_FLUSH = 0.2
 # Limits how many threads may hang at a time in what does not come back.
-MOST_HANGING = 2
+MOST_HANGING = 10
 
 
 class ApplicationThread:

@@ -341,8 +341,9 @@ class DatabaseThread:
             self._close_connection()
 
     def _stop_listening(self) -> None:
-        if self._listening is not None:
-            self._listening.stop()
+        listening = self._listening  # the thread may be done with it in this moment
+        if listening is not None:
+            listening.stop()
 
     def wait_for_releases(self, sender: object, until: float) -> None:
         """Wait until no release of one sender waits to be sent. The thread goes on.
@@ -363,8 +364,9 @@ class DatabaseThread:
 
     def _send_to_thread(self, message: _Message) -> None:
         self._inbox.put(message)
-        if self._listening is not None:
-            self._listening.wake()
+        listening = self._listening  # likewise
+        if listening is not None:
+            listening.wake()
 
     def _put(self, message: _Message) -> None:
         self._send_to_thread(message)

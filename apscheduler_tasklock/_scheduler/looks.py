@@ -145,8 +145,9 @@ class Looks:
 
     def _end(self, number: int) -> None:
         if number == self.number:
-            self._is_looking = False
+            # Whoever wakes it has to find one of the two at any moment.
             self._due_at = time.monotonic() + (0.0 if self._is_woken else self._pause())
+            self._is_looking = False
 
     def _pause(self) -> float:
         # With jitter: all replicas of a deployment have started at the same moment.

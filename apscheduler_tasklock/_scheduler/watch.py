@@ -284,15 +284,20 @@ class Watch:
         for blocked in waiting:
             if is_to_run(blocked):
                 together[blocked.submission.key].append(blocked)
-        for key in self._known.asking(together):
-            # In one submission, one after the other: side by side, they would refuse each other.
-            blocked_ones = together[key]
-            run_times = sorted(time for b in blocked_ones for time in b.submission.run_times)
-            submission = replace(blocked_ones[-1].submission, run_times=tuple(run_times))
-            renewed = self._jobs.renewed(submission)
-            if renewed is not None:
-                again = replace(renewed, exempt_from_misfire=True)
-                self._jobs.submit(again, partial(self._add_again, blocked_ones))
+        try:
+            for key in self._known.asking(list(together)):
+                # In one submission: side by side, they would refuse each other.
+                blocked_ones = together.pop(key)
+                run_times = sorted(time for b in blocked_ones for time in b.submission.run_times)
+                submission = replace(blocked_ones[-1].submission, run_times=tuple(run_times))
+                renewed = self._jobs.renewed(submission)
+                if renewed is not None:
+                    again = replace(renewed, exempt_from_misfire=True)
+                    self._jobs.submit(again, partial(self._add_again, blocked_ones))
+        finally:
+            # Those of jobs that are left out, or come after one whose code has raised.
+            for blocked_ones in together.values():
+                self._add_again(blocked_ones)
 
     def _add_again(self, blocked_ones: Sequence[Blocked]) -> None:
         for blocked in blocked_ones:

@@ -176,16 +176,17 @@ class TestTheThread:
             hung.append(threading.current_thread())
             assert go_on.wait(PATIENCE)
 
-        for function in (hang, hang, hang, called.set):
+        most = _application.MOST_HANGING
+        for function in (*[hang] * (most + 1), called.set):
             _application.call_application(function)
         eventually(lambda: len(hung) == 1)
         _application.relieve_application(PATIENCE)  # it has not been waited for that long
-        for hanging in (1, 2):
+        for hanging in range(1, most + 1):
             assert len(hung) == hanging
             _application.relieve_application(0.0)
             eventually(lambda hanging=hanging: len(hung) == hanging + 1)
         _application.relieve_application(0.0)  # so many are the most
-        assert len(threads()) == len(set(hung)) == 3
+        assert len(threads()) == len(set(hung)) == most + 1
         assert not called.is_set()
         go_on.set()
         assert called.wait(PATIENCE)

@@ -625,6 +625,44 @@ def test_a_run_time_is_submitted_when_the_run_that_blocked_it_died(
     assert len(found.jobs.of("task")) == 1
 
 
+def test_a_run_time_of_a_job_whose_code_hangs_is_kept_until_that_comes_back(
+    found: Found, rows: Rows
+) -> None:
+    found.start("task")
+    run = rows.running("task", failover=False)
+    found.look()
+    asking = found.known.asking([("task", "default")])  # as another look that does not come back
+    next(asking)
+    assert found.known.leave_out(0.0) == ("task", "default")
+    found.watch.add(blocked_by(run))
+    rows.die("task")
+    found.look()
+    assert not found.jobs.of("task")
+    asking.close()  # it has
+    eventually(lambda: found.jobs.of("task"))
+
+
+def test_a_job_whose_code_raises_costs_no_other_job_of_the_task_its_run_time(
+    found: Found, rows: Rows, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found.start("task")
+    run = rows.running("task", failover=False)
+    renewed = found.jobs.renewed
+
+    def renew(submission: Submission) -> Submission | None:
+        if submission.job.id == "first":
+            raise LookupError("its trigger's own mistake")
+        return renewed(submission)
+
+    monkeypatch.setattr(found.jobs, "renewed", renew)
+    for job in ("first", "second"):
+        found.watch.add(replace(blocked_by(run), submission=submission("task", job=Job(job))))
+    rows.die("task")
+    [again] = eventually(lambda: found.jobs.of("task"))
+    assert again.job.id == "second"
+    assert "its trigger's own mistake" in caplog.text
+
+
 def test_a_run_time_is_submitted_after_the_dead_run_was_run_again(found: Found, rows: Rows) -> None:
     run = rows.running("task")
     rows.die("task")
