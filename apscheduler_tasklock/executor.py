@@ -458,6 +458,12 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         degraded += [f"rejected by the database: {each}" for each in self._rejected()]
         if self._watch.overdue:
             degraded.append(f"overdue tasks: {', '.join(sorted(self._watch.overdue))}")
+        if self._known.left_out:
+            degraded.append(f"jobs whose own code hangs: {', '.join(self._known.left_out)}")
+        if self._watch.looks.hangs:
+            degraded.append(
+                "the look at the tasks has not come back, as from a job store that hangs"
+            )
         started = self._started_in == os.getpid()
         goes_on = self.locks.is_live and self._adapter.stores_are_live and self._adapter.is_alive
         return Health(

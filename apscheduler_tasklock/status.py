@@ -297,7 +297,8 @@ class Health:
     :ivar ready: whether it has started and seen its table once. A database that goes away later
         does not change that.
     :ivar degraded: why not all is well, as a database that is unavailable, a right that is missing,
-        or tasks that are overdue; empty if all is. A restart does not help.
+        tasks that are overdue, or an application's trigger or job store that hangs; empty if all
+        is. For a database and a right, a restart does not help.
     """
 
     live: bool

@@ -69,6 +69,11 @@ class KnownTasks:
                     self._asked = None
                 self._hanging.discard(key)
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The ids of the jobs that are left out, because their code has not come back."""
+        return tuple(sorted(job_id for job_id, _ in tuple(self._hanging)))
+
     def leave_out(self, seconds: float) -> JobKey | None:
         """Return the job whose code has not come back for so long; it is left out until it has."""
         if self._asked is None or time.monotonic() < self._asked[1] + seconds:

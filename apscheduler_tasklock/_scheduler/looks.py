@@ -46,6 +46,7 @@ class Looks:
     :param interval: seconds between two looks, at most, but in a large fleet
     :param timings: has how long a look waits for the application's own code
     :ivar number: of the look that is under way, or of the last one
+    :ivar hangs: whether the look that is under way waits for code of no single job
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Looks:
         self._is_woken = False
         self._closed = False
         self.number = 0
+        self.hangs = False
 
     @property
     def interval(self) -> float:
@@ -141,6 +143,7 @@ class Looks:
 
     def _note_called(self, number: int) -> None:
         if number == self.number and self._is_looking:
+            self.hangs = False
             self._due_at = inf  # it waits for the database, which has limits of its own
 
     def _end(self, number: int) -> None:
@@ -157,8 +160,16 @@ class Looks:
         """Look anew without the job whose code has not come back."""
         relieve_application(self._longest_turn / 2)
         key = self._known.leave_out(self._longest_turn)
-        if key is None:  # there are many jobs, or it waits for another's code
+        if key is None:  # a job store that lists its jobs, very many jobs, or another look's code
             self._due_at = now + self._longest_turn / 2
+            if not self.hangs:
+                self.hangs = True
+                logger.warning(
+                    "A look at the tasks has not come back for %g s, as from a job store that is "
+                    "asked for its jobs; until it does, dead runs and what is asked for by hand "
+                    "wait",
+                    self._longest_turn,
+                )
             return
         logger.warning(
             "Job %r: its trigger, its job store or its executor has not come back for %g s in a "

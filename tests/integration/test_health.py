@@ -9,9 +9,17 @@ from typing import Any
 
 import psycopg
 import pytest
+from apscheduler.jobstores.memory import MemoryJobStore
+from apscheduler.triggers.base import BaseTrigger
 
-from apscheduler_tasklock import EVENT_TASK_LOCK_REFUSED, TaskLockExecutor, TaskLockJobStore
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_REFUSED,
+    TaskLockExecutor,
+    TaskLockJobStore,
+    _application,
+)
 from apscheduler_tasklock._database import thread
+from apscheduler_tasklock._database.timings import Timings
 from tests.support.internals import replace_passes
 from tests.support.outages import Job, refuse
 from tests.support.polling import eventually
@@ -119,6 +127,40 @@ class TestHealth:
             "UPDATE task_lock SET due_at = now() - interval '1 h', overdue_at = now()"
         )
         assert eventually(lambda: replica.executor.health().degraded) == ("overdue tasks: job",)
+
+    @pytest.mark.parametrize("hangs", ["trigger", "job store"])
+    def test_code_of_the_applications_that_hangs_makes_it_degraded(
+        self, make_replica: MakeReplica, hangs: str
+    ) -> None:
+        """Where a look asks it. The scheduler's own thread is not kept waiting here."""
+        go_on = threading.Event()
+
+        def hang() -> None:
+            if threading.current_thread().name == _application.NAME:
+                assert go_on.wait(60)
+
+        class HangingTrigger(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
+            def get_next_fire_time(self, previous: Any, now: datetime) -> datetime:
+                hang()
+                return now + timedelta(hours=1)
+
+        class HangingStore(MemoryJobStore):  # type: ignore[misc]  # APScheduler has no types
+            def get_all_jobs(self) -> list[Any]:
+                hang()
+                return list(super().get_all_jobs())
+
+        replica = make_replica(start=False, timings=Timings(longest_turn=0.3), **FAST)
+        if hangs == "trigger":
+            replica.scheduler.add_job(print, HangingTrigger(), id="job")
+            why = "jobs whose own code hangs: job"
+        else:
+            replica.scheduler.add_jobstore(HangingStore(), "other")
+            why = "the look at the tasks has not come back, as from a job store that hangs"
+        replica.start()
+        eventually(lambda: replica.executor.health().degraded == (why,))
+        go_on.set()
+        eventually(lambda: replica.executor.health().degraded == ())
+        assert replica.executor.health().live
 
 
 class TestDrain:
