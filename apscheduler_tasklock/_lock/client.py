@@ -613,15 +613,6 @@ class LockClient:
 
         return read
 
-    def read_runs(self, task_names: Sequence[str], always: Sequence[str] = ()) -> list[RunState]:
-        """Ask that, and wait for the answer.
-
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that
-        """
-        found: list[RunState] = self.ask(self.reading(task_names, always))
-        return found
-
     def register(self, tasks: Sequence[Registration]) -> Steps[list[Registered]]:
         """Tell of the tasks that this replica has, and how they are scheduled.
 

@@ -430,7 +430,7 @@ def test_a_name_that_the_encoding_lacks_is_in_no_statement(
     with pytest.raises(TaskLockError, match="the encoding LATIN1 of the database lacks"):
         held(latin, LATIN_TASKS[1])
     assert len(sent) == 1
-    latin.read_runs(LATIN_TASKS, LATIN_TASKS)
+    latin.ask(latin.reading(LATIN_TASKS, LATIN_TASKS))
     assert len(sent) == 2, sent[1:]
     latin.find_taken([ClaimRequest(name, 9.0, 50.0) for name in LATIN_TASKS])
     assert len(sent) == 3
@@ -470,8 +470,10 @@ def test_one_tasks_mistake_is_its_own(latin: LockClient, pool: ThreadPoolExecuto
 def test_one_tasks_mistake_does_not_hide_the_dead_runs_of_others(latin: LockClient) -> None:
     lock = held(latin, "two")
     for always in (["two"], LATIN_TASKS):
-        assert [state.task_name for state in latin.read_runs(LATIN_TASKS, always)] == ["two"]
-    assert latin.read_runs(LATIN_TASKS, LATIN_TASKS[:2]) == []
+        assert [state.task_name for state in latin.ask(latin.reading(LATIN_TASKS, always))] == [
+            "two"
+        ]
+    assert latin.ask(latin.reading(LATIN_TASKS, LATIN_TASKS[:2])) == []
     latin.release(lock)
 
 

@@ -207,7 +207,7 @@ class Replica:
         question = Question("", "look", self.process, self.world.now)
         self._story.ledger.questions.append(question)
         try:
-            self._client.read_runs(["none"])
+            self._client.ask(self._client.reading(["none"]))
         except TaskLockError as error:
             question.answer = f"failed: {error}"
         else:
@@ -217,7 +217,7 @@ class Replica:
         tasks = {task.name: task for task in self._story.scenario.tasks if task.windows}
         while True:
             try:
-                states = self._client.read_runs(list(tasks), list(self._kept))
+                states = self._client.ask(self._client.reading(list(tasks), list(self._kept)))
             except TaskLockError as error:
                 self.world.note(self.process.name, f"   look: {error}")
                 states = []
