@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import uuid4
@@ -24,7 +23,7 @@ from apscheduler_tasklock.jobstore.triggers import encode_trigger
 from apscheduler_tasklock.schema.table import LARGEST_DEFINITION, LONGEST_TEXT
 from tests.support import claims
 from tests.support.polling import eventually
-from tests.support.stored_jobs import StoreReplica, note, ran
+from tests.support.stored_jobs import StoreReplica, note, ran, store_replicas
 
 Make = Callable[..., StoreReplica]
 Connection = psycopg.Connection[Any]
@@ -84,14 +83,7 @@ def key() -> str:
 @pytest.fixture
 def make(database_url: str) -> Iterator[Make]:
     """Make a replica with the job store, whose scheduler is paused; it is shut down afterwards."""
-    with ExitStack() as closing:
-
-        def make(**options: Any) -> StoreReplica:
-            replica = StoreReplica(database_url, **options)
-            replica.scheduler.start(paused=True)
-            closing.callback(replica.shutdown)
-            return replica
-
+    with store_replicas(database_url, paused=True) as make:
         yield make
 
 

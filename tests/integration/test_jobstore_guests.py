@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import uuid4
@@ -21,7 +20,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockExecutor, TaskLockJobStore, TaskLockOptionError
 from tests.support.internals import make_job
-from tests.support.stored_jobs import StoreReplica, note, ran
+from tests.support.stored_jobs import StoreReplica, note, ran, store_replicas
 
 Make = Callable[..., StoreReplica]
 
@@ -39,14 +38,7 @@ def key() -> str:
 @pytest.fixture
 def make(database_url: str) -> Iterator[Make]:
     """Make and start a replica with the job store; it is shut down after the test."""
-    with ExitStack() as closing:
-
-        def make(**options: Any) -> StoreReplica:
-            replica = StoreReplica(database_url, **options)
-            replica.start()
-            closing.callback(replica.shutdown)
-            return replica
-
+    with store_replicas(database_url) as make:
         yield make
 
 

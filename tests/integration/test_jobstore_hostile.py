@@ -9,7 +9,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any
 from uuid import uuid4
@@ -29,7 +29,7 @@ from apscheduler_tasklock.jobstore.triggers import encode_trigger
 from tests.support import claims
 from tests.support.hostile_json import hostile_trigger, hostile_value
 from tests.support.polling import eventually
-from tests.support.stored_jobs import StoreReplica, note, ran
+from tests.support.stored_jobs import StoreReplica, note, ran, store_replicas
 
 Connection = psycopg.Connection[Any]
 Make = Callable[..., StoreReplica]
@@ -60,14 +60,7 @@ def key() -> str:
 @pytest.fixture
 def make(database_url: str) -> Iterator[Make]:
     """Make a replica with the job store; it is shut down after the test."""
-    with ExitStack() as closing:
-
-        def make(*, paused: bool = False, **options: Any) -> StoreReplica:
-            replica = StoreReplica(database_url, **options)
-            replica.scheduler.start(paused=paused)
-            closing.callback(replica.shutdown)
-            return replica
-
+    with store_replicas(database_url) as make:
         yield make
 
 

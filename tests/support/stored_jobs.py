@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -73,6 +74,23 @@ class Gate:
 
 # For tests in which the database answers: a user's call has its turn also on a busy machine.
 PATIENT = Timings(call_timeout=30.0)
+
+
+@contextmanager
+def store_replicas(database: str, *, paused: bool = False) -> Iterator[Callable[..., StoreReplica]]:
+    """Give what makes and starts replicas with the job store. All are shut down at the end.
+
+    :param paused: whether their schedulers start paused, unless they are told
+    """
+    with ExitStack() as closing:
+
+        def make(*, paused: bool = paused, **options: Any) -> StoreReplica:
+            replica = StoreReplica(database, **options)
+            replica.scheduler.start(paused=paused)
+            closing.callback(replica.shutdown)
+            return replica
+
+        yield make
 
 
 def store_class(given: Timings) -> type[TaskLockJobStore]:
