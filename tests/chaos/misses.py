@@ -223,7 +223,8 @@ def _left(records: Records, task: ChaosTask, claims: Sequence[Claim]) -> Iterato
         over = _over(claim, after)
         died = claim.until if claim.handed_over is None else claim.handed_over
         how = "died" if claim.handed_over is None else "was handed over"
-        if after is not None and over == after.at and after.window != claim.window:
+        is_ended = over in (claim.released, claim.given_up)
+        if after is not None and not is_ended and over == after.at and after.window != claim.window:
             if after.at < claim.run_until:
                 text = f"{claim}, {how}, and {after}, was of another window"
                 yield Finding(MISSED, task.name, after.at, text)

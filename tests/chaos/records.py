@@ -104,6 +104,8 @@ class Claim:
             self.released = min(self.released, after.at)
         if self.handed_over is not None:
             self.handed_over = min(self.handed_over, after.at)
+        if self.given_up is not None:
+            self.given_up = min(self.given_up, after.at)
 
     def takes_over(self, before: Claim | None) -> bool:
         """Tell whether it took the window of the claim before it over."""
