@@ -26,6 +26,11 @@ class Request(Generic[Answer]):
     task_name: str = ""
     in_doubt: bool = False
 
+    @property
+    def task_names(self) -> Sequence[str]:
+        """The tasks that it is for, if it is for several that go together."""
+        return (self.task_name,)
+
     def send(self, cursor: Any) -> Answer | TaskLockError:
         """Ask alone, on a cursor in autocommit mode; return the answer, or why it was not asked."""
         raise NotImplementedError

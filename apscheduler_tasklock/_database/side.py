@@ -295,7 +295,7 @@ class DatabaseSide:
                 batch.append(ticket)
                 if len(batch) == MOST_TOGETHER:
                     break
-            tasks.add(request.task_name)
+            tasks.update(request.task_names)
         return batch
 
     def _let_releases_go_first(self, now: float) -> None:
@@ -305,9 +305,10 @@ class DatabaseSide:
         it, whatever becomes of it.
         """
         claims = {
-            ticket.request.task_name: ticket
+            task_name: ticket
             for ticket in reversed(self._waiting)
             if ticket.follows_releases and ticket.not_before <= now
+            for task_name in ticket.request.task_names
         }
         if not claims:
             return

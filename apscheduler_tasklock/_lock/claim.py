@@ -103,12 +103,15 @@ class _Attempt(Request[Decision], Generic[Asked]):
 
     :ivar request: what is asked for; it gets another id if a grant could not be used
     :ivar in_doubt: whether the database may have granted it without an answer having come
+    :ivar wanted_at: since when it has been asked for, on the monotonic clock; ``None``: it is not
+        asked for now, as while no worker is free
     """
 
     def __init__(self, request: Asked, context: ClaimContext) -> None:
         self.task_name = request.task_name
         self.request = request
         self.in_doubt = False
+        self.wanted_at: float | None = None
         self.sender = self._context = context
 
     def note_failure(self, error: BaseException) -> None:

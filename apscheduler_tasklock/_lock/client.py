@@ -38,6 +38,7 @@ from apscheduler_tasklock._database.thread import Recurring
 from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.claim import (
     AnyRequest,
+    BeyondLimitError,
     ClaimAttempt,
     ClaimContext,
     Decision,
@@ -48,6 +49,13 @@ from apscheduler_tasklock._lock.claim import (
 from apscheduler_tasklock._lock.commands import command_line
 from apscheduler_tasklock._lock.jobs import JobRows
 from apscheduler_tasklock._lock.lifetime import InProgress, off_the_loop
+from apscheduler_tasklock._lock.limited import (
+    Claimed,
+    LimitedClaims,
+    LimitedTicket,
+    NotNow,
+    Tell,
+)
 from apscheduler_tasklock._lock.messages import (
     NOT_BEGUN,
     ClaimRequest,
@@ -413,6 +421,58 @@ class LockClient:
             return claimed
         finally:
             self.claiming.end()
+
+    def begin_claims(self, attempts: Sequence[ClaimAttempt], most: int | None, tell: Tell) -> None:
+        """Begin to claim as many of these as may be granted, and do not wait.
+
+        While the database is unavailable, they are asked for again, until one of them has been
+        asked for longer than ``claim_timeout``. A claim without a usable answer by then has failed,
+        and is ended in the background if it may have been granted all the same.
+
+        :param attempts: in the order in which they are to be granted, each for another task. One of
+            which ``tell`` hears :class:`NotNow` can be asked for again, or is given to
+            :meth:`withdraw`.
+        :param most: how many are granted at most; ``None``: all of them
+        :param tell: hears what became of each, in the database's thread; what is granted is its to
+            release
+        """
+        now = time.monotonic()
+        for attempt in attempts:
+            attempt.wanted_at = now if attempt.wanted_at is None else attempt.wanted_at
+        wanted_at = min(each.wanted_at for each in attempts if each.wanted_at is not None)
+        ticket = LimitedTicket(
+            LimitedClaims(attempts, most),
+            Deadline(self._closing),
+            self._conclude_limited,
+            tell,
+            self.claiming.end,
+            came=now,
+            turn_until=now + self._turn_limit,
+            tried_until=wanted_at + self._timeout,
+        )
+        self.claiming.begin()
+        self._database.submit(ticket)
+
+    def _conclude_limited(self, attempt: ClaimAttempt, outcome: Outcome[Decision]) -> Claimed:
+        """Make what was claimed of the outcome of one of many, in the database's thread."""
+        error, wanted_at = outcome.error, attempt.wanted_at
+        assert wanted_at is not None
+        if isinstance(error, TaskLockDatabaseError) and not self.closed:
+            if isinstance(error, BeyondLimitError):
+                attempt.wanted_at = None  # no worker is free for it
+                return NotNow.BEYOND
+            if time.monotonic() < wanted_at + self._timeout:
+                return NotNow.LOCKED
+        try:
+            claimed = self._conclude(attempt, wanted_at, outcome)
+        except TaskLockError as failed:
+            return failed
+        assert claimed is not None  # as of a takeover whose row is gone
+        return claimed
+
+    def withdraw(self, attempt: ClaimAttempt) -> None:
+        """End a claim that is not asked for again, in the background, if it may be granted yet."""
+        self._end_in_doubt(attempt)
 
     def _hand_over(self, request: AnyRequest, claimed: HeldLock | Refusal | None) -> None:
         """Give back what was claimed, and nobody wants any more."""
