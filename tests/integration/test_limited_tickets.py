@@ -273,6 +273,26 @@ def test_what_is_granted_after_a_stop_is_handed_over(
     eventually(lambda: row(connection, "a")["handed_over"])
 
 
+@pytest.mark.usefixtures("unhurried_stop")
+def test_after_a_stop_none_is_to_be_asked_for_again(
+    make_asking: MakeAsking,
+    make_locks: MakeLocks,
+    known_task: Callable[[str], None],
+    direct_url: str,
+    busy: Any,
+) -> None:
+    known_task("a")
+    locks = make_locks()
+    asking = make_asking(locks, "a")
+    busy(locks)
+    asking.begin(most=1)
+    locks.stop_claiming()
+    with psycopg.connect(direct_url) as blocker:
+        blocker.execute("SELECT FROM task_lock WHERE task_name = 'a' FOR UPDATE")
+        busy.go_on()
+        assert isinstance(asking.result()["a"], TaskLockDatabaseError)
+
+
 def test_whoever_waits_for_claims_waits_until_they_are_told(
     make_asking: MakeAsking, make_locks: MakeLocks, busy: Any
 ) -> None:

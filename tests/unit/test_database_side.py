@@ -38,10 +38,15 @@ SEED = 31
 
 
 class Claim(Request[str]):
-    def __init__(self, task_name: str, *, alone: bool = False) -> None:
+    def __init__(self, task_name: str, *more: str, alone: bool = False) -> None:
         self.kind = type(self)
         self.task_name = task_name
+        self.more = more
         self.alone = alone
+
+    @property
+    def task_names(self) -> Sequence[str]:
+        return [self.task_name, *self.more]
 
     @property
     def goes_alone(self) -> bool:
@@ -153,6 +158,12 @@ class TestOrder:
         sent = batches(side, all_of_them, 4.0)
         assert [alone] in sent
         assert len(sent) == 2
+
+    def test_none_overtakes_one_that_is_for_its_task_among_others(self, side: DatabaseSide) -> None:
+        first, later, other = claim("z", 0.5), claim("b", 2.0), claim("c", 3.0)
+        several = Wanted(Claim("a", "b", alone=True), came=1.0, tried_until=10.0)
+        sent = batches(side, [first, several, later, other], 4.0)
+        assert sent == [[first, other], [several], [later]]
 
     def test_a_renewal_goes_before_all_that_wait(self, side: DatabaseSide) -> None:
         waiting = [claim(f"task {n}", n / 1000) for n in range(300)]
@@ -349,6 +360,12 @@ class TestReleasesThatWait:
     ) -> None:
         older, wanted = claim("b", -1.0), claim("a", 0.01)
         assert batches(side, [older, wanted], 0.01) == [[older], [ended], [wanted]]
+
+    def test_go_before_claims_of_several_tasks(self, side: DatabaseSide) -> None:
+        first, second, other = release("a"), release("b"), release("c")
+        fail(side, 0.0, side.step(0.0, [first, second, other]).batch)
+        wanted = Wanted(Claim("z", "b", "a", alone=True), came=0.01, tried_until=10.0)
+        assert batches(side, [wanted], 0.01) == [[first, second], [wanted]]
 
     def test_go_once_and_do_not_block_it(self, side: DatabaseSide, ended: Released) -> None:
         wanted = claim("a", 0.01)
