@@ -52,7 +52,9 @@ class Ticket(Generic[Answer]):
 
     # Pauses after which it is sent again while the database is unavailable, in seconds.
     backoff: Sequence[float] = BACKOFF
-    # The same if the database rejects it; none: then it is not sent again.
+    # The same while a row is locked; none: then it is not sent again.
+    locked_backoff: Sequence[float] = LOCKED_BACKOFF
+    # The same if the database rejects it.
     rejected_backoff: Sequence[float] = ()
     # Whether it is not sent again once claiming was stopped.
     ends_with_claiming = True
@@ -239,7 +241,7 @@ class DatabaseSide:
         if (stopped or ticket.is_stopped) and ticket.ends_with_claiming:
             return None
         if isinstance(error, RowLockedError):
-            backoff: Sequence[float] = LOCKED_BACKOFF
+            backoff = ticket.locked_backoff
         elif isinstance(error, TaskLockDatabaseError):
             backoff = ticket.backoff
         else:

@@ -388,6 +388,10 @@ class HandOutAttempt(_LoneAttempt[ClaimRequest]):
         return self._context.protocol.claim_handed_out(cursor, self.request, stable=times.stable)
 
 
+# A claim that can be sent.
+AnyAttempt: TypeAlias = ClaimAttempt | TakeoverAttempt | ManualAttempt | HandOutAttempt
+
+
 def _granted(answers: Mapping[UUID, ClaimAnswer]) -> int:
     return sum(answer.granted for answer in answers.values())
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from math import inf
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from psycopg.errors import InsufficientPrivilege
@@ -37,6 +37,7 @@ from apscheduler_tasklock._database.steps import Statement, Steps, StepTicket, a
 from apscheduler_tasklock._database.thread import Recurring
 from apscheduler_tasklock._database.url import as_url
 from apscheduler_tasklock._lock.claim import (
+    AnyAttempt,
     AnyRequest,
     BeyondLimitError,
     ClaimAttempt,
@@ -53,6 +54,7 @@ from apscheduler_tasklock._lock.limited import (
     Claimed,
     LimitedClaims,
     LimitedTicket,
+    LoneTicket,
     NotNow,
     Tell,
 )
@@ -93,7 +95,6 @@ from apscheduler_tasklock.status import RunningRun
 logger = logger_of(__name__)
 
 Answer = TypeVar("Answer")
-AnyAttempt: TypeAlias = ClaimAttempt | TakeoverAttempt | ManualAttempt | HandOutAttempt
 
 # Seconds that pending releases have at a shutdown in any case, whatever else of it took long.
 SHORTEST_CLOSING = 0.7
@@ -436,25 +437,44 @@ class LockClient:
         :param tell: hears what became of each, in the database's thread; what is granted is its to
             release
         """
+        wanted_at = min(self._want(attempt) for attempt in attempts)
+        self._begin(LimitedTicket, LimitedClaims(attempts, most), wanted_at, tell)
+
+    def begin_lone_claim(self, attempt: AnyAttempt, tell: Tell) -> None:
+        """Begin a claim of any kind, and do not wait; see :meth:`begin_claims`."""
+        self._begin(LoneTicket, attempt, self._want(attempt), tell)
+
+    @staticmethod
+    def _want(attempt: AnyAttempt) -> float:
+        """Return since when a claim is asked for, which it is from now on."""
+        if attempt.wanted_at is None:
+            attempt.wanted_at = time.monotonic()
+        return attempt.wanted_at
+
+    def _begin(
+        self,
+        kind: type[LimitedTicket] | type[LoneTicket],
+        claims: Any,
+        wanted_at: float,
+        tell: Tell,
+    ) -> None:
         now = time.monotonic()
-        for attempt in attempts:
-            attempt.wanted_at = now if attempt.wanted_at is None else attempt.wanted_at
-        wanted_at = min(each.wanted_at for each in attempts if each.wanted_at is not None)
-        ticket = LimitedTicket(
-            LimitedClaims(attempts, most),
+        ticket = kind(
+            claims,
             Deadline(self._closing),
-            self._conclude_limited,
+            self._conclude_queued,
             tell,
             self.claiming.end,
             came=now,
             turn_until=now + self._turn_limit,
+            answer_within=self._attempt,
             tried_until=wanted_at + self._timeout,
         )
         self.claiming.begin()
         self._database.submit(ticket)
 
-    def _conclude_limited(self, attempt: ClaimAttempt, outcome: Outcome[Decision]) -> Claimed:
-        """Make what was claimed of the outcome of one of many, in the database's thread."""
+    def _conclude_queued(self, attempt: AnyAttempt, outcome: Outcome[Decision]) -> Claimed:
+        """Make what was claimed of the outcome of one in a queue, in the database's thread."""
         error, wanted_at = outcome.error, attempt.wanted_at
         assert wanted_at is not None
         if isinstance(error, TaskLockDatabaseError) and not self.closed:
@@ -464,13 +484,11 @@ class LockClient:
             if time.monotonic() < wanted_at + self._timeout:
                 return NotNow.LOCKED
         try:
-            claimed = self._conclude(attempt, wanted_at, outcome)
+            return self._conclude(attempt, wanted_at, outcome)
         except TaskLockError as failed:
             return failed
-        assert claimed is not None  # as of a takeover whose row is gone
-        return claimed
 
-    def withdraw(self, attempt: ClaimAttempt) -> None:
+    def withdraw(self, attempt: AnyAttempt) -> None:
         """End a claim that is not asked for again, in the background, if it may be granted yet."""
         self._end_in_doubt(attempt)
 
@@ -771,11 +789,15 @@ class LockClient:
 
     async def settle_missed_async(self, hand_out: HandOut, task_name: str) -> bool:
         """Do the same in a coroutine."""
+        return await self.begin_settle_missed(hand_out, task_name).result()
+
+    def begin_settle_missed(self, hand_out: HandOut, task_name: str) -> Asked[bool, bool]:
+        """Begin to do the same, and do not wait."""
         asked = self._asked_once(
             partial(self.jobs.settle_missed, hand_out=hand_out, task_name=task_name)
         )
         self._database.submit(asked)
-        return await asked.result()
+        return asked
 
     def _asked_once(self, statement: Callable[[Any], Answer]) -> Asked[Answer, Answer]:
         """Return a statement that is sent once, if its turn comes in time."""

@@ -1,4 +1,4 @@
-"""Claims of which as many are granted as there are workers: one statement, one answer for each."""
+"""Claims of a queue: as many are granted as there are workers, and each has its own answer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,21 @@ from apscheduler_tasklock._database.deadline import Deadline
 from apscheduler_tasklock._database.errors import as_unavailable
 from apscheduler_tasklock._database.requests import Outcome, Request
 from apscheduler_tasklock._database.side import Ticket
-from apscheduler_tasklock._lock.claim import BeyondLimitError, ClaimAttempt, Decision
+from apscheduler_tasklock._lock.claim import (
+    AnyAttempt,
+    BeyondLimitError,
+    ClaimAttempt,
+    Decision,
+    HandOutAttempt,
+    ManualAttempt,
+    TakeoverAttempt,
+)
 from apscheduler_tasklock._lock.messages import Refusal
+from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
+
+logger = logger_of(__name__)
 
 
 class NotNow(enum.Enum):
@@ -25,11 +36,11 @@ class NotNow(enum.Enum):
     BEYOND = "beyond"  # as many were granted as there are workers
 
 
-# What becomes of one of the claims. One that was refused or has failed is over: whoever wants the
-# task all the same needs another claim.
-Claimed: TypeAlias = HeldLock | Refusal | NotNow | TaskLockError
+# What becomes of one of the claims; ``None``: there is nothing to claim any more. One that was
+# refused or has failed is over: whoever wants the task all the same needs another claim.
+Claimed: TypeAlias = HeldLock | Refusal | NotNow | TaskLockError | None
 # Hears what became of each claim. It is called in the database's thread, once, and must not wait.
-Tell: TypeAlias = Callable[[Sequence[tuple[ClaimAttempt, Claimed]]], object]
+Tell: TypeAlias = Callable[[Sequence[tuple[AnyAttempt, Claimed]]], object]
 
 
 class LimitedClaims(Request[None]):
@@ -110,8 +121,8 @@ class LimitedClaims(Request[None]):
         return [(each, self._decided.get(each, failed)) for each in self.attempts]
 
 
-class LimitedTicket(Ticket[None]):
-    """Limited claims on their way.
+class _QueueTicket(Ticket[Any]):
+    """Claims of a queue on their way.
 
     :param conclude: makes of each claim's outcome what became of it
     :param tell: hears it
@@ -122,33 +133,68 @@ class LimitedTicket(Ticket[None]):
 
     def __init__(
         self,
-        claims: LimitedClaims,
+        request: Request[Any],
         deadline: Deadline,
-        conclude: Callable[[ClaimAttempt, Outcome[Decision]], Claimed],
+        conclude: Callable[[AnyAttempt, Outcome[Decision]], Claimed],
         tell: Tell,
         ended: Callable[[], object],
         **times: float,
     ) -> None:
-        super().__init__(claims, deadline, **times)
-        self._claims = claims
+        super().__init__(request, deadline, **times)
         self._conclude = conclude
         self._tell = tell
         self._ended = ended
 
-    def stays(self, outcome: Outcome[None], now: float) -> bool:
+    def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[Decision]]]:
+        """Return what became of each."""
+        raise NotImplementedError
+
+    def finish(self, outcome: Outcome[Any]) -> None:
+        """Tell what became of each. Whatever fails, each is told of."""
+        try:
+            self._tell([(each, self._claimed(each, its)) for each, its in self._outcomes(outcome)])
+        finally:
+            self._ended()
+
+    def _claimed(self, attempt: AnyAttempt, outcome: Outcome[Decision]) -> Claimed:
+        try:
+            return self._conclude(attempt, outcome)
+        except Exception as error:
+            logger.exception("Task %r: what became of its claim is not known", attempt.task_name)
+            failed = TaskLockError(f"what became of its claim is not known: {error!r}")
+            failed.__cause__ = error
+            return failed
+
+
+class LimitedTicket(_QueueTicket):
+    """Limited claims on their way; its request is :class:`LimitedClaims`."""
+
+    def stays(self, outcome: Outcome[Any], now: float) -> bool:
         """Tell whether a part of them is still to be asked for."""
-        if outcome.error is None:
-            stays = not self._claims.is_over
-        else:
-            stays = self._claims.goes_on_after(outcome.error)
+        claims = self.request
+        assert isinstance(claims, LimitedClaims)
+        error = outcome.error
+        stays = not claims.is_over if error is None else claims.goes_on_after(error)
         if stays:
             self.not_before = now
         return stays
 
-    def finish(self, outcome: Outcome[None]) -> None:
-        """Tell what became of each."""
-        try:
-            decided = self._claims.outcomes(outcome)
-            self._tell([(each, self._conclude(each, its)) for each, its in decided])
-        finally:
-            self._ended()
+    def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[Decision]]]:
+        assert isinstance(self.request, LimitedClaims)
+        return self.request.outcomes(outcome)
+
+
+class LoneTicket(_QueueTicket):
+    """A claim of another kind on its way, as of a dead run's window.
+
+    It is not asked for again while its row is locked: the queue does that, and asks for others
+    meanwhile.
+    """
+
+    locked_backoff = ()
+
+    def _outcomes(self, outcome: Outcome[Any]) -> Sequence[tuple[AnyAttempt, Outcome[Decision]]]:
+        assert isinstance(
+            self.request, (ClaimAttempt, TakeoverAttempt, ManualAttempt, HandOutAttempt)
+        )
+        return [(self.request, outcome)]

@@ -38,20 +38,20 @@ class Inputs:
     :ivar answers: what the database has said of each run of an ask, all of them at once
     :ivar begun: runs that a worker has begun
     :ivar freed: runs after which a worker is free, and how many seconds each took
-    :ivar failed: runs that the executor did not take, or whose worker did not begin
+    :ivar failed: runs that the executor did not take
     :ivar finished: tasks whose last run has ended or is dead, so that what was kept is asked for
     :ivar changed: jobs that were paused, removed or rescheduled
     :ivar workers: how many workers the executor has; ``None``: as many as there are runs
     :ivar stopped: whether nothing is to be begun any more
     """
 
-    came: Sequence[Run] = ()
-    answers: Sequence[tuple[Run, Verdict]] = ()
-    begun: Sequence[Run] = ()
-    freed: Sequence[tuple[Run, float]] = ()
-    failed: Sequence[Run] = ()
-    finished: Sequence[str] = ()
-    changed: Sequence[JobKey] = ()
+    came: list[Run] = field(default_factory=list)
+    answers: list[tuple[Run, Verdict]] = field(default_factory=list)
+    begun: list[Run] = field(default_factory=list)
+    freed: list[tuple[Run, float]] = field(default_factory=list)
+    failed: list[Run] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    changed: list[JobKey] = field(default_factory=list)
     workers: int | None = None
     stopped: bool = False
 
@@ -76,7 +76,8 @@ class Step:
     :ivar given: what to give to the executor
     :ivar refused: what was refused for good, or could not be asked for
     :ivar dropped: what was kept, and is not run
-    :ivar withdrawn: what is not begun; what it has got of the database is to be handed over
+    :ivar withdrawn: what is not begun since all is stopped; what it has got of the database is to
+        be handed over
     :ivar wakes_at: when to step again, if nothing happens before; on the monotonic clock
     """
 
@@ -131,7 +132,6 @@ class RunQueue:
             self._leave(run, took)
         for run in inputs.failed:
             self._leave(run, 0.0)
-            step.withdrawn.append(run)
             self._not_before = now + self._jitter(PAUSE_AFTER_FAILURE)
         self._drop(step, set(inputs.changed))
         self._ask_again(now, set(inputs.finished))
@@ -148,10 +148,11 @@ class RunQueue:
         for run, verdict in answers:
             self._asked.discard(run)
             if verdict is Verdict.GRANTED:
-                if self._stopped or self._idle_workers < 1:
+                if self._stopped:
                     step.withdrawn.append(run)
                     self._end(run, run.earliest)
                 else:
+                    # Also if a run without a lock has its worker by now: it is the next one.
                     self._give(step, run)
             elif verdict in (Verdict.REFUSED, Verdict.FAILED):
                 step.refused.append((run, verdict))
@@ -170,6 +171,8 @@ class RunQueue:
         run.state = State.WAITING
         if verdict is Verdict.KEPT:
             run.state, run.kept_at = State.KEPT, now
+        elif verdict is Verdict.UNLOCKED:
+            run.claims = False
         elif verdict is Verdict.LOCKED:
             pause = LOCKED_PAUSES[min(run.locked, len(LOCKED_PAUSES) - 1)]
             run.not_before = now + self._jitter(pause)

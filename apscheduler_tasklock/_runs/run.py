@@ -47,6 +47,7 @@ class Verdict(enum.Enum):
     KEPT = "kept"  # refused, but its own window is still to be run
     LOCKED = "locked"  # somebody has locked its row at the moment
     BEYOND = "beyond"  # as many were granted as there are workers
+    UNLOCKED = "unlocked"  # there was no answer, and it is to be run all the same
     FAILED = "failed"  # there was no answer, or the database rejects it
 
 
@@ -58,7 +59,7 @@ class Token:
     """
 
     def __init__(self) -> None:
-        self._left = [self]
+        self._left = [True]
 
     def take(self) -> bool:
         """Take it; return whether it was there. Is atomic, in a signal handler, too."""

@@ -29,8 +29,8 @@ from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED, BaseSchedu
 from apscheduler.triggers.interval import IntervalTrigger
 
 from apscheduler_tasklock._database.session import NoCursor
-from apscheduler_tasklock._lock.claim import AnyRequest
-from apscheduler_tasklock._lock.client import AnyAttempt, LockClient, Released
+from apscheduler_tasklock._lock.claim import AnyAttempt, AnyRequest
+from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.heartbeat import last_renewal
 from apscheduler_tasklock._lock.messages import (
     NOT_BEGUN,

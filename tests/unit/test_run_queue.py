@@ -179,7 +179,7 @@ class TestAsking:
         steps, run = Steps(), run_of("a")
         steps.grant(steps.step(came=[run]))
         step = steps.step(failed=[run], came=[run_of("b")])
-        assert (step.withdrawn, step.asks) == ([run], [])
+        assert (run.state, step.asks) == (State.OVER, [])
         steps.now = step.wakes_at
         assert asked(steps.step()) == [(["b"], 1)]
 
@@ -236,8 +236,16 @@ class TestUnlockedRuns:
         assert step.wakes_at == steps.now + PATIENCE
         steps.now = step.wakes_at
         assert steps.step().given == [unlocked]
-        # What is granted then has no worker any more: others are to run it.
-        assert steps.answer(step, lambda _run: GRANTED).withdrawn == [waits]
+        # What is granted then is the next one of that worker.
+        assert steps.answer(step, lambda _run: GRANTED).given == [waits]
+        assert steps.step(came=[run_of("b")]).asks == []
+        assert asked(steps.free(unlocked, waits)) == [(["b"], 1)]
+
+    def test_what_is_to_run_all_the_same_without_an_answer_is_given_in_its_turn(self) -> None:
+        steps, some = Steps(workers=1), runs(2)
+        step = steps.answer(steps.step(came=some), lambda _run: Verdict.UNLOCKED)
+        assert (step.given, step.asks) == (some[:1], [])
+        assert steps.free(some[0]).given == some[1:]
 
     def test_at_a_stop_it_goes_to_the_executor(self) -> None:
         steps = Steps(workers=1)

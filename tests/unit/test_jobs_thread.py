@@ -1,0 +1,172 @@
+"""The thread of the jobs' side carries out what the queue decides, and survives what fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from apscheduler_tasklock._runs.jobs import NAME, JobsThread, Message
+from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue
+from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
+from tests.support.polling import eventually
+
+
+class Carrier:
+    """Notes what is to be done, and in which thread."""
+
+    workers = 10
+    is_ending = False
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []  # that were asked for
+        self.asked: list[str] = []
+        self.given: list[str] = []
+        self.refused: list[str] = []
+        self.withdrawn: list[str] = []
+        self.threads: set[str] = set()
+        self.fails: BaseException | None = None
+
+    def ask(self, ask: Ask) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.runs += ask.runs
+        failure, self.fails = self.fails, None
+        if failure is not None:
+            raise failure
+        self.asked += [run.task_name for run in ask.runs]
+
+    def give(self, run: Run) -> None:
+        self.given.append(run.task_name)
+
+    def end_refused(self, run: Run, _verdict: Verdict) -> None:
+        self.refused.append(run.task_name)
+
+    def withdraw(self, run: Run) -> None:
+        self.withdrawn.append(run.task_name)
+
+
+def run_of(name: str) -> Run:
+    return Run(Kind.SCHEDULE, name, (name, "default"), due_at=0.0, came=0.0)
+
+
+def came(run: Run) -> Message:
+    return lambda inputs: inputs.came.append(run)
+
+
+def answered(run: Run, verdict: Verdict) -> Message:
+    return lambda inputs: inputs.answers.append((run, verdict))
+
+
+def freed(run: Run) -> Message:
+    return lambda inputs: inputs.freed.append((run, 0.0))
+
+
+@pytest.fixture
+def carrier() -> Carrier:
+    return Carrier()
+
+
+@pytest.fixture
+def jobs(carrier: Carrier) -> Iterator[JobsThread]:
+    thread = JobsThread(RunQueue(lambda pause: pause), carrier)
+    yield thread
+    thread.stop(60)
+    for run in carrier.runs:
+        if run.state is State.ASKED:
+            thread.post(answered(run, Verdict.REFUSED))
+        elif run.state is State.GIVEN:
+            thread.post(freed(run))
+    eventually(lambda: not is_there())
+
+
+def is_there() -> bool:
+    return any(thread.name == NAME for thread in threading.enumerate())
+
+
+def test_what_comes_is_asked_for_and_given_in_its_thread(
+    jobs: JobsThread, carrier: Carrier
+) -> None:
+    run, other = run_of("a"), run_of("b")
+    jobs.post(came(run))
+    eventually(lambda: carrier.asked == ["a"])
+    jobs.post(came(other))
+    jobs.post(answered(run, Verdict.GRANTED))
+    eventually(lambda: carrier.given == ["a"])
+    assert carrier.threads == {NAME}
+
+
+def test_a_stop_returns_when_what_waited_is_withdrawn(jobs: JobsThread, carrier: Carrier) -> None:
+    run, other = run_of("a"), run_of("b")
+    jobs.post(came(run))
+    eventually(lambda: carrier.asked == ["a"])
+    jobs.post(came(other))  # which waits for the answer
+    jobs.stop(60)
+    assert carrier.withdrawn == ["b"]
+    jobs.post(answered(run, Verdict.REFUSED))
+    eventually(lambda: carrier.refused == ["a"])
+    eventually(lambda: not is_there())
+
+
+def test_nothing_is_begun_when_the_interpreter_ends(jobs: JobsThread, carrier: Carrier) -> None:
+    carrier.is_ending = True
+    jobs.post(came(run_of("a")))
+    eventually(lambda: carrier.withdrawn == ["a"])
+    assert carrier.asked == []
+
+
+def fail(_inputs: Inputs) -> None:
+    raise ValueError("of a message")
+
+
+def test_what_fails_in_it_ends_neither_it_nor_what_came_with_it(
+    jobs: JobsThread, carrier: Carrier, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs.post(fail)
+    jobs.post(came(run_of("a")))
+    eventually(lambda: carrier.asked == ["a"])
+    assert "The task lock's jobs thread failed, and goes on" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_one_that_has_died_is_started_again_by_the_next_message(
+    jobs: JobsThread, carrier: Carrier
+) -> None:
+    carrier.fails = SystemExit()
+    jobs.post(came(run_of("a")))
+    eventually(lambda: carrier.fails is None and not is_there())
+    assert jobs.is_live
+    jobs.stop(60)
+    assert carrier.withdrawn == []
+    jobs.post(came(run_of("b")))
+    eventually(lambda: carrier.withdrawn == ["b"])
+
+
+def test_it_is_not_live_while_a_step_is_stuck(
+    jobs: JobsThread, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr("apscheduler_tasklock._runs.jobs.STUCK", 0.05)
+    jobs.post(lambda _inputs: go_on.wait(60))
+    eventually(lambda: not jobs.is_live)
+    go_on.set()
+    eventually(lambda: jobs.is_live)
+
+
+def where_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return monkeypatch.undo
+
+
+def test_where_none_can_be_started_a_stop_is_carried_out_by_whoever_stops(
+    jobs: JobsThread, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undo = where_no_thread_starts(monkeypatch)
+    jobs.post(came(run_of("a")))
+    assert not jobs.is_live
+    jobs.stop(60)
+    undo()
+    assert (carrier.asked, carrier.withdrawn) == ([], ["a"])
