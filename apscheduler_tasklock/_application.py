@@ -145,6 +145,14 @@ def relieve_application(seconds: float) -> None:
     _thread.relieve(seconds)
 
 
+def call_where_allowed(function: Callable[[], object]) -> None:
+    """Call a function of the application: here, or in the thread for them from where it may not."""
+    if _here.is_kept_out:
+        _thread.call(function)
+    else:
+        function()
+
+
 def flush_application(until: float) -> None:
     """Wait until what has come so far was called; see :meth:`ApplicationThread.flush`."""
     _thread.flush(until)

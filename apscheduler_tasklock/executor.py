@@ -10,6 +10,7 @@ from concurrent import futures
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from math import inf
 from typing import Any, ClassVar, Literal
 from uuid import UUID
@@ -17,14 +18,17 @@ from uuid import UUID
 from apscheduler.events import (
     EVENT_ALL_JOBS_REMOVED,
     EVENT_JOB_ADDED,
+    EVENT_JOB_ERROR,
     EVENT_JOB_MODIFIED,
     EVENT_JOB_REMOVED,
     EVENT_SCHEDULER_STARTED,
+    JobExecutionEvent,
 )
 from apscheduler.executors.base import BaseExecutor, MaxInstancesReachedError
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
 
+from apscheduler_tasklock._application import call_where_allowed
 from apscheduler_tasklock._database.deadline import SHUTDOWN_LIMIT
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import (
@@ -47,6 +51,8 @@ from apscheduler_tasklock._scheduler.adapter import (
     jobstore_of,
     make_inner,
     report_jobs,
+    report_runs,
+    runs_inside_submit_job,
     unwrap,
     worker_processes,
     wrap,
@@ -60,6 +66,7 @@ from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Repor
 from apscheduler_tasklock._scheduler.presence import Presence
 from apscheduler_tasklock._scheduler.queued import QueuedRuns
 from apscheduler_tasklock._scheduler.registration import Registrar
+from apscheduler_tasklock._scheduler.runs import Owner, Runs
 from apscheduler_tasklock._scheduler.stops import saying
 from apscheduler_tasklock._scheduler.submission import (
     Blocked,
@@ -102,6 +109,8 @@ logger = logger_of(__name__)
 # Seconds that a shutdown waits for claims under way to be given up, or made and handed over, and
 # for those of coroutines that it cuts. A claim without an answer is given up a second before.
 CLOSING_TIMEOUT = 2.5
+# Seconds that a stop waits until the jobs' side has withdrawn what has not begun.
+STOPPING_TIMEOUT = 1.0
 # So many jobs are named that a stop waits for.
 MOST_TOLD = 5
 
@@ -109,7 +118,7 @@ MOST_TOLD = 5
 class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
     """Runs each job on one replica per window, with a task lock in PostgreSQL.
 
-    Every replica schedules its jobs normally. Right before a job runs, in the worker of the
+    Every replica schedules its jobs normally. Right before a job is given to a free worker of the
     executor that this one wraps, its task is claimed; only where the claim is granted it runs.
 
     Plugin alias: ``tasklock``
@@ -268,10 +277,28 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             looked=self._note_look,
             timings=self.timings,
         )
+        self._runs = self._make_runs()
 
     def _note_look(self, has_listed: bool) -> None:
         self._presence.note_look(has_listed=has_listed)
         self._notices.sum_up()
+
+    def _make_runs(self) -> Runs | None:
+        """Return what claims runs before the wrapped executor gets them, if it is one of those."""
+        inner = self._inner
+        if not self._enabled or not (has_own_threads(inner) or runs_inside_submit_job(inner)):
+            return None
+        return Runs(
+            inner,
+            Owner(
+                wrap_function=self._wrap,
+                note_begun=self._note_begun,
+                note_blocked=self._watch.add,
+                note_over=self._run_over,
+                log_not_submitted=self._adapter.log_not_submitted,
+                tell_failed=self._tell_failed,
+            ),
+        )
 
     def replace_in_child(self) -> None:
         """Leave the parent's locks alone. Called in a forked child, where no scheduler runs."""
@@ -305,6 +332,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         for job, jobstore in self._adapter.pending_jobs(alias):
             self._jobs.resolve(job, jobstore)
         self._contexts = {}  # which are of the last one, if this start follows one that failed
+        self._runs = self._make_runs()
         locks = client_at_start(self.locks, scheduler if self._enabled else None)
         if locks is not self.locks:
             self._begin(locks)
@@ -316,14 +344,21 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         except BaseException:
             self.locks.close()  # the check has left a connection
             raise
-        wrap(self, self._inner)
-        report_jobs(self._inner, self._ended, self._failed)
+        wrap(self, self._inner, counts=self._runs is not None)
+        self._hear_of_runs()
         self._add_listeners(scheduler)
         if self._enabled and not is_again:
             self._presence.start()
             self._watch.start()
         self._started_in = os.getpid()
         self._log_start(alias)
+
+    def _hear_of_runs(self) -> None:
+        """Let the wrapped executor tell what becomes of what it was given."""
+        if self._runs is None:
+            report_jobs(self._inner, self._ended, self._failed)
+        else:
+            report_runs(self._inner, self._runs.events_of, self._runs.ended)
 
     def _clock(self) -> float:
         """Return the wall clock's time, in seconds since 1970."""
@@ -379,6 +414,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         over_at = time.monotonic() + SHUTDOWN_LIMIT
         self.locks.stop_claiming()
         self._watch.looks.close()
+        if self._runs is not None:
+            self._runs.stop(STOPPING_TIMEOUT, closes=True)
         self._presence.close(self.locks.what_runs() if wait else ())
         if self._inner is not None:
             begun = time.monotonic()
@@ -465,7 +502,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 "the look at the tasks has not come back, as from a job store that hangs"
             )
         started = self._started_in == os.getpid()
-        goes_on = self.locks.is_live and self._adapter.stores_are_live and self._adapter.is_alive
+        goes_on = self.locks.is_live and (self._runs is None or self._runs.is_live)
+        goes_on = goes_on and self._adapter.stores_are_live and self._adapter.is_alive
         return Health(
             live=started and goes_on,
             ready=started and (self._watch.has_looked or not self._enabled),
@@ -492,6 +530,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             seconds = parse_seconds(timeout, "timeout", f"{type(self).__name__}.drain()")
         self.locks.stop_claiming()
         self._watch.looks.close()
+        if self._runs is not None:
+            self._runs.stop(STOPPING_TIMEOUT)
         with self._saying_waiting(), self._idle:
             return self._idle.wait_for(lambda: self._is_idle(coroutines), seconds)
 
@@ -513,7 +553,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         return self.wrap_function(function)  # as it is now
 
     def submit_job(self, job: Any, run_times: list[datetime]) -> None:
-        """Hand a job to the wrapped executor; its worker will claim it. No database work here.
+        """Let a job be claimed, and run by the wrapped executor. No database work here.
 
         :raises MaxInstancesReachedError: as many instances as allowed are running
         :raises TaskLockOptionError: the job's options are impossible, or its function never runs
@@ -594,6 +634,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._watch.looks.wake()  # the pause that goes on may be longer than this lease
 
     def _submit(self, submission: Submission) -> None:
+        if self._runs is not None:
+            self._submit_to_queue(submission, self._runs)
+            return
         key = submission.claim_ids[0]
         self._active[key] = _Active(submission)
         try:
@@ -608,6 +651,48 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if active is not None:
             active.processes = worker_processes(self._inner)
 
+    def _submit_to_queue(self, submission: Submission, runs: Runs) -> None:
+        """Let a submission be claimed, and given to the wrapped executor when a worker is free."""
+        job = submission.job
+        with self._lock:
+            if self._instances[job.id] >= job.max_instances:
+                raise MaxInstancesReachedError(job)
+            self._instances[job.id] += 1
+        self._active[submission.claim_ids[0]] = _Active(submission)
+        try:
+            context = self._context(awaited=False)
+            runs.submit(submission, context.locks, context.notifier)
+        except BaseException:
+            self._forget_active(submission)
+            raise
+
+    def _tell_failed(self, submission: Submission, run_time: datetime, error: Exception) -> None:
+        """Tell of a run time that failed before it was claimed, as of any that fails."""
+        call_where_allowed(
+            partial(self._logger.error, "Error running job %s", submission.job.id, exc_info=error)
+        )
+        event = JobExecutionEvent(
+            EVENT_JOB_ERROR, submission.job.id, submission.jobstore, run_time, exception=error
+        )
+        call_where_allowed(partial(self._adapter.dispatch, event))
+
+    def _run_over(self, submission: Submission) -> None:
+        """Note that what was submitted to the queue is over."""
+        if self._forget_active(submission):
+            self._over(submission)
+
+    def _forget_active(self, submission: Submission) -> bool:
+        """Count a submission of the queue out; tell whether it was counted."""
+        if self._active.pop(submission.claim_ids[0], None) is None:
+            return False
+        with self._lock:
+            self._instances[submission.job.id] -= 1
+            if not self._instances[submission.job.id]:
+                del self._instances[submission.job.id]
+        with self._idle:
+            self._idle.notify_all()
+        return True
+
     def _hand_to_worker(self, submission: Submission) -> None:
         """Submit what claims and runs to the wrapped executor."""
         context = self._context(awaited=submission.awaited)
@@ -619,7 +704,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         """Return what the submissions share that are made now, of coroutines or of functions."""
         locks, context = client_now(self.locks), self._contexts.get(awaited)
         if context is None or context.locks is not locks:
-            dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=awaited)
+            dispatch = _where_allowed(
+                dispatcher(self._inner, self._adapter.dispatch, awaited=awaited)
+            )
             context = self._contexts[awaited] = RunContext(
                 locks,
                 Notifier(dispatch, self._blocked, self._adapter.has_listener),
@@ -805,6 +892,15 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _forget(self, key: JobKey) -> None:
         self._known.forget(key)
         self._jobs.forget(key)
+
+
+def _where_allowed(dispatch: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return what gives events to listeners, the application's code, where that may run."""
+
+    def call(event: Any) -> None:
+        call_where_allowed(partial(dispatch, event))
+
+    return call
 
 
 class _Active:

@@ -21,6 +21,7 @@ from typing import Any
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
 from apscheduler.executors.base import BaseExecutor
+from apscheduler.executors.debug import DebugExecutor
 from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.base import STATE_RUNNING, STATE_STOPPED, BaseScheduler
 from apscheduler.util import maybe_ref
@@ -134,6 +135,12 @@ class SchedulerAdapter:
         """Give an event to the listeners."""
         self._scheduler._dispatch_event(event)
 
+    def log_not_submitted(self, job: Any, error: BaseException) -> None:
+        """Log, in APScheduler's own words, that an executor did not take a job."""
+        self._scheduler._logger.error(
+            'Error submitting job "%s" to executor "%s"', job, job.executor, exc_info=error
+        )
+
     def hands_out(self, jobstore: str) -> bool:
         """Tell whether a job store is the one that all replicas share, and hands its jobs out."""
         return getattr(self.jobstores.get(jobstore), "hands_out", False) is True
@@ -241,6 +248,17 @@ def has_own_threads(inner: Any) -> bool:
     return isinstance(getattr(inner, "_pool", None), ThreadPoolExecutor)
 
 
+def runs_inside_submit_job(inner: Any) -> bool:
+    """Tell whether a wrapped executor runs a job before its ``submit_job`` returns."""
+    return getattr(type(inner), "_do_submit_job", None) is DebugExecutor._do_submit_job
+
+
+def worker_count(inner: Any) -> int | None:
+    """Return how many workers a wrapped executor's pool has now; ``None``: there is no limit."""
+    count = getattr(getattr(inner, "_pool", None), "_max_workers", None)
+    return None if count is None else int(count)
+
+
 def interpreter_is_ending() -> bool:
     """Tell whether the interpreter has begun to end, from when on its pools accept no more jobs.
 
@@ -281,9 +299,12 @@ def cancels_coroutines(inner: Any) -> bool:
     return hasattr(inner, "_pending_futures")
 
 
-def wrap(executor: Any, inner: Any) -> None:
-    """Let an executor stand for the one that it wraps, which has been started."""
-    executor._instances = inner._instances
+def wrap(executor: Any, inner: Any, *, counts: bool) -> None:
+    """Let an executor stand for the one that it wraps, which has been started.
+
+    :param counts: whether it counts the instances of jobs itself
+    """
+    executor._instances = type(inner._instances)(int) if counts else inner._instances
     setattr(inner, _WRAPPED_BY, executor)
 
 
@@ -376,12 +397,102 @@ def report_jobs(
     :param failed: gets the job's id and why its wrapper was not run to its end
     """
     logger = inner._logger
-    report, report_error = inner._run_job_success, inner._run_job_error
-    if isinstance(report, _JobReport):  # of the last start
-        report, report_error = report.report, report_error.report
+    report, report_error = _own_reports(inner)
     inner._run_job_success = _JobReport(report, inner, logger, ended)
     inner._run_job_error = _ErrorReport(report_error, failed)
     inner._logger = _InnerLogger(logger, {})
+
+
+def _own_reports(inner: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return how a wrapped executor itself reports what became of a job."""
+    report, report_error = inner._run_job_success, inner._run_job_error
+    if isinstance(report, (_JobReport, _RunReport)):  # of the last start
+        report, report_error = report.report, report_error.report
+    return report, report_error
+
+
+class RunId(str):
+    """A job's id, as the wrapped executor has it, which knows the run that was given to it.
+
+    :ivar run: the run
+    """
+
+    __slots__ = ("run",)
+    run: Any
+
+    def __new__(cls, job_id: str, run: Any) -> RunId:
+        """Make one of a run."""
+        made = super().__new__(cls, job_id)
+        made.run = run
+        return made
+
+
+def report_runs(
+    inner: Any, events_of: Callable[[Any, list[Any]], list[Any]], ended: Callable[[Any], None]
+) -> None:
+    """Let a started executor tell when it has reported what became of a run.
+
+    Its own report comes first, from whose return on its worker is free.
+
+    :param events_of: returns what is to be told of a run that has these events; nothing of one
+        that was withdrawn
+    :param ended: gets the run
+    """
+    report, report_error = _own_reports(inner)
+    inner._run_job_success = _RunReport(report, events_of, ended)
+    inner._run_job_error = _RunReport(report_error, events_of, ended)
+
+
+def give(inner: Any, job: Any, run_times: list[datetime]) -> None:
+    """Give a job whose id is a :class:`RunId` to a wrapped executor.
+
+    :raises Exception: whatever that raises
+    """
+    try:
+        inner.submit_job(job, run_times)
+    finally:
+        _forget_instances(inner, job.id)
+
+
+def _forget_instances(inner: Any, job_id: str) -> None:
+    """Let a wrapped executor forget a job of which it counts none.
+
+    It counts a run out before it has counted it in that ends in the middle of its submission.
+    """
+    with inner._lock:
+        if inner._instances.get(job_id, 0) <= 0:
+            inner._instances.pop(job_id, None)
+
+
+class _RunReport:
+    """Stands in for ``_run_job_success``, or ``_run_job_error``, of a wrapped executor.
+
+    :ivar report: the executor's own
+    """
+
+    def __init__(
+        self,
+        report: Callable[..., Any],
+        events_of: Callable[[Any, list[Any]], list[Any]],
+        ended: Callable[[Any], None],
+    ) -> None:
+        self.report = report
+        self._events_of = events_of
+        self._ended = ended
+
+    def __call__(self, job_id: str, *what: Any, **named: Any) -> None:
+        if not isinstance(job_id, RunId):  # which somebody else has given to it
+            self.report(job_id, *what, **named)
+            return
+        plain = str(job_id)  # a listener that keeps it must not keep the run
+        if what and isinstance(what[0], list):
+            for event in what[0]:
+                event.job_id = plain
+            what = (self._events_of(job_id.run, what[0]), *what[1:])
+        try:
+            self.report(plain, *what, **named)
+        finally:
+            self._ended(job_id.run)
 
 
 class _JobReport:

@@ -77,6 +77,7 @@ class RunAttempt:
         self._telemetry = self._reports.telemetry
         self._wanted_at = time.monotonic()
         self._missed = False
+        self._runs_after: TaskLockError | None = None
         self._asked: AnyRequest | None = request
         self._claiming: Asked[Any, HeldLock | Refusal | None] | None = None
         self._held: HeldLock | None = None
@@ -161,6 +162,81 @@ class RunAttempt:
         if self._held is not None and not may_run:
             await self.give_back_async()
         return self._view(may_run=may_run)
+
+    # ---- of a run that is claimed before a worker has it; nothing of this waits ------------------
+
+    def request(self) -> AnyRequest:
+        """Return what is claimed. It asks the job's trigger, which may be the application's own."""
+        self._asked = self._asked or self._request()
+        return self._asked
+
+    def take_in(self, claimed: HeldLock | Refusal | TaskLockError | None, wanted_at: float) -> bool:
+        """Note what became of the claim, and return whether the job runs.
+
+        :param wanted_at: since when it was asked for, on the monotonic clock
+        """
+        self._wanted_at = wanted_at
+        if isinstance(claimed, TaskLockError):
+            self._runs_after = self._claimed_in_vain(claimed)
+            return self._runs_after is not None
+        self._telemetry.claimed(wanted_at, claimed)
+        if isinstance(claimed, HeldLock):
+            self._held = claimed
+            self._note_run_time(claimed)
+            return True
+        if claimed is not None:
+            self._refused(claimed)
+        return False
+
+    def tell_granted(self) -> None:
+        """Tell that the claim was granted. Called in the worker, right before the job.
+
+        Or that the job runs all the same.
+        """
+        if self._held is not None:
+            self._reports.granted(self._held)
+        elif self._runs_after is not None:
+            self._reports.failed(self._runs_after, runs=True)
+
+    def tell_missed(self) -> None:
+        """Count a misfire, which APScheduler tells of."""
+        self._telemetry.skipped("misfire")
+
+    def tell_not_claimed(self) -> None:
+        """Tell that the run was not claimed, since the scheduler is shut down."""
+        self._tell_not_claimed()
+
+    def tell_not_begun(self) -> None:
+        """Tell of a run time that a shutdown came before."""
+        self._reports.not_begun()
+
+    def settled(self, outcome: bool | TaskLockError) -> bool:
+        """Note what became of moving a job past a run time that is missed.
+
+        :return: whether it was still handed out
+        """
+        if isinstance(outcome, TaskLockError):
+            return self._not_settled(outcome)
+        hand_out = self._submission.hand_out
+        assert hand_out is not None
+        return self._settled(hand_out, settled=outcome)
+
+    def begin_give_back(self) -> ReleaseTicket | None:
+        """Begin to hand over what was claimed for a job that does not run here."""
+        end = self._cut_short(begun=False)
+        return self._begin_release(end) if self.take_end() else None
+
+    def begin_give_up_lost(self) -> ReleaseTicket | None:
+        """Begin to give up a lock that was lost before its job began."""
+        self._tell_lost()
+        return self.begin_give_back()
+
+    def begin_end_of(self, raised: BaseException | None) -> ReleaseTicket | None:
+        """Begin to release what was claimed, when the job has ended.
+
+        :param raised: what the job has raised
+        """
+        return self._begin_release(self._end_of(raised)) if self.take_end() else None
 
     def _without_claim(self, *, is_settled: bool) -> JobView | None:
         if not is_settled:
@@ -369,9 +445,19 @@ class RunAttempt:
         return False
 
     def _failed(self, error: TaskLockError) -> bool:
+        runs_after = self._claimed_in_vain(error)
+        if runs_after is not None:
+            self._reports.failed(runs_after, runs=True)
+        return runs_after is not None
+
+    def _claimed_in_vain(self, error: TaskLockError) -> TaskLockError | None:
+        """Note why the claim was not decided; return that if the job runs all the same.
+
+        Else that was told.
+        """
         if self._locks.closed:
             self._reports.not_begun()
-            return False
+            return None
         self._telemetry.claim_failed(self._wanted_at)
         # A dead window is run again under a lock, or by another replica. A row that somebody has
         # locked is no outage: who locked it may be running the task.
@@ -381,11 +467,13 @@ class RunAttempt:
             and not isinstance(error, (RowLockedError, NoThreadError))
             and not self._had_no_turn(error)
         )
+        if unlocked:
+            return error
         if self._submission.dead_run is not None:
             self._reports.not_taken_over(error)
         else:
-            self._reports.failed(error, runs=unlocked)
-        return unlocked
+            self._reports.failed(error, runs=False)
+        return None
 
     def _had_no_turn(self, error: TaskLockError) -> bool:
         """Tell whether its turn did not come, although the database answers."""
@@ -468,14 +556,17 @@ class RunAttempt:
         # What is no event has left the worker, as SystemExit does.
         raised = [sys.exc_info()[1] or SystemExit()] if events is None else []
         raised += [event.exception for event in events or () if event.code == EVENT_JOB_ERROR]
+        return self._end_of(raised[0] if raised else None)
+
+    def _end_of(self, exception: BaseException | None) -> RunEnd:
+        """Return how a run ended whose job has raised this, or nothing."""
         options = self._submission.options
         opens = (
-            raised
+            exception is not None
             and options is not None
             and options.on_failure == "release"
             and not self._submission.is_manual  # whose window is another run's
         )
-        exception = raised[0] if raised else None
         if exception is not None and self._locks.settings.redact is str:
             self._telemetry.raised(exception)  # its traceback has what nobody has redacted
         end = RunEnd.of(

@@ -177,16 +177,12 @@ def events_of_what_ran(events: Sequence[Any], logger_name: str) -> list[Any]:
     """
     checked = []
     for event in events:
-        kind = _never_run(event.retval) if event.code == EVENT_JOB_EXECUTED else None
-        if kind is None:
+        error = None
+        if event.code == EVENT_JOB_EXECUTED:
+            error = why_never_run(event.retval, event.job_id)
+        if error is None:
             checked.append(event)
             continue
-        if iscoroutine(event.retval):
-            event.retval.close()
-        error = TaskLockOptionError(
-            f"job {event.job_id!r}: its function has returned {kind}, which nobody runs; pass the "
-            "coroutine function itself, to a scheduler that awaits it, as AsyncIOScheduler"
-        )
         logging.getLogger(logger_name).error("%s", error)
         checked.append(
             JobExecutionEvent(
@@ -198,6 +194,22 @@ def events_of_what_ran(events: Sequence[Any], logger_name: str) -> list[Any]:
             )
         )
     return checked
+
+
+def why_never_run(returned: Any, job_id: str) -> TaskLockOptionError | None:
+    """Return why a job's function has failed that has only returned what was to be run, if it has.
+
+    A coroutine is closed.
+    """
+    kind = _never_run(returned)
+    if kind is None:
+        return None
+    if iscoroutine(returned):
+        returned.close()
+    return TaskLockOptionError(
+        f"job {job_id!r}: its function has returned {kind}, which nobody runs; pass the "
+        "coroutine function itself, to a scheduler that awaits it, as AsyncIOScheduler"
+    )
 
 
 def _never_run(returned: Any) -> str | None:

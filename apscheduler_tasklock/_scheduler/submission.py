@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -326,3 +327,49 @@ class JobView:
 
     def __str__(self) -> str:
         return str(self._job)
+
+
+class GivenJob(JobView):
+    """The job as the wrapped executor gets it for one run, which it runs as any job.
+
+    How many instances may run was decided before.
+
+    :param job_id: which knows the run
+    :param function: runs the job's own, under its lock
+    """
+
+    max_instances = sys.maxsize
+
+    def __init__(
+        self,
+        submission: Submission,
+        job_id: str,
+        function: Callable[..., Any],
+        misfire_grace_time: float | None,
+    ) -> None:
+        super().__init__(submission.job, misfire_grace_time)
+        self.id = job_id
+        self.func = function
+        self._jobstore_alias = submission.jobstore
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else is asked for of the job."""
+        if name.startswith("__") or "_job" not in vars(self):  # as copy asks
+            raise AttributeError(name)
+        return getattr(self._job, name)
+
+
+class RunTimes(list[datetime]):
+    """The run time of a given job, which its worker goes through when it begins.
+
+    :param begin: called then; tells whether the run is to go on. Else it is as if there were no
+        run time, and nobody is told of one.
+    """
+
+    def __init__(self, run_time: datetime, begin: Callable[[], bool]) -> None:
+        super().__init__([run_time])
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[datetime]:
+        """Begin the run, if it is not withdrawn by now."""
+        return super().__iter__() if self._begin() else iter(())

@@ -336,6 +336,13 @@ def _without_jitter_and_end(trigger: Any) -> Any:
     return plain
 
 
+def is_stock(trigger: Any) -> bool:
+    """Tell whether a trigger is APScheduler's own, and no code of an application's."""
+    if type(trigger) in (AndTrigger, OrTrigger):
+        return all(is_stock(part) for part in trigger.triggers)
+    return type(trigger) in _STOCK
+
+
 def _combined(trigger: Any, copy_part: Callable[[Any], Any]) -> Any:
     # Not copied: their copying needs parts that can be pickled, and a custom one need not.
     combine = AndTrigger if isinstance(trigger, AndTrigger) else OrTrigger

@@ -42,14 +42,14 @@ def function() -> None: ...
 
 
 class FailingTrigger(IntervalTrigger):  # type: ignore[misc]  # APScheduler has no types
-    """Fails in the pool's threads, where a claim is made of it."""
+    """Fails in the thread for the application's code, where a claim is made of it."""
 
     def __init__(self) -> None:
         super().__init__(hours=1)
 
     @property
     def jitter(self) -> None:
-        if threading.current_thread().name.startswith("ThreadPool"):
+        if threading.current_thread().name == "tasklock-application":
             raise RuntimeError("a trigger that somebody wrote badly")
 
     @jitter.setter

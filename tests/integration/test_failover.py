@@ -25,6 +25,7 @@ from apscheduler_tasklock import (
     TaskLockExecutor,
     current_lock,
 )
+from apscheduler_tasklock._lock.claim import TakeoverAttempt
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import TakeoverRequest
 from apscheduler_tasklock._scheduler.watch import Watch
@@ -43,7 +44,7 @@ MakeLocks = Callable[..., LockClient]
 MakeHolder = Callable[..., HeldLock]
 Connection = psycopg.Connection[Any]
 
-RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
+RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_EXECUTED, EVENT_TASK_LOCK_RELEASED]
 REFUSED_THEN_RUN = [EVENT_TASK_LOCK_REFUSED, *RUN]
 
 
@@ -441,12 +442,15 @@ class TestWhenItIsRun:
     def test_again_after_its_pool_refused_it(
         self, make_heir: MakeReplica, holder: MakeHolder, connection: Connection
     ) -> None:
-        """As a pool does that is broken, or where threads are limited for a moment."""
+        """As a pool does that is broken, or where threads are limited for a moment.
+
+        It was claimed by then, and is handed over.
+        """
         died = holder()
         pool = _RefusesOnce()
         replica = make_heir(executor=pool)
         replica.scheduler.add_job(token_and_takeover, "interval", hours=1, id="job")
-        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 1, True)
+        assert replica.one(EVENT_JOB_EXECUTED).retval == (died.token + 2, True)
         assert pool.refused == 1
 
     def test_when_a_paused_scheduler_is_resumed(
@@ -522,14 +526,15 @@ class TestWhenItIsRun:
         died = holder()
         replica = make_heir(on_database_error=way)
         locks, failures = replica.executor.locks, [TaskLockDatabaseError("unavailable")]
-        claim = locks.claim
+        begin_claim = locks.begin_lone_claim
 
-        def claim_after_an_outage(wanted: Any, *arguments: Any) -> Any:
-            if isinstance(wanted, TakeoverRequest) and failures:
-                raise failures.pop()
-            return claim(wanted, *arguments)
+        def claim_after_an_outage(wanted: Any, tell: Any) -> Any:
+            if isinstance(wanted, TakeoverAttempt) and failures:
+                tell([(wanted, failures.pop())])
+            else:
+                begin_claim(wanted, tell)
 
-        monkeypatch.setattr(locks, "claim", claim_after_an_outage)
+        monkeypatch.setattr(locks, "begin_lone_claim", claim_after_an_outage)
         replica.run_once(token_and_takeover)
         executed = replica.one(EVENT_JOB_EXECUTED)
         replica.idle()
@@ -599,15 +604,17 @@ class TestLooking:
         """What was refused while the shutdown waits for it is not kept."""
         died = holder(min_lock=0.001)
         replica = make_heir()
-        claim, refused = replica.executor.locks.claim, threading.Event()
+        begin_claims, refused = replica.executor.locks.begin_claims, threading.Event()
 
-        def claim_slowly(*arguments: Any, **options: Any) -> Any:
-            refusal = claim(*arguments, **options)
-            refused.set()
-            eventually(lambda: replica.executor.locks.closed)
-            return refusal
+        def claim_slowly(attempts: Any, most: Any, tell: Any) -> None:
+            def tell_late(decided: Any) -> None:
+                refused.set()
+                eventually(lambda: replica.executor.locks.closed)
+                tell(decided)
 
-        monkeypatch.setattr(replica.executor.locks, "claim", claim_slowly)
+            begin_claims(attempts, most, tell_late)
+
+        monkeypatch.setattr(replica.executor.locks, "begin_claims", claim_slowly)
         replica.run_once(token_and_takeover)
         assert refused.wait(60)
         replica.shutdown()

@@ -120,8 +120,8 @@ def test_a_claim_that_the_server_cannot_take_is_made_when_it_can(
     replica.idle()
     assert replica.codes() == [
         EVENT_TASK_LOCK_GRANTED,
-        EVENT_TASK_LOCK_RELEASED,
         EVENT_JOB_EXECUTED,
+        EVENT_TASK_LOCK_RELEASED,
     ]
     assert (job.runs, row(role.connection)["token"]) == (
         1,

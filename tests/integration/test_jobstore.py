@@ -50,7 +50,15 @@ from apscheduler_tasklock.jobstore.due import RENEW_AFTER
 from apscheduler_tasklock.jobstore.inside import running_jobs
 from apscheduler_tasklock.jobstore.triggers import encode_trigger
 from tests.support.event_loops import abandoned_loop
-from tests.support.internals import abandon, jobs_lock, listens, pool_of, replace_passes
+from tests.support.internals import (
+    abandon,
+    inner_of,
+    instances,
+    jobs_lock,
+    listens,
+    pool_of,
+    replace_passes,
+)
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, pass_on
 from tests.support.roles import role
@@ -219,8 +227,16 @@ def handed_out(connection: Connection) -> int:
 
 
 def queue(replica: StoreReplica, key: str, gate: Gate) -> None:
-    """Let a job wait for the only worker, of which the job store does not know that it is busy."""
-    pool_of(replica.executor).submit(gate.event.wait, 60)
+    """Let a job wait for the second of two workers, which the job store takes for a free one.
+
+    Both are busy with the application's own work. Behind it another job waits in the pool, and
+    until that has begun nothing more is claimed.
+    """
+    for _ in range(2):
+        pool_of(replica.executor).submit(gate.event.wait, 60)
+    replica.scheduler.add_jobstore("memory", "own")
+    replica.scheduler.add_job(int, jobstore="own", id="given", misfire_grace_time=None)
+    eventually(lambda: instances(inner_of(replica.executor)).get("given"))
     replica.run_at(note, key)
 
 
@@ -1745,7 +1761,7 @@ class TestHandOuts:
         gate: Gate,
     ) -> None:
         """Whether its worker becomes free or not, and not only since it has waited for too long."""
-        drained = make(max_workers=1, timings=Timings(give_back_after=600.0))
+        drained = make(max_workers=2, timings=Timings(give_back_after=600.0))
         queue(drained, key, gate)
         eventually(lambda: key in running_jobs(drained.executor))
         drained.executor.drain(0)
@@ -1793,7 +1809,7 @@ class TestHandOuts:
     def test_what_waits_for_a_worker_is_renewed(
         self, make: Make, key: str, gate: Gate, connection: Connection
     ) -> None:
-        queue(make(max_workers=1), key, gate)
+        queue(make(max_workers=2), key, gate)
         ends: dict[Any, set[datetime]] = defaultdict(set)  # of each hand-out
 
         def is_renewed() -> bool:
@@ -1809,7 +1825,7 @@ class TestHandOuts:
     def test_what_waits_too_long_is_given_back_and_its_queued_carrier_fenced_off(
         self, make: Make, key: str, gate: Gate
     ) -> None:
-        replica = make(max_workers=1)
+        replica = make(max_workers=2)
         queue(replica, key, gate)
         eventually(lambda: key in running_jobs(replica.executor))
         make().runs(key)

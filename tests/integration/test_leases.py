@@ -50,7 +50,7 @@ MakeLocks = Callable[..., LockClient]
 MakeTaskLocks = Callable[..., TaskLocks]
 Connection = psycopg.Connection[Any]
 
-RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
+RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_EXECUTED, EVENT_TASK_LOCK_RELEASED]
 
 
 def test_a_new_replica_looks_some_times_in_a_lease_also_for_stored_jobs(database_url: str) -> None:

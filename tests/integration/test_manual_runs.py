@@ -128,7 +128,7 @@ def test_a_run_time_set_to_now_in_the_window_of_a_run_that_has_ended_is_refused(
     """By ``modify_job``. To run a job whatever its windows, there is a run by hand."""
     replica = make_replica()
     replica.run_once(print)
-    eventually(lambda: replica.codes()[-2:] == [EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED])
+    eventually(lambda: replica.codes()[-2:] == [EVENT_JOB_EXECUTED, EVENT_TASK_LOCK_RELEASED])
     replica.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
     assert replica.one(EVENT_TASK_LOCK_REFUSED).reason == "window"
 

@@ -37,7 +37,7 @@ MakeReplica = Callable[..., Replica]
 Connection = psycopg.Connection[Any]
 
 OWN = [EVENT_JOB_EXECUTED]
-LOCKED = [EVENT_TASK_LOCK_GRANTED, EVENT_TASK_LOCK_RELEASED, EVENT_JOB_EXECUTED]
+LOCKED = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_EXECUTED, EVENT_TASK_LOCK_RELEASED]
 
 
 def ago(seconds: float, **fields: Any) -> datetime:

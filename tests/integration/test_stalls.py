@@ -60,8 +60,8 @@ def test_a_lock_whose_renewal_stalls_beyond_its_lease_is_kept(
     replica.idle()
     assert replica.codes() == [
         EVENT_TASK_LOCK_GRANTED,
-        EVENT_TASK_LOCK_RELEASED,
         EVENT_JOB_EXECUTED,
+        EVENT_TASK_LOCK_RELEASED,
     ]
 
 

@@ -23,8 +23,15 @@ def instances(executor: Any) -> dict[str, int]:
 
 def instances_lock(executor: Any) -> threading.RLock:
     """Return the lock under which an executor counts its instances."""
-    lock: threading.RLock = inner_of(executor)._lock
+    inner = inner_of(executor)
+    is_shared = executor._instances is inner._instances
+    lock: threading.RLock = inner._lock if is_shared else executor._lock
     return lock
+
+
+def is_claimed_first(executor: Any) -> bool:
+    """Tell whether an executor's runs are claimed before the wrapped executor gets them."""
+    return executor._runs is not None
 
 
 def executors_of(scheduler: Any) -> dict[str, Any]:

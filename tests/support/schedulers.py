@@ -6,16 +6,33 @@ import functools
 import threading
 from collections.abc import Callable
 from datetime import datetime, timezone
+from itertools import pairwise
 from typing import Any
 
-from apscheduler.events import EVENT_ALL, JobExecutionEvent
+from apscheduler.events import EVENT_ALL, EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
 from apscheduler.executors.base import BaseExecutor
 
-from apscheduler_tasklock import EVENT_TASK_LOCK_ALL, TaskLockEvent, TaskLockExecutor
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ALL,
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_LOST,
+    EVENT_TASK_LOCK_RELEASED,
+    TaskLockEvent,
+    TaskLockExecutor,
+)
 from apscheduler_tasklock._database.timings import Timings
 from tests.support.hosts import Host
-from tests.support.internals import inner_of, instances, instances_lock
+from tests.support.internals import (
+    inner_of,
+    instances,
+    instances_lock,
+    is_claimed_first,
+)
 from tests.support.polling import eventually
+
+_OF_ENDS = (EVENT_JOB_EXECUTED, EVENT_JOB_ERROR)
+_OF_RELEASES = (EVENT_TASK_LOCK_RELEASED, EVENT_TASK_LOCK_ERROR, EVENT_TASK_LOCK_LOST)
 
 # Of jobs that come once a day and do not come due in a test: hours that are far from now.
 DAILY, DAILY_LATER = ({"hour": (datetime.now().hour + hours) % 24} for hours in (11, 12))
@@ -60,6 +77,10 @@ def executor_class(given: Timings | None) -> type[TaskLockExecutor]:
         timings = given
 
     return WithTimings
+
+
+def _run_of(event: Any) -> tuple[str, int]:
+    return event.task_name, event.token
 
 
 class Replica:
@@ -111,8 +132,15 @@ class Replica:
         self.scheduler.remove_listener(self._record)
 
     def codes(self, job_id: str = "job") -> list[int]:
-        """Return the codes of the executions and lock events of a job, in their order."""
-        return [event.code for event in self.of(job_id)]
+        """Return the codes of the executions and lock events of a job, in their order.
+
+        A release comes after the job's own event, or right before it where the worker claims.
+        """
+        codes = [event.code for event in self.of(job_id)]
+        for n, (code, following) in enumerate(list(pairwise(codes))):
+            if code == EVENT_TASK_LOCK_RELEASED and following in _OF_ENDS:
+                codes[n : n + 2] = following, code
+        return codes
 
     def of(self, job_id: str = "job") -> list[Any]:
         return [
@@ -128,8 +156,16 @@ class Replica:
         return found[0]
 
     def idle(self) -> None:
-        """Wait until nothing runs, and what ran is reported."""
-        eventually(lambda: not self._runs() and not _reports.count)
+        """Wait until nothing runs, and what ran and was released is reported."""
+        eventually(lambda: not self._runs() and not _reports.count and not self._unreleased())
+
+    def _unreleased(self) -> set[tuple[str, int]]:
+        """Return the runs, by task and token, whose releases are to be told of yet."""
+        if not is_claimed_first(self.executor):
+            return set()
+        told = [event for event in list(self.events) if isinstance(event, TaskLockEvent)]
+        granted = {_run_of(event) for event in told if event.code == EVENT_TASK_LOCK_GRANTED}
+        return granted - {_run_of(event) for event in told if event.code in _OF_RELEASES}
 
     def _runs(self) -> bool:
         if inner_of(self.executor) is None:  # it was never started

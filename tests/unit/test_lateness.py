@@ -26,16 +26,13 @@ from apscheduler_tasklock._scheduler.lateness import (
     WorkerQueue,
     is_late,
 )
+from tests.support.internals import instances
 from tests.support.polling import eventually
 from tests.support.schedulers import Replica
 
 pytestmark = pytest.mark.inside
 
 HOUR = 3600.0
-
-WAITING = """
-    SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()
-"""
 
 
 @dataclass(frozen=True)
@@ -191,9 +188,7 @@ def miss_a_job(executor: Any) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_knows_of_no_worker(
-    database_url: str, direct_url: str, connection: psycopg.Connection[Any]
-) -> None:
+def test_a_fork_knows_of_no_worker(database_url: str, direct_url: str) -> None:
     """One of its parent's that waits for a claim at the fork would always seem to be free."""
     replica = Replica(database_url, max_workers=1, min_factor=0)
     replica.start()
@@ -204,7 +199,7 @@ def test_a_fork_knows_of_no_worker(
         with psycopg.connect(direct_url) as session:
             session.execute("SELECT FROM task_lock FOR UPDATE")
             replica.run_once(print, replace_existing=True)
-            eventually(lambda: connection.execute(WAITING).fetchone(), 20)
+            eventually(lambda: instances(replica.executor).get("job"), 20)
             child.start()
             child.join(30)
             status = child.exitcode

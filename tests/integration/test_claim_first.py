@@ -1,0 +1,207 @@
+"""A run is claimed first, and given to a worker of the pool that is free: what holds on the way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import psycopg
+import pytest
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MISSED
+from apscheduler.executors.pool import ThreadPoolExecutor as PoolExecutor
+
+from apscheduler_tasklock import (
+    EVENT_TASK_LOCK_ERROR,
+    EVENT_TASK_LOCK_GRANTED,
+    EVENT_TASK_LOCK_REFUSED,
+    EVENT_TASK_LOCK_RELEASED,
+    current_lock,
+)
+from tests.support.internals import pool_of
+from tests.support.polling import eventually
+from tests.support.proxy import Proxy
+from tests.support.schedulers import Replica
+
+MakeReplica = Callable[..., Replica]
+Connection = psycopg.Connection[Any]
+
+RUN = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_EXECUTED, EVENT_TASK_LOCK_RELEASED]
+
+
+@pytest.fixture
+def go_on() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def claimed(connection: Connection) -> list[str]:
+    """Return the tasks of which a run was claimed."""
+    found = connection.execute("SELECT task_name FROM task_lock WHERE kind IS NOT NULL ORDER BY 1")
+    return [name for (name,) in found]
+
+
+def told(replica: Replica, *job_ids: str) -> list[tuple[int, str]]:
+    """Return the codes of the events of these jobs, in the order in which they were told."""
+    return [(e.code, e.job_id) for e in list(replica.events) if getattr(e, "job_id", "") in job_ids]
+
+
+def test_events_come_in_their_order_and_with_plain_ids(make_replica: MakeReplica) -> None:
+    replica = make_replica()
+    replica.run_once(lambda: None)
+    replica.run_once(lambda: 1 / 0, job_id="fails")
+    replica.one(EVENT_JOB_ERROR, "fails")
+    replica.one(EVENT_JOB_EXECUTED)
+    replica.idle()
+    assert [event.code for event in replica.of()] == RUN
+    ends = [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_ERROR, EVENT_TASK_LOCK_RELEASED]
+    assert [event.code for event in replica.of("fails")] == ends
+    assert {type(event.job_id) for event in replica.of()} == {str}
+
+
+def test_a_run_that_waits_for_a_worker_is_not_claimed(
+    make_replica: MakeReplica, connection: Connection, go_on: threading.Event
+) -> None:
+    replica = make_replica(max_workers=1)
+    replica.run_once(go_on.wait, args=[60], job_id="first")
+    eventually(lambda: replica.codes("first") == [EVENT_TASK_LOCK_GRANTED])
+    replica.run_once(lambda: None, job_id="second")
+    time.sleep(0.3)
+    assert claimed(connection) == ["first"]
+    go_on.set()
+    replica.one(EVENT_JOB_EXECUTED, "second")
+
+
+def test_a_backlog_is_run_one_by_one_and_each_end_is_told_at_once(
+    make_replica: MakeReplica,
+) -> None:
+    replica = make_replica()
+    start = datetime.now(timezone.utc) - timedelta(seconds=25)
+    replica.run_once(
+        lambda: current_lock().token,  # type: ignore[union-attr]  # it has one
+        seconds=10,
+        hours=0,
+        start_date=start,
+        next_run_time=start,
+        coalesce=False,
+    )
+    eventually(lambda: replica.codes().count(EVENT_JOB_EXECUTED) >= 3)
+    replica.idle()
+    codes = [code for code in replica.codes() if code != EVENT_TASK_LOCK_RELEASED][:6]
+    assert codes == [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_EXECUTED] * 3
+
+
+class QueuesAndRaises(PoolExecutor):  # type: ignore[misc]  # APScheduler has no types
+    """Its pool takes a job, and raises all the same, as where threads are limited."""
+
+    def _do_submit_job(self, job: Any, run_times: Any) -> None:
+        super()._do_submit_job(job, run_times)
+        if job.id == "job":
+            raise RuntimeError("can't start new thread")
+
+
+def test_a_job_that_a_pool_has_queued_although_it_raised_is_run_at_most_once(
+    make_replica: MakeReplica, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[Any] = []
+    replica = make_replica(executor=QueuesAndRaises(max_workers=2))
+    replica.run_once(lambda: ran.append(current_lock()))
+    eventually(lambda: "Error submitting job" in caplog.text or ran)
+    replica.idle()
+    over = "SELECT FROM task_lock WHERE locked_until <= now() OR finished_at IS NOT NULL"
+    eventually(lambda: connection.execute(over).rowcount == 1)
+    assert len(ran) == replica.codes().count(EVENT_JOB_EXECUTED) <= 1
+    replica.run_once(ran.clear, job_id="next")
+    replica.one(EVENT_JOB_EXECUTED, "next")
+
+
+@pytest.fixture
+def busy_pool(make_replica: MakeReplica, go_on: threading.Event) -> Replica:
+    """Return a replica whose only worker has work of the application's, and one job behind it."""
+    replica = make_replica(max_workers=1)
+    pool: ThreadPoolExecutor = pool_of(replica.executor)
+    pool.submit(go_on.wait, 60)
+    replica.run_once(lambda: None)
+    return replica
+
+
+def test_while_something_given_has_not_begun_nothing_more_is_claimed(
+    busy_pool: Replica, connection: Connection, go_on: threading.Event
+) -> None:
+    eventually(lambda: claimed(connection) == ["job"])
+    busy_pool.run_once(lambda: None, job_id="next")
+    time.sleep(0.3)
+    assert claimed(connection) == ["job"]
+    go_on.set()
+    busy_pool.one(EVENT_JOB_EXECUTED, "next")
+    busy_pool.idle()
+    assert busy_pool.codes() == busy_pool.codes("next") == RUN
+
+
+def test_what_was_given_and_has_not_begun_is_handed_over_at_a_stop(
+    busy_pool: Replica, connection: Connection, go_on: threading.Event
+) -> None:
+    eventually(lambda: claimed(connection) == ["job"])
+    busy_pool.scheduler.shutdown(wait=False)
+    go_on.set()
+    pool_of(busy_pool.executor).shutdown(wait=True)
+    eventually(lambda: busy_pool.codes() == [EVENT_TASK_LOCK_RELEASED])
+    assert busy_pool.of()[0].reason == "handed over"
+
+
+def test_a_slow_listener_of_a_refusal_holds_up_no_start(
+    make_replica: MakeReplica, go_on: threading.Event
+) -> None:
+    make_replica().run_once(lambda: None)
+    replica = make_replica()
+    heard = threading.Event()
+
+    def block(_event: Any) -> None:
+        heard.set()
+        go_on.wait(60)
+
+    replica.scheduler.add_listener(block, EVENT_TASK_LOCK_REFUSED)
+    eventually(lambda: replica.run_once(lambda: None, replace_existing=True) and heard.wait(0.5))
+    replica.run_once(lambda: None, job_id="next")
+    replica.one(EVENT_JOB_EXECUTED, "next")
+
+
+def test_a_job_without_a_lock_does_not_wait_for_the_database(
+    make_replica: MakeReplica, proxy: Proxy
+) -> None:
+    replica = make_replica(proxy.url, max_workers=1, claim_timeout=5, jobs={"unlocked": False})
+    proxy.to_server = lambda _data: b""  # swallowed
+    replica.run_once(lambda: None)
+    replica.run_once(lambda: None, job_id="unlocked")
+    replica.one(EVENT_JOB_EXECUTED, "unlocked")
+    assert replica.codes() == []
+    replica.one(EVENT_TASK_LOCK_ERROR)
+
+
+def test_jobs_that_may_run_without_an_answer_run_one_after_the_other(
+    make_replica: MakeReplica, proxy: Proxy
+) -> None:
+    replica = make_replica(proxy.url, max_workers=1, claim_timeout=1, on_database_error="run")
+    proxy.accepting = False
+    proxy.cut_all()
+    for job_id in ("a", "b"):
+        replica.run_once(lambda: None, job_id=job_id)
+    for job_id in ("a", "b"):
+        replica.one(EVENT_JOB_EXECUTED, job_id)
+        assert replica.codes(job_id) == [EVENT_TASK_LOCK_ERROR, EVENT_JOB_EXECUTED]
+    proxy.accepting = True
+
+
+def test_a_run_that_waited_for_the_applications_job_for_too_long_is_missed(
+    make_replica: MakeReplica, connection: Connection
+) -> None:
+    replica = make_replica(max_workers=1)
+    replica.run_once(time.sleep, args=[1.5], job_id="long")
+    eventually(lambda: replica.codes("long") == [EVENT_TASK_LOCK_GRANTED])
+    replica.run_once(lambda: None, misfire_grace_time=1)
+    replica.one(EVENT_JOB_MISSED)
+    assert claimed(connection) == ["long"]
