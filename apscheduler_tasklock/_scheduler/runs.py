@@ -86,6 +86,7 @@ class _Work:
     :ivar locks: that it is claimed with
     :ivar context: the context variables of whoever submitted it
     :ivar claim: its claim, while it is asked for
+    :ivar failure: why its trigger, which may be the application's own, could not tell what to claim
     :ivar is_decided: set when it is to be given, or over; for whoever runs it inside ``submit_job``
     :ivar is_to_be_given: whether it is to be given
     :ivar goes_on: whether its worker went on with it; ``None``: it has not begun
@@ -98,6 +99,7 @@ class _Work:
     locks: LockClient
     context: Context
     claim: AnyAttempt | None = None
+    failure: Exception | None = None
     is_decided: threading.Event = field(default_factory=threading.Event)
     is_to_be_given: bool = False
     goes_on: bool | None = None
@@ -168,10 +170,7 @@ class Runs:
     def _prepare(self, first: Run) -> None:
         """Ask a trigger that may be the application's own, and put its runs into the queue."""
         for run in first.backlog:
-            try:
-                run.what.attempt.request()
-            except BaseException:  # noqa: BLE001  # it is told when the claim is asked for
-                break
+            run.what.failure = _why_not_asked_for(run.what)
         self._come(first)
 
     def _come(self, run: Run) -> None:
@@ -460,12 +459,24 @@ def _kind_of(submission: Submission) -> Kind:
     return Kind.STANDBY if submission.is_standby else Kind.SCHEDULE
 
 
-def _claim_of(work: _Work) -> AnyAttempt | Exception:
-    """Return a run's claim, or why it cannot be asked for."""
+def _why_not_asked_for(work: _Work) -> Exception | None:
+    """Ask a run's trigger; return why it cannot be asked for, if so."""
     try:
-        work.claim = work.claim or work.locks.attempt(work.attempt.request())
+        work.attempt.request()
     except Exception as error:  # noqa: BLE001  # a custom trigger's own code may raise anything
         return error
     except BaseException as error:  # noqa: BLE001  # or exit
         return RuntimeError(f"the trigger {work.submission.trigger} raised {error!r}")
+    return None
+
+
+def _claim_of(work: _Work) -> AnyAttempt | Exception:
+    """Return a run's claim, or why it cannot be asked for."""
+    failure = work.failure or _why_not_asked_for(work)
+    if failure is not None:
+        return failure
+    try:
+        work.claim = work.claim or work.locks.attempt(work.attempt.request())
+    except TaskLockError as error:
+        return error
     return work.claim
