@@ -46,13 +46,13 @@ from apscheduler_tasklock._scheduler.adapter import (
     check_importable,
     dispatcher,
     has_own_threads,
+    has_worker_processes,
     interpreter_is_ending,
     is_wrapped_by_another,
     jobstore_of,
     make_inner,
     report_jobs,
     report_runs,
-    runs_inside_submit_job,
     unwrap,
     worker_processes,
     wrap,
@@ -284,13 +284,16 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._notices.sum_up()
 
     def _make_runs(self) -> Runs | None:
-        """Return what claims runs before the wrapped executor gets them, if it is one of those."""
-        inner = self._inner
-        if not self._enabled or not (has_own_threads(inner) or runs_inside_submit_job(inner)):
+        """Return what claims runs before the wrapped executor gets them.
+
+        A pool of processes claims in its workers.
+        """
+        if self._inner is None or not self._enabled or has_worker_processes(self._inner):
             return None
         return Runs(
-            inner,
+            self._inner,
             Owner(
+                coroutines=self._coroutines,
                 wrap_function=self._wrap,
                 note_begun=self._note_begun,
                 note_blocked=self._watch.add,
@@ -696,8 +699,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _hand_to_worker(self, submission: Submission) -> None:
         """Submit what claims and runs to the wrapped executor."""
         context = self._context(awaited=submission.awaited)
-        if has_own_threads(self._inner):
-            self._queued.add(submission)
         self._inner.submit_job(JobWrapper(submission, context), list(submission.run_times[-1:]))
 
     def _context(self, *, awaited: bool) -> RunContext:

@@ -1,4 +1,4 @@
-"""The thread of the jobs' side: around the queue's step, with one inbox.
+"""The thread of the jobs' side: around the steps of its queues, with one inbox.
 
 It never waits: not for the database, not for a lock of the scheduler's, not for a listener. What
 it has to say, log records too, goes to the thread for the application's code.
@@ -31,14 +31,12 @@ STUCK = 30.0
 
 # What the thread is sent: a function that adds to what has happened.
 Message = Callable[[Inputs], object]
+# Returns how many workers there are now; ``None``: as many as there are runs.
+Workers = Callable[[], int | None]
 
 
 class Carrier(Protocol):
     """What carries out the queue's decisions, in the thread. Nothing of it waits."""
-
-    @property
-    def workers(self) -> int | None:
-        """How many workers the executor has now; ``None``: as many as there are runs."""
 
     @property
     def is_ending(self) -> bool:
@@ -57,26 +55,53 @@ class Carrier(Protocol):
         """End a run that is not begun, and hand over what it has got."""
 
 
-class JobsThread:
-    """Drives a queue of runs in one thread, which starts with the first message.
+class Line:
+    """A queue of runs, as the thread drives it.
 
-    :param queue: decides
-    :param carrier: carries that out
+    :ivar thread: drives it
+    :ivar came: what has happened since its last step
+    :ivar wakes_at: when to step again, if nothing happens before; on the monotonic clock
     """
 
-    def __init__(self, runs: RunQueue, carrier: Carrier) -> None:
-        self._runs = runs
-        self._carrier = carrier
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    def __init__(
+        self, thread: JobsThread, runs: RunQueue, workers: Workers, carrier: Carrier
+    ) -> None:
+        self.thread = thread
+        self.runs = runs
+        self.workers = workers
+        self.carrier = carrier
+        self.came: list[Message] = []
+        self.wakes_at = inf
+
+    def post(self, message: Message) -> None:
+        """Let the queue know that something has happened. Never waits."""
+        self.thread.post(self, message)
+
+
+class JobsThread:
+    """Drives queues of runs in one thread, which starts with the first message."""
+
+    def __init__(self) -> None:
+        self._lines: list[Line] = []
+        self._inbox: queue.SimpleQueue[tuple[Line, Message]] = queue.SimpleQueue()
         # Reentrant: the garbage collector may close anything anywhere, and that may post.
         self._starting = threading.RLock()
         self._thread: threading.Thread | None = None
         self._stepping = threading.RLock()
-        self._came: list[Message] = []
         self._carried_out: list[threading.Event] = []
-        self._wakes_at = inf
         self._is_stopped = False
         self._step_began = inf  # on the monotonic clock
+
+    def add(self, runs: RunQueue, workers: Workers, carrier: Carrier) -> Line:
+        """Let the thread drive one more queue.
+
+        :param runs: decides
+        :param workers: returns how many workers there are now for what it decides
+        :param carrier: carries that out
+        """
+        line = Line(self, runs, workers, carrier)
+        self._lines.append(line)
+        return line
 
     @property
     def is_live(self) -> bool:
@@ -101,9 +126,9 @@ class JobsThread:
                 self._thread = None
                 raise
 
-    def post(self, message: Message) -> None:
-        """Let the queue know that something has happened. Never waits."""
-        self._inbox.put(message)
+    def post(self, line: Line, message: Message) -> None:
+        """Let a queue know that something has happened. Never waits."""
+        self._inbox.put((line, message))
         with suppress(RuntimeError):  # threads are limited, or the interpreter ends
             self.start()
 
@@ -115,10 +140,15 @@ class JobsThread:
         is_done = threading.Event()
 
         def stop(inputs: Inputs) -> None:
-            inputs.stopped = self._is_stopped = True
+            inputs.stopped = True
+
+        def note_done(_inputs: Inputs) -> None:
+            self._is_stopped = True
             self._carried_out.append(is_done)
 
-        self.post(stop)
+        for line in self._lines:
+            self.post(line, stop)
+        self.post(self._lines[-1], note_done)
         if self._thread is threading.current_thread():
             return  # which is about to do it
         if self._thread is None:
@@ -142,11 +172,13 @@ class JobsThread:
     def _waited(self) -> bool:
         """Wait for something to do; tell whether the thread goes on."""
         now = time.monotonic()
-        is_idle = self._runs.is_idle
+        is_idle = all(line.runs.is_idle for line in self._lines)
         linger = 0.0 if self._is_stopped else LINGER
-        seconds = linger if is_idle else min(self._wakes_at - now, LONGEST_WAIT)
+        wakes_at = min(line.wakes_at for line in self._lines)
+        seconds = linger if is_idle else min(wakes_at - now, LONGEST_WAIT)
         with suppress(queue.Empty):
-            self._came.append(self._inbox.get(timeout=max(0.0, seconds)))
+            line, message = self._inbox.get(timeout=max(0.0, seconds))
+            line.came.append(message)
             return True
         if not is_idle:
             return True
@@ -162,38 +194,42 @@ class JobsThread:
         try:
             with self._stepping:
                 self._step_once()
-        except Exception:  # nothing may end this thread unseen
-            logger.exception("The task lock's jobs thread failed, and goes on")
         finally:
             self._step_began = inf
 
     def _step_once(self) -> None:
-        carrier = self._carrier
-        inputs = Inputs(workers=carrier.workers, stopped=carrier.is_ending)
-        for message in self._take_all():
+        with suppress(queue.Empty):
+            while True:
+                line, message = self._inbox.get_nowait()
+                line.came.append(message)
+        done: list[threading.Event] = []
+        try:
+            for line in self._lines:
+                try:
+                    self._step_line(line)
+                except Exception:  # nothing may end this thread unseen
+                    logger.exception("The task lock's jobs thread failed, and goes on")
+        finally:
+            done, self._carried_out = self._carried_out, done
+            for event in done:
+                event.set()
+
+    def _step_line(self, line: Line) -> None:
+        carrier = line.carrier
+        inputs = Inputs(workers=line.workers(), stopped=carrier.is_ending)
+        messages, line.came = line.came, []
+        for message in messages:
             try:
                 message(inputs)
             except Exception:
                 logger.exception("The task lock's jobs thread failed, and goes on")
-        step = self._runs.step(time.monotonic(), inputs)
-        self._wakes_at = step.wakes_at
-        done, self._carried_out = self._carried_out, []
-        try:
-            for ask in step.asks:
-                carrier.ask(ask)
-            for run in step.given:
-                carrier.give(run)
-            for run, verdict in step.refused:
-                carrier.end_refused(run, verdict)
-            for run in (*step.dropped, *step.withdrawn):
-                carrier.withdraw(run)
-        finally:
-            for event in done:
-                event.set()
-
-    def _take_all(self) -> list[Message]:
-        messages, self._came = self._came, []
-        with suppress(queue.Empty):
-            while True:
-                messages.append(self._inbox.get_nowait())
-        return messages
+        step = line.runs.step(time.monotonic(), inputs)
+        line.wakes_at = step.wakes_at
+        for ask in step.asks:
+            carrier.ask(ask)
+        for run in step.given:
+            carrier.give(run)
+        for run, verdict in step.refused:
+            carrier.end_refused(run, verdict)
+        for run in (*step.dropped, *step.withdrawn):
+            carrier.withdraw(run)

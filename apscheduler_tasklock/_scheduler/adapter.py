@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import pickle
 import sys
 import threading
@@ -44,6 +45,11 @@ LATEST_WAKEUP = 60.0
 _AWAIT_NOTHING = {
     f"apscheduler.executors.{name}" for name in ("debug", "gevent", "pool", "twisted")
 }
+
+# Those whose executors begin whatever they are given.
+_BEGIN_ALL = {"apscheduler.executors.debug", "apscheduler.executors.gevent"}
+# How many jobs an executor is taken to run at a time of which that is not known.
+UNKNOWN_WORKERS = 10
 
 # Attribute of a wrapped executor, from its start until its shutdown: who wraps it.
 _WRAPPED_BY = "_tasklock_executor"
@@ -248,15 +254,38 @@ def has_own_threads(inner: Any) -> bool:
     return isinstance(getattr(inner, "_pool", None), ThreadPoolExecutor)
 
 
+def has_worker_processes(inner: Any) -> bool:
+    """Tell whether a wrapped executor runs jobs in a pool of processes."""
+    return isinstance(getattr(inner, "_pool", None), ProcessPoolExecutor)
+
+
 def runs_inside_submit_job(inner: Any) -> bool:
     """Tell whether a wrapped executor runs a job before its ``submit_job`` returns."""
     return getattr(type(inner), "_do_submit_job", None) is DebugExecutor._do_submit_job
 
 
 def worker_count(inner: Any) -> int | None:
-    """Return how many workers a wrapped executor's pool has now; ``None``: there is no limit."""
-    count = getattr(getattr(inner, "_pool", None), "_max_workers", None)
-    return None if count is None else int(count)
+    """Return how many workers a wrapped executor has now for functions.
+
+    An event loop has a pool of threads for them. ``None``: there is no limit.
+    """
+    if hasattr(inner, "_reactor"):
+        return int(inner._reactor.getThreadPool().max)
+    pool = getattr(inner, "_pool", None) or getattr(inner, "executor", None)
+    if pool is None and hasattr(inner, "_eventloop"):
+        pool = getattr(inner._eventloop, "_default_executor", None)
+        if pool is None:  # it is made for the first function
+            return min(32, (os.cpu_count() or 1) + 4)
+    count = getattr(pool, "_max_workers", None)
+    if count is not None:
+        return int(count)
+    return None if _has_no_limit(inner) else UNKNOWN_WORKERS
+
+
+def _has_no_limit(inner: Any) -> bool:
+    """Tell whether an executor begins whatever it is given: at once, or in a greenlet."""
+    submits = getattr(type(inner), "_do_submit_job", None)
+    return getattr(submits, "__module__", None) in _BEGIN_ALL
 
 
 def interpreter_is_ending() -> bool:
@@ -280,7 +309,7 @@ def check_importable(redact: Callable[..., Any], inner: Any) -> None:
 
     :raises TaskLockOptionError: it cannot be pickled; each job would fail when it is submitted
     """
-    if not isinstance(getattr(inner, "_pool", None), ProcessPoolExecutor):
+    if not has_worker_processes(inner):
         return
     try:
         pickle.dumps(redact)
@@ -542,8 +571,8 @@ def _unwrapped(events: list[Any], inner: Any, logger: logging.Logger) -> list[An
     for event in events:
         if event.code == EVENT_JOB_EXECUTED and isinstance(event.retval, RunResult):
             unwrapped.extend(event.retval)
-        elif event.code == EVENT_JOB_EXECUTED and iscoroutine(event.retval):
-            unwrapped.append(_never_awaited(event, inner, logger))
+        elif (error := never_awaited(event, inner, logger.name)) is not None:
+            unwrapped.append(error)
         else:
             if event.code == EVENT_JOB_ERROR:
                 # The wrapper itself failed, and its own log line went to the quiet logger.
@@ -552,14 +581,16 @@ def _unwrapped(events: list[Any], inner: Any, logger: logging.Logger) -> list[An
     return unwrapped
 
 
-def _never_awaited(event: Any, inner: Any, logger: logging.Logger) -> Any:
-    """Return the error event of a coroutine job that the wrapped executor did not await."""
+def never_awaited(event: Any, inner: Any, logger_name: str) -> Any:
+    """Return the error event of a coroutine that its executor did not await; ``None``: it did."""
+    if event.code != EVENT_JOB_EXECUTED or not iscoroutine(event.retval):
+        return None
     event.retval.close()
     error = TaskLockOptionError(
         f"job {event.job_id!r}: its function is a coroutine, which {type(inner).__name__} does not "
         "await; use an AsyncIOScheduler, or a plain function"
     )
-    logger.error("%s", error)
+    logging.getLogger(logger_name).error("%s", error)
     return JobExecutionEvent(
         EVENT_JOB_ERROR, event.job_id, event.jobstore, event.scheduled_run_time, exception=error
     )

@@ -231,12 +231,33 @@ class RunAttempt:
         self._tell_lost()
         return self.begin_give_back()
 
-    def begin_end_of(self, raised: BaseException | None) -> ReleaseTicket | None:
+    def begin_end_of(
+        self, raised: BaseException | None, *, cut: bool = False
+    ) -> ReleaseTicket | None:
         """Begin to release what was claimed, when the job has ended.
 
         :param raised: what the job has raised
+        :param cut: whether somebody else than the job has ended it
+        :return: the release; that of a shutdown which has ended it before
         """
-        return self._begin_release(self._end_of(raised)) if self.take_end() else None
+        end = self._cut_short(begun=True) if cut else None
+        if not self.take_end():
+            return self._release
+        return self._begin_release(end or self._end_of(raised))
+
+    def is_cut(self, raised: BaseException | None, asyncio_task: asyncio.Task[Any] | None) -> bool:
+        """Tell whether somebody else than the coroutine itself has ended it.
+
+        :param raised: what it has raised
+        :param asyncio_task: that it runs in
+        """
+        if isinstance(raised, GeneratorExit):
+            return _is_closed(asyncio_task)  # as with its event loop
+        return isinstance(raised, asyncio.CancelledError) and (
+            self.cancelled_on_loss
+            or self._locks.closed
+            or is_being_cancelled(if_unknown=self._submission.failover)
+        )
 
     def _without_claim(self, *, is_settled: bool) -> JobView | None:
         if not is_settled:
@@ -690,3 +711,11 @@ def is_being_cancelled(*, if_unknown: bool) -> bool:
     """
     cancelling = getattr(asyncio.current_task(), "cancelling", None)
     return if_unknown if cancelling is None else cancelling() > 0
+
+
+def _is_closed(task: asyncio.Task[Any] | None) -> bool:
+    """Tell whether a coroutine of this task runs since it is closed, and not as the task."""
+    try:
+        return asyncio.current_task() is not task
+    except RuntimeError:  # no loop runs
+        return True

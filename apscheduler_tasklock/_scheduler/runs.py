@@ -8,6 +8,7 @@ side; when the wrapped executor has reported it, its worker is free.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,13 +27,15 @@ from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.limited import Claimed, NotNow
 from apscheduler_tasklock._lock.messages import HandOut
 from apscheduler_tasklock._lock.releases import ReleaseTicket
-from apscheduler_tasklock._runs.jobs import JobsThread
+from apscheduler_tasklock._runs.jobs import JobsThread, Line
 from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue
 from apscheduler_tasklock._runs.run import Kind, Run, Verdict
 from apscheduler_tasklock._scheduler.adapter import (
     RunId,
+    call_as_scheduler,
     give,
     interpreter_is_ending,
+    never_awaited,
     runs_inside_submit_job,
     worker_count,
 )
@@ -48,7 +51,7 @@ from apscheduler_tasklock._scheduler.submission import (
 )
 from apscheduler_tasklock._scheduler.triggers import is_stock
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.errors import TaskLockError
+from apscheduler_tasklock.errors import TaskLockError, TaskLockOptionError
 
 logger = logger_of(__name__)
 
@@ -61,6 +64,7 @@ LOOK_INTERVAL = 1.0
 class Owner:
     """What the executor that has the runs is asked and told.
 
+    :ivar coroutines: the coroutines that run under a lock
     :ivar wrap_function: returns what is called in place of a job's function
     :ivar note_begun: called in a worker that has begun a submission
     :ivar note_blocked: gets what was refused because of a run that had not ended
@@ -69,6 +73,7 @@ class Owner:
     :ivar tell_failed: tells of a run time that could not be claimed since its trigger has failed
     """
 
+    coroutines: set[RunAttempt]
     wrap_function: Callable[[Callable[..., Any]], Callable[..., Any]]
     note_begun: Callable[[Submission], object]
     note_blocked: Callable[[Blocked], object]
@@ -85,6 +90,7 @@ class _Work:
     :ivar attempt: has its claim, and tells of it
     :ivar locks: that it is claimed with
     :ivar context: the context variables of whoever submitted it
+    :ivar line: the queue that it is in
     :ivar claim: its claim, while it is asked for
     :ivar failure: why its trigger, which may be the application's own, could not tell what to claim
     :ivar is_decided: set when it is to be given, or over; for whoever runs it inside ``submit_job``
@@ -92,12 +98,15 @@ class _Work:
     :ivar goes_on: whether its worker went on with it; ``None``: it has not begun
     :ivar took: seconds that its job took
     :ivar release: its release
+    :ivar was_awaited: whether its coroutine was begun, which an executor may only have made
+    :ivar is_reported: whether the wrapped executor has told what became of it
     """
 
     submission: Submission
     attempt: RunAttempt
     locks: LockClient
     context: Context
+    line: Line
     claim: AnyAttempt | None = None
     failure: Exception | None = None
     is_decided: threading.Event = field(default_factory=threading.Event)
@@ -105,6 +114,8 @@ class _Work:
     goes_on: bool | None = None
     took: float = 0.0
     release: ReleaseTicket | None = None
+    was_awaited: bool = False
+    is_reported: bool = False
 
 
 class Runs:
@@ -119,7 +130,10 @@ class Runs:
         self._owner = owner
         self._is_closed = False
         self._is_inline = runs_inside_submit_job(inner)
-        self._thread = JobsThread(RunQueue(jittered), self)
+        self._thread = JobsThread()
+        # Those of functions, which have a worker each, and those of coroutines, which need none.
+        self._functions = self._thread.add(RunQueue(jittered), partial(worker_count, inner), self)
+        self._coroutines = self._thread.add(RunQueue(jittered), _without_limit, self)
         # Those that the wrapped executor has, or that are about to be given to it.
         self._given: dict[Run, None] = {}
 
@@ -127,11 +141,6 @@ class Runs:
     def is_live(self) -> bool:
         """Whether its thread goes on. Asks nobody."""
         return self._thread.is_live
-
-    @property
-    def workers(self) -> int | None:
-        """How many workers the executor has now; ``None``: as many as there are runs."""
-        return worker_count(self._inner)
 
     @property
     def is_ending(self) -> bool:
@@ -151,8 +160,9 @@ class Runs:
         if self._is_closed or interpreter_is_ending():
             raise RuntimeError("nothing is begun any more: the scheduler or the interpreter ends")
         context = copy_context()
+        line = self._coroutines if submission.awaited else self._functions
         runs = [
-            _run_of(submission, _Work(submission, attempt, locks, context.copy()))
+            _run_of(submission, _Work(submission, attempt, locks, context.copy(), line))
             for attempt in _attempts(submission, locks, notifier)
         ]
         for run, following in pairwise(runs):
@@ -174,7 +184,7 @@ class Runs:
         self._come(first)
 
     def _come(self, run: Run) -> None:
-        self._thread.post(lambda inputs: inputs.came.append(run))
+        run.what.line.post(lambda inputs: inputs.came.append(run))
 
     def _run_inline(self, first: Run) -> None:
         """Run in this thread what is granted."""
@@ -192,14 +202,16 @@ class Runs:
         :param closes: whether nothing is to be submitted any more either
         """
         self._is_closed = closes
-        self._thread.post(self._withdraw_given)
+        for line in (self._functions, self._coroutines):
+            line.post(partial(self._withdraw_given, line))
         self._thread.stop(seconds)
 
     # ---- in the thread ---------------------------------------------------------------------------
 
     def ask(self, ask: Ask) -> None:
         """Ask the database for runs."""
-        locks: LockClient = ask.runs[0].what.locks
+        first: _Work = ask.runs[0].what
+        locks, line = first.locks, first.line
         together = ask.runs[0].kind in (Kind.SCHEDULE, Kind.STANDBY)
         most = len(ask.runs) if together or ask.most is None else ask.most
         asked: dict[AnyAttempt, Run] = {}
@@ -215,20 +227,20 @@ class Runs:
                 asked[claim] = run
 
         def tell(decided: Sequence[tuple[AnyAttempt, Claimed]]) -> None:
-            self._answer([(asked[attempt], claimed) for attempt, claimed in decided])
+            self._answer(line, [(asked[attempt], claimed) for attempt, claimed in decided])
 
-        self._answer(answers)
+        self._answer(line, answers)
         if asked and together:
             locks.begin_claims(list(asked), ask.most, tell)  # type: ignore[arg-type]  # of one kind
             return
         for attempt in asked:
             locks.begin_lone_claim(attempt, tell)
 
-    def _answer(self, answers: Sequence[tuple[Run, Claimed | Exception]]) -> None:
+    def _answer(self, line: Line, answers: Sequence[tuple[Run, Claimed | Exception]]) -> None:
         def take_in(inputs: Inputs) -> None:
             inputs.answers += [(run, self._verdict(run, claimed)) for run, claimed in answers]
 
-        self._thread.post(take_in)
+        line.post(take_in)
 
     def _verdict(self, run: Run, claimed: Claimed | Exception) -> Verdict:
         """Note what became of a run's claim, and return what that means for the queue."""
@@ -269,15 +281,21 @@ class Runs:
         if self._is_inline:
             run.what.is_to_be_given = True
             run.what.is_decided.set()
-        else:
-            self._give_to_inner(run)
+            return
+        try:
+            call_as_scheduler(self._inner, partial(self._give_to_inner, run))
+        except RuntimeError as error:  # its event loop is closed
+            if run.token.take():
+                self._not_given(run, error)
 
     def _give_to_inner(self, run: Run) -> None:
+        if run not in self._given:
+            return  # it was withdrawn while its event loop did something else
         work: _Work = run.what
         job = GivenJob(
             work.submission,
             RunId(work.submission.job.id, run),
-            partial(self._run, work),
+            partial(self._run_coroutine if work.submission.awaited else self._run, work),
             ALWAYS_MISSED if run.is_missed else None,
         )
         run_times = RunTimes(work.attempt.run_time, partial(self._begin, run))
@@ -298,7 +316,7 @@ class Runs:
             work.attempt.tell_not_begun()
         else:
             call_application(partial(self._owner.log_not_submitted, work.submission.job, error))
-        self._thread.post(lambda inputs: inputs.failed.append(run))
+        work.line.post(lambda inputs: inputs.failed.append(run))
         self._note_over(run)
 
     def _settle(self, run: Run, hand_out: HandOut) -> None:
@@ -306,7 +324,7 @@ class Runs:
         work: _Work = run.what
         asked = work.locks.begin_settle_missed(hand_out, run.task_name)
         asked.future.add_done_callback(
-            lambda future: self._thread.post(partial(self._take_settled, run, future))
+            lambda future: work.line.post(partial(self._take_settled, run, future))
         )
 
     def _take_settled(self, run: Run, future: Future[bool], inputs: Inputs) -> None:
@@ -337,11 +355,11 @@ class Runs:
                 work.locks.withdraw(work.claim)
         self._note_over(run)
 
-    def _withdraw_given(self, inputs: Inputs) -> None:
+    def _withdraw_given(self, line: Line, inputs: Inputs) -> None:
         """Withdraw what was given, and has not begun, under a lock."""
         for run in list(self._given):
             work: _Work = run.what
-            if work.attempt.held is None or not run.token.take():
+            if work.line is not line or work.attempt.held is None or not run.token.take():
                 continue
             if self._given.pop(run, self) is None:
                 inputs.freed.append((run, 0.0))
@@ -374,12 +392,13 @@ class Runs:
 
     def _may_begin(self, run: Run) -> bool:
         work: _Work = run.what
-        self._thread.post(lambda inputs: inputs.begun.append(run))
+        work.line.post(lambda inputs: inputs.begun.append(run))
         self._owner.note_begun(work.submission)
         attempt = work.attempt
         attempt.tell_granted()
-        # Its listeners may have taken long, or this process been stopped.
-        if not attempt.stands():
+        # Its listeners may have taken long, or this process been stopped. An event loop does not
+        # wait: the coroutine asks for itself.
+        if attempt.lost if work.submission.awaited else not attempt.stands():
             work.release = attempt.begin_give_up_lost()
             return False
         return True
@@ -401,7 +420,38 @@ class Runs:
         finally:
             work.took = time.monotonic() - began_at
             work.release = work.attempt.begin_end_of(raised)
+            if work.is_reported:  # as that of an event loop's thread, which its shutdown cancels
+                self._report_release(work, work.release)
             # Its traceback refers to this frame, and so, in a circle, to it.
+            del raised
+
+    async def _run_coroutine(self, work: _Work, *arguments: Any, **named: Any) -> Any:
+        """Do the same for a coroutine."""
+        work.was_awaited = True
+        attempt = work.attempt
+        if not await attempt.stands_async():
+            work.goes_on = False
+            work.release = attempt.begin_give_up_lost()
+            return None
+        began_at = time.monotonic()
+        raised: BaseException | None = None
+        asyncio_task = asyncio.current_task()
+        attempt.runs_in(asyncio.get_running_loop(), asyncio_task)
+        self._owner.coroutines.add(attempt)
+        try:
+            function = self._owner.wrap_function(work.submission.job.func)
+            with attempt.holding():
+                returned = await function(*arguments, **named)
+            raised = why_never_run(returned, work.submission.job.id)
+        except BaseException as error:
+            raised = error
+            raise
+        else:
+            return returned
+        finally:
+            self._owner.coroutines.discard(attempt)
+            work.took = time.monotonic() - began_at
+            work.release = attempt.begin_end_of(raised, cut=attempt.is_cut(raised, asyncio_task))
             del raised
 
     def events_of(self, run: Run, events: list[Any]) -> list[Any]:
@@ -409,15 +459,30 @@ class Runs:
         work: _Work = run.what
         if work.goes_on is False:
             return []
+        if work.submission.awaited and not work.was_awaited:
+            logger_name = work.submission.logger_name
+            events = [never_awaited(event, self._inner, logger_name) or event for event in events]
         return events_of_what_ran(events, work.submission.logger_name)
 
     def ended(self, run: Run) -> None:
         """Note that the wrapped executor has reported a run, so that its worker is free."""
         work: _Work = run.what
+        if run.token.take():  # an event loop was cancelled before it had begun it
+            work.goes_on = False
+            work.attempt.tell_not_begun()
+            self._hand_over(work)
+        elif work.submission.awaited and not work.was_awaited:
+            # The executor has called it, and awaits nothing.
+            work.release = work.attempt.begin_end_of(TaskLockOptionError("was never awaited"))
+        work.is_reported = True
         self._report_release(work, work.release)
         if self._given.pop(run, self) is None:
             self._note_over(run)
-            self._thread.post(lambda inputs: inputs.freed.append((run, work.took)))
+            work.line.post(lambda inputs: inputs.freed.append((run, work.took)))
+
+
+def _without_limit() -> None:
+    """Return that there are as many workers as there are coroutines."""
 
 
 def _attempts(

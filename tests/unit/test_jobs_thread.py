@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from apscheduler_tasklock._runs.jobs import NAME, JobsThread, Message
+from apscheduler_tasklock._runs.jobs import NAME, JobsThread, Line, Message
 from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue
 from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
 from tests.support.polling import eventually
@@ -16,7 +16,6 @@ from tests.support.polling import eventually
 class Carrier:
     """Notes what is to be done, and in which thread."""
 
-    workers = 10
     is_ending = False
 
     def __init__(self) -> None:
@@ -68,15 +67,15 @@ def carrier() -> Carrier:
 
 
 @pytest.fixture
-def jobs(carrier: Carrier) -> Iterator[JobsThread]:
-    thread = JobsThread(RunQueue(lambda pause: pause), carrier)
-    yield thread
-    thread.stop(60)
+def line(carrier: Carrier) -> Iterator[Line]:
+    line = JobsThread().add(RunQueue(lambda pause: pause), lambda: 10, carrier)
+    yield line
+    line.thread.stop(60)
     for run in carrier.runs:
         if run.state is State.ASKED:
-            thread.post(answered(run, Verdict.REFUSED))
+            line.post(answered(run, Verdict.REFUSED))
         elif run.state is State.GIVEN:
-            thread.post(freed(run))
+            line.post(freed(run))
     eventually(lambda: not is_there())
 
 
@@ -84,33 +83,31 @@ def is_there() -> bool:
     return any(thread.name == NAME for thread in threading.enumerate())
 
 
-def test_what_comes_is_asked_for_and_given_in_its_thread(
-    jobs: JobsThread, carrier: Carrier
-) -> None:
+def test_what_comes_is_asked_for_and_given_in_its_thread(line: Line, carrier: Carrier) -> None:
     run, other = run_of("a"), run_of("b")
-    jobs.post(came(run))
+    line.post(came(run))
     eventually(lambda: carrier.asked == ["a"])
-    jobs.post(came(other))
-    jobs.post(answered(run, Verdict.GRANTED))
+    line.post(came(other))
+    line.post(answered(run, Verdict.GRANTED))
     eventually(lambda: carrier.given == ["a"])
     assert carrier.threads == {NAME}
 
 
-def test_a_stop_returns_when_what_waited_is_withdrawn(jobs: JobsThread, carrier: Carrier) -> None:
+def test_a_stop_returns_when_what_waited_is_withdrawn(line: Line, carrier: Carrier) -> None:
     run, other = run_of("a"), run_of("b")
-    jobs.post(came(run))
+    line.post(came(run))
     eventually(lambda: carrier.asked == ["a"])
-    jobs.post(came(other))  # which waits for the answer
-    jobs.stop(60)
+    line.post(came(other))  # which waits for the answer
+    line.thread.stop(60)
     assert carrier.withdrawn == ["b"]
-    jobs.post(answered(run, Verdict.REFUSED))
+    line.post(answered(run, Verdict.REFUSED))
     eventually(lambda: carrier.refused == ["a"])
     eventually(lambda: not is_there())
 
 
-def test_nothing_is_begun_when_the_interpreter_ends(jobs: JobsThread, carrier: Carrier) -> None:
+def test_nothing_is_begun_when_the_interpreter_ends(line: Line, carrier: Carrier) -> None:
     carrier.is_ending = True
-    jobs.post(came(run_of("a")))
+    line.post(came(run_of("a")))
     eventually(lambda: carrier.withdrawn == ["a"])
     assert carrier.asked == []
 
@@ -120,37 +117,37 @@ def fail(_inputs: Inputs) -> None:
 
 
 def test_what_fails_in_it_ends_neither_it_nor_what_came_with_it(
-    jobs: JobsThread, carrier: Carrier, caplog: pytest.LogCaptureFixture
+    line: Line, carrier: Carrier, caplog: pytest.LogCaptureFixture
 ) -> None:
-    jobs.post(fail)
-    jobs.post(came(run_of("a")))
+    line.post(fail)
+    line.post(came(run_of("a")))
     eventually(lambda: carrier.asked == ["a"])
     assert "The task lock's jobs thread failed, and goes on" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_one_that_has_died_is_started_again_by_the_next_message(
-    jobs: JobsThread, carrier: Carrier
+    line: Line, carrier: Carrier
 ) -> None:
     carrier.fails = SystemExit()
-    jobs.post(came(run_of("a")))
+    line.post(came(run_of("a")))
     eventually(lambda: carrier.fails is None and not is_there())
-    assert jobs.is_live
-    jobs.stop(60)
+    assert line.thread.is_live
+    line.thread.stop(60)
     assert carrier.withdrawn == []
-    jobs.post(came(run_of("b")))
+    line.post(came(run_of("b")))
     eventually(lambda: carrier.withdrawn == ["b"])
 
 
 def test_it_is_not_live_while_a_step_is_stuck(
-    jobs: JobsThread, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+    line: Line, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
     monkeypatch.setattr("apscheduler_tasklock._runs.jobs.STUCK", 0.05)
-    jobs.post(lambda _inputs: go_on.wait(60))
-    eventually(lambda: not jobs.is_live)
+    line.post(lambda _inputs: go_on.wait(60))
+    eventually(lambda: not line.thread.is_live)
     go_on.set()
-    eventually(lambda: jobs.is_live)
+    eventually(lambda: line.thread.is_live)
 
 
 def where_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -162,11 +159,29 @@ def where_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None
 
 
 def test_where_none_can_be_started_a_stop_is_carried_out_by_whoever_stops(
-    jobs: JobsThread, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+    line: Line, carrier: Carrier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undo = where_no_thread_starts(monkeypatch)
-    jobs.post(came(run_of("a")))
-    assert not jobs.is_live
-    jobs.stop(60)
+    line.post(came(run_of("a")))
+    assert not line.thread.is_live
+    line.thread.stop(60)
     undo()
     assert (carrier.asked, carrier.withdrawn) == ([], ["a"])
+
+
+def test_one_thread_drives_several_queues_and_stops_them_all(line: Line, carrier: Carrier) -> None:
+    """Such as the coroutines of an event loop, and the functions of its threads."""
+    other = Carrier()
+    second = line.thread.add(RunQueue(lambda pause: pause), lambda: 10, other)
+    ours, theirs = run_of("a"), run_of("b")
+    line.post(came(ours))
+    second.post(came(theirs))
+    eventually(lambda: carrier.asked == ["a"] and other.asked == ["b"])
+    assert carrier.threads == other.threads == {NAME}
+    line.post(came(run_of("c")))
+    second.post(came(run_of("d")))
+    line.thread.stop(60)
+    assert (carrier.withdrawn, other.withdrawn) == (["c"], ["d"])
+    second.post(answered(theirs, Verdict.REFUSED))
+    line.post(answered(ours, Verdict.REFUSED))
+    eventually(lambda: (carrier.refused, other.refused) == (["a"], ["b"]))
