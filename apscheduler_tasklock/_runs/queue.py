@@ -111,8 +111,8 @@ class RunQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits, is asked for, or runs."""
-        return not (self._waiting or self._asked or self._given)
+        """Whether nothing waits or is asked for, so that nothing can be done until more happens."""
+        return not (self._waiting or self._asked)
 
     def step(self, now: float, inputs: Inputs) -> Step:
         """Take in what has happened, and return what to do.

@@ -99,6 +99,7 @@ class _Work:
     :ivar took: seconds that its job took
     :ivar release: its release
     :ivar was_awaited: whether its coroutine was begun, which an executor may only have made
+    :ivar is_cut: whether somebody else than its coroutine has ended that
     :ivar is_reported: whether the wrapped executor has told what became of it
     """
 
@@ -115,6 +116,7 @@ class _Work:
     took: float = 0.0
     release: ReleaseTicket | None = None
     was_awaited: bool = False
+    is_cut: bool = False
     is_reported: bool = False
 
 
@@ -451,7 +453,8 @@ class Runs:
         finally:
             self._owner.coroutines.discard(attempt)
             work.took = time.monotonic() - began_at
-            work.release = attempt.begin_end_of(raised, cut=attempt.is_cut(raised, asyncio_task))
+            work.is_cut = attempt.is_cut(raised, asyncio_task)
+            work.release = attempt.begin_end_of(raised, cut=work.is_cut)
             del raised
 
     def events_of(self, run: Run, events: list[Any]) -> list[Any]:
@@ -476,6 +479,8 @@ class Runs:
             work.release = work.attempt.begin_end_of(TaskLockOptionError("was never awaited"))
         work.is_reported = True
         self._report_release(work, work.release)
+        if work.is_cut:
+            run.following = None  # it is cancelled, too: as a rule its event loop ends
         if self._given.pop(run, self) is None:
             self._note_over(run)
             work.line.post(lambda inputs: inputs.freed.append((run, work.took)))
