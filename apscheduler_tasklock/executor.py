@@ -344,6 +344,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 check_gevent(inner, scheduler)
                 self._check_database()
             self._inner.start(scheduler, alias)
+            self._log_start(alias)  # a handler of the application's may raise
         except BaseException:
             self.locks.close()  # the check has left a connection
             raise
@@ -354,7 +355,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._presence.start()
             self._watch.start()
         self._started_in = os.getpid()
-        self._log_start(alias)
 
     def _hear_of_runs(self) -> None:
         """Let the wrapped executor tell what becomes of what it was given."""

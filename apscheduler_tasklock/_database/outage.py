@@ -67,13 +67,13 @@ class Outage:
             self._is_locked = is_found
         if is_found:
             logger.warning(
-                "A task lock table is locked (%s): %s (each run that it costs is logged)",
+                "A task lock table is locked (%s): %s (each run that is given up is logged)",
                 self._where,
                 error,
             )
             return
         logger.warning(
-            "The task lock database is unavailable (%s): %s (each run that it costs is logged)",
+            "The task lock database is unavailable (%s): %s (each run that is given up is logged)",
             self._where,
             error,
         )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timezone
 from typing import Any
 
 import pytest
+from apscheduler.schedulers.background import BackgroundScheduler
 
-from apscheduler_tasklock import TaskLockDatabaseError, TaskLocks
+from apscheduler_tasklock import TaskLockDatabaseError, TaskLockExecutor, TaskLocks
 from apscheduler_tasklock._lock import client
 from tests.support.outages import refuse
 from tests.support.polling import eventually
@@ -96,3 +98,35 @@ def test_a_shutdown_does_not_wait_for_one_that_blocks_for_ever(
     locks = with_a_line_that_blocks(make_task_locks, proxy, handler)
     locks.close()
     assert handler.lines == []
+
+
+class RaisingHandler(logging.Handler):
+    """A handler that somebody wrote badly."""
+
+    def emit(self, _record: logging.LogRecord) -> None:
+        raise ValueError("a handler that somebody wrote badly")
+
+
+def test_a_start_that_fails_in_one_leaves_nothing_behind(database_url: str) -> None:
+    """The application may try to start again and again."""
+    handler = RaisingHandler()
+    executor = TaskLockExecutor(database_url)
+    scheduler = BackgroundScheduler(executors={"default": executor}, timezone=timezone.utc)
+    level = LOGGER.level
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
+    try:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="wrote badly"):
+                scheduler.start()
+            eventually(no_thread_is_left)
+    finally:
+        LOGGER.removeHandler(handler)
+        LOGGER.setLevel(level)
+    scheduler.start()
+    assert executor.health().live
+    scheduler.shutdown()
+
+
+def no_thread_is_left() -> bool:
+    return not [each for each in threading.enumerate() if each.name.startswith("tasklock")]
