@@ -256,7 +256,8 @@ def test_who_has_a_table_locked_is_told_once_it_is_known(
         seen.go_on(1)
     seen.answer()
     assert [record.getMessage() for record in caplog.records] == [
-        "The task lock database is unavailable (db): no route (each run that is given up is logged)",
+        "The task lock database is unavailable (db): no route (each run that is given up is "
+        "logged)",
         "A task lock table is locked (db): no answer, since pid 7 has it locked (each run that "
         "is given up is logged)",
         "The task lock tables are no longer locked (db), 4.0 sec after this replica noticed",
