@@ -29,9 +29,13 @@ MOST_HANGING = 10
 
 
 class ApplicationThread:
-    """Runs functions one after the other, in a thread that the first of them starts."""
+    """Runs functions one after the other, in a thread that the first of them starts.
 
-    def __init__(self) -> None:
+    :param name: of the thread
+    """
+
+    def __init__(self, name: str = NAME) -> None:
+        self._name = name
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         # Reentrant: the garbage collector may close anything anywhere, and what is closed may log.
         self._starting = threading.RLock()
@@ -74,7 +78,7 @@ class ApplicationThread:
         with self._starting:
             if self._thread is not None:
                 return
-            self._thread = threading.Thread(target=self._work, name=NAME, daemon=True)
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             try:
                 self._thread.start()
             except BaseException as error:

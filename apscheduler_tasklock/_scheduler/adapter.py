@@ -264,6 +264,13 @@ def runs_inside_submit_job(inner: Any) -> bool:
     return getattr(type(inner), "_do_submit_job", None) is DebugExecutor._do_submit_job
 
 
+def is_of_apscheduler(inner: Any) -> bool:
+    """Tell whether APScheduler itself has what takes a wrapped executor's jobs, which never waits."""
+    kind = type(inner)
+    takes = (kind.submit_job, kind._do_submit_job)
+    return all(each.__module__.startswith("apscheduler.executors.") for each in takes)
+
+
 def worker_count(inner: Any) -> int | None:
     """Return how many workers a wrapped executor has now for functions.
 

@@ -20,7 +20,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from apscheduler_tasklock._application import call_application
+from apscheduler_tasklock._application import ApplicationThread, call_application
 from apscheduler_tasklock._database.timings import jittered
 from apscheduler_tasklock._lock.claim import AnyAttempt
 from apscheduler_tasklock._lock.client import LockClient
@@ -35,6 +35,7 @@ from apscheduler_tasklock._scheduler.adapter import (
     call_as_scheduler,
     give,
     interpreter_is_ending,
+    is_of_apscheduler,
     never_awaited,
     runs_inside_submit_job,
     worker_count,
@@ -58,6 +59,10 @@ logger = logger_of(__name__)
 # Seconds after which whoever runs a job inside of `submit_job` looks whether its decision may still
 # come.
 LOOK_INTERVAL = 1.0
+# Seconds that an executor may take to take a job. Meanwhile nothing else is decided.
+LONGEST_GIVE = 1.0
+# The thread for one that takes longer.
+GIVER = "tasklock-giving"
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,8 @@ class Runs:
         # Those of functions, which have a worker each, and those of coroutines, which need none.
         self._functions = self._thread.add(RunQueue(jittered), partial(worker_count, inner), self)
         self._coroutines = self._thread.add(RunQueue(jittered), _without_limit, self)
+        # Gives to an executor that has let this side wait.
+        self._giver: ApplicationThread | None = None
         # Those that the wrapped executor has, or that are about to be given to it.
         self._given: dict[Run, None] = {}
 
@@ -284,11 +291,24 @@ class Runs:
             run.what.is_to_be_given = True
             run.what.is_decided.set()
             return
+        if self._giver is not None:
+            self._giver.call(partial(self._give_to_inner, run))
+            return
+        began_at = time.monotonic()
         try:
             call_as_scheduler(self._inner, partial(self._give_to_inner, run))
         except RuntimeError as error:  # its event loop is closed
             if run.token.take():
                 self._not_given(run, error)
+        took = time.monotonic() - began_at
+        if took > LONGEST_GIVE and not is_of_apscheduler(self._inner):
+            self._giver = ApplicationThread(GIVER)
+            logger.warning(
+                "The executor %s took %.1f sec to take a job. From now on it gets its jobs in a "
+                "thread of its own, one after the other",
+                type(self._inner).__name__,
+                took,
+            )
 
     def _give_to_inner(self, run: Run) -> None:
         if run not in self._given:
@@ -398,6 +418,10 @@ class Runs:
         self._owner.note_begun(work.submission)
         attempt = work.attempt
         attempt.tell_granted()
+        if attempt.held is not None and work.locks.closed:  # a listener has shut the scheduler down
+            attempt.tell_not_begun()
+            work.release = attempt.begin_give_back()
+            return False
         # Its listeners may have taken long, or this process been stopped. An event loop does not
         # wait: the coroutine asks for itself.
         if attempt.lost if work.submission.awaited else not attempt.stands():

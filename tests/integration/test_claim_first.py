@@ -205,3 +205,61 @@ def test_a_run_that_waited_for_the_applications_job_for_too_long_is_missed(
     replica.run_once(lambda: None, misfire_grace_time=1)
     replica.one(EVENT_JOB_MISSED)
     assert claimed(connection) == ["long"]
+
+
+def test_a_job_whose_listener_of_the_grant_shuts_the_scheduler_down_is_not_begun(
+    make_replica: MakeReplica, connection: Connection
+) -> None:
+    """It is handed over, so that another replica runs its window."""
+    replica = make_replica()
+    ran = threading.Event()
+    over = threading.Event()
+
+    def shut_down(_event: Any) -> None:
+        replica.scheduler.shutdown(wait=False)
+        over.set()
+
+    replica.scheduler.add_listener(shut_down, EVENT_TASK_LOCK_GRANTED)
+    replica.run_once(ran.set)
+    assert over.wait(60)
+    handed_over = "SELECT FROM task_lock WHERE handed_over AND finished_at IS NULL"
+    eventually(lambda: connection.execute(handed_over).rowcount == 1)
+    assert not ran.is_set()
+
+
+class WaitingExecutor(PoolExecutor):  # type: ignore[misc]  # APScheduler has no types
+    """One of a third party, which waits in ``submit_job``."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.go_on = threading.Event()
+        self.threads: list[str] = []
+
+    def submit_job(self, job: Any, run_times: list[datetime]) -> None:
+        self.threads.append(threading.current_thread().name)
+        assert self.go_on.wait(60)
+        super().submit_job(job, run_times)
+
+
+def test_an_executor_that_waits_gets_its_jobs_in_a_thread_of_its_own_from_then_on(
+    make_replica: MakeReplica, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apscheduler_tasklock._scheduler.runs.LONGEST_GIVE", 0.01)
+    waiting = WaitingExecutor()
+    replica = make_replica(executor=waiting)
+    replica.run_once(lambda: None, job_id="first")
+    eventually(lambda: waiting.threads)
+    threading.Timer(0.1, waiting.go_on.set).start()
+    replica.one(EVENT_JOB_EXECUTED, "first")
+    eventually(lambda: "The executor WaitingExecutor took" in caplog.text)
+    waiting.go_on.clear()
+    replica.run_once(lambda: None, job_id="second")
+    eventually(lambda: len(waiting.threads) == 2)
+    waiting.go_on.set()
+    replica.one(EVENT_JOB_EXECUTED, "second")
+    replica.idle()
+    assert waiting.threads[:2] == ["tasklock-jobs", "tasklock-giving"]
+    lines = [
+        r for r in caplog.records if "took" in r.getMessage() and "WaitingEx" in r.getMessage()
+    ]
+    assert len(lines) == 1
