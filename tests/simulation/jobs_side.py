@@ -37,7 +37,7 @@ from apscheduler_tasklock.lock import HeldLock
 from tests.simulation import ledger
 from tests.simulation.ledger import Question
 from tests.simulation.plain import Submitted
-from tests.simulation.scenarios import MAX_LOCK, MOST_TAKEOVERS, Replica, Story, Task
+from tests.simulation.scenarios import MAX_LOCK, MOST_TAKEOVERS, Replica, Task
 from tests.simulation.workers import Pool, PoolError
 from tests.simulation.world import BEGIN, CLOCK, START, Inbox, Process, World
 
@@ -64,6 +64,7 @@ class Fate:
         granted yet
     :ivar ends: each of its ends; it is to have one
     :ivar is_kept: whether it was kept
+    :ivar taken_at: when a worker took its token
     :ivar began_at: each time that its job's function began
     """
 
@@ -74,6 +75,7 @@ class Fate:
     came: float
     run: Run | None = None
     given_at: float | None = None
+    taken_at: float = -inf
     began_at: list[float] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     ended_at: float = inf
@@ -104,6 +106,7 @@ class SimulatedJobsThread(JobsThread):
     def __init__(self, runs: RunQueue, carrier: Any, world: World, process: Process) -> None:
         super().__init__(runs, carrier)
         self._inbox: Any = Inbox(world)
+        self.failures: list[BaseException] = []
         world.start(process, self._go_on, daemon=True)
 
     @property
@@ -113,6 +116,16 @@ class SimulatedJobsThread(JobsThread):
 
     def start(self) -> None:
         pass
+
+    def post(self, message: Callable[[Inputs], object]) -> None:
+        def take_in(inputs: Inputs) -> None:
+            try:
+                message(inputs)
+            except Exception as error:  # which the real one would log
+                self.failures.append(error)
+                raise
+
+        super().post(take_in)
 
     def begin_stop(self) -> None:
         """Let nothing be begun any more."""
@@ -146,6 +159,7 @@ class JobsReplica(Replica):
         self._given: dict[Run, None] = {}
         self._requested: set[UUID] = set()
         self._kept_runs: list[Run] = []
+        self._releasing = 0
         self.thread = SimulatedJobsThread(RunQueue(CLOCK.jittered), self, self.world, process)
 
     # ---- the scheduler ---------------------------------------------------------------------------
@@ -199,7 +213,11 @@ class JobsReplica(Replica):
     def _come(self, run: Run) -> None:
         self.thread.post(lambda inputs: inputs.came.append(run))
 
-    def stop(self) -> None:
+    def stop_at(self, at: float) -> None:
+        """Stop gracefully then."""
+        self.start(self._stop, at)
+
+    def _stop(self) -> None:
         """Begin a graceful stop: what runs goes on, and nothing else is begun."""
         self.stopped_at = self.world.now
         self.world.note(self.process.name, "   stops")
@@ -209,7 +227,7 @@ class JobsReplica(Replica):
 
     @property
     def is_idle(self) -> bool:
-        is_idle = self.thread.is_idle and self.pool.is_idle
+        is_idle = self.thread.is_idle and self.pool.is_idle and not self._releasing
         return self.process.is_dead or (is_idle and not (self._client.waiting or self._taking))
 
     # ---- the thread: what the queue has decided --------------------------------------------------
@@ -287,6 +305,8 @@ class JobsReplica(Replica):
         work: Work = run.what
         if isinstance(claimed, NotNow):
             return Verdict.BEYOND if claimed is NotNow.BEYOND else Verdict.LOCKED
+        if work.is_refused:
+            return Verdict.REFUSED
         question = work.question
         assert question is not None
         question.answered = self.world.now
@@ -294,8 +314,6 @@ class JobsReplica(Replica):
             question.answer, question.holder = claimed.reason, claimed.holder
         elif isinstance(claimed, TaskLockError):
             question.answer = "withdrawn" if self.stopped_at < inf else f"failed: {claimed}"
-        elif work.is_refused:
-            pass
         else:
             question.answer = "nothing" if claimed is None else "granted"
         self.world.note(self.process.name, f"   {work.fate}: {question.answer}")
@@ -393,6 +411,7 @@ class JobsReplica(Replica):
         work: Work = run.what
         if not run.token.take():
             return
+        work.fate.taken_at = self.world.now
         self.thread.post(lambda inputs: inputs.begun.append(run))
         took, how = 0.0, "missed"
         if not run.is_missed:
@@ -439,10 +458,12 @@ class JobsReplica(Replica):
         self._story.ledger.questions.append(question)
 
         def tell(future: Future[Any]) -> None:
+            self._releasing -= 1
             error = future.exception()
             question.answer = "released" if error is None else f"failed: {error}"
             question.answered = self.world.now
 
+        self._releasing += 1
         self._client.begin_release(held, end).future.add_done_callback(tell)
 
     # ---- the look at the rows --------------------------------------------------------------------
