@@ -11,6 +11,7 @@ import heapq
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
 
 from apscheduler_tasklock._runs.run import JobKey, Kind, Run, State, Verdict
@@ -98,6 +99,7 @@ class RunQueue:
     def __init__(self, jitter: Callable[[float], float]) -> None:
         self._jitter = jitter
         self._waiting: list[Run] = []  # also those that are kept
+        self._numbers = count()
         self._asked: set[Run] = set()
         self._asked_at = inf
         self._reserved = 0  # workers, for what the database is asked for
@@ -124,6 +126,7 @@ class RunQueue:
         self._workers = inputs.workers
         self._virtual.count(inputs.workers)
         for run in inputs.came:
+            run.number = next(self._numbers)
             insort(self._waiting, run, key=_place)
         for run in inputs.begun:
             run.state, run.began_at = State.BEGUN, now
@@ -266,6 +269,7 @@ class RunQueue:
         run.state = State.OVER
         if run.following is not None:
             run.following.earliest = at
+            run.following.number = run.number
             insort(self._waiting, run.following, key=_place)
 
     @property
@@ -367,5 +371,5 @@ class VirtualWorkers:
         return at
 
 
-def _place(run: Run) -> float:
-    return run.came
+def _place(run: Run) -> tuple[float, int]:
+    return run.came, run.number

@@ -82,6 +82,7 @@ class Run:
     :ivar claims: whether it needs the task's lock
     :ivar following: the next run time of the same submission, which goes when this one is over
     :ivar what: what the executor knows of it, and this package does not
+    :ivar number: its place among those that came at the same time, which its backlog has, too
     :ivar not_before: when it may be asked for again
     :ivar locked: how often in a row its row was locked
     :ivar kept_at: since when it has been kept
@@ -103,6 +104,7 @@ class Run:
     what: Any = None
     state: State = State.WAITING
     token: Token = field(default_factory=Token)
+    number: int = 0
     not_before: float = -inf
     locked: int = 0
     kept_at: float = 0.0

@@ -125,6 +125,21 @@ class TestAsking:
         step = steps.step(came=[run_of("c", 3.0)], freed=[(step.given[0], 0.0)])
         assert asked(step) == [(["b", "c"], 1)]
 
+    def test_what_was_beyond_the_limit_goes_before_those_that_came_with_it_after_it(self) -> None:
+        steps = Steps(workers=1)
+        step = steps.begin(runs(20))
+        step = steps.free(*step.given)
+        assert names(step.asks[0].runs) == names(runs(20))[1:17]
+
+    def test_a_backlog_goes_before_those_that_came_with_it_after_it(self) -> None:
+        # As in a plain pool, whose worker goes through all of it.
+        steps = Steps(workers=1)
+        first, second = backlog_of(2, "b")
+        step = steps.begin([run_of("a"), first, run_of("c")])
+        step = steps.grant(steps.free(*step.given))
+        steps.step(begun=step.given)
+        assert (step.given, steps.free(first).asks[0].runs[0]) == ([first], second)
+
     def test_a_locked_row_is_asked_for_again_after_a_pause_that_grows(self) -> None:
         steps, run = Steps(), run_of()
         step = steps.step(came=[run])
