@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -82,7 +83,7 @@ class JobsStory(Story):
             rows = self.database.rows.rows
             request_id = UUID(int=int(at * 1000), version=4)
             now = self.world.database_time()
-            rows[job.name] = rule.request_run(rows[job.name], request_id, "operator", 100.0, now)
+            rows[job.name] = rule.request_run(rows[job.name], request_id, "operator", 1_000.0, now)
 
         self.world.call_at(BEGIN + at, ask)
 
@@ -335,3 +336,77 @@ SCENARIOS = (
     ),
     JobsScenario("close together", [Job("c", (10.0, 10.02), period=0.02, takes=0.005)], submit_all),
 )
+
+
+# ---- bursts, and what is missed in them ----------------------------------------------------------
+
+
+def _burst(story: Any) -> None:
+    """Let the jobs come in one pass of each replica, those of a pass in their order."""
+    for n, replica in enumerate(story.replicas):
+        for job in story.scenario.jobs:
+            for window in job.windows:
+                replica.submit_at(window + 0.001 * n + replica.process.skew, job, [window])
+
+
+def _late_database(story: Any) -> None:
+    _burst(story)
+    story.world.call_at(BEGIN + 9.0, lambda: setattr(story.world, "slow_until", BEGIN + 20.0))
+
+
+def many(count: int, *windows: float, **more: Any) -> list[Task]:
+    """Return so many jobs."""
+    return [Job(f"{n:03}", windows, **more) for n in range(count)]
+
+
+BURSTS = (
+    JobsScenario("200 jobs of 20 ms", many(200, 10.0, takes=0.02, grace=1.0), _burst, workers=10),
+    JobsScenario(
+        "40 jobs, the database 2 s late",
+        many(40, 10.0, takes=0.01, grace=1.0),
+        _late_database,
+        replicas=1,
+        workers=10,
+    ),
+    JobsScenario(
+        "600 jobs, three replicas",
+        many(600, 10.0, takes=0.01, grace=1.0),
+        _burst,
+        replicas=3,
+        workers=10,
+    ),
+)
+
+
+def overload(seed: int) -> JobsScenario:
+    """Return what one replica is to run that is more than its workers can do in time.
+
+    Some jobs come as backlogs, and several in one pass.
+    """
+    chance = random.Random(f"overload {seed}")  # noqa: S311  # no secret
+    workers = chance.choice((1, 1, 2, 3, 4))
+    scenario_jobs = []
+    for n in range(chance.randint(5, 25)):
+        last = chance.randint(40, 80) / 4
+        count = chance.choice((1, 1, 1, 2, 3))
+        windows = [last - 0.25 * chance.randint(1, 4) * (count - 1 - k) for k in range(count)]
+        takes = chance.choice((0.1, 0.5, 1.0, 2.0, 4.0))
+        grace = chance.choice((None, 0.6, 1.1, 2.6, 6.1))
+        scenario_jobs.append(
+            Job(f"{n:02}", tuple(sorted(set(windows))), 0.2, takes, lease=None, grace=grace)
+        )
+    return JobsScenario(
+        f"overload {seed}",
+        scenario_jobs,
+        _backlogs_at_their_last,
+        replicas=1,
+        polls=False,
+        workers=workers,
+        misses_exactly=True,
+    )
+
+
+def _backlogs_at_their_last(story: Any) -> None:
+    for replica in story.replicas:
+        for job in story.scenario.jobs:
+            replica.submit_at(job.windows[-1], job, job.windows)

@@ -244,6 +244,8 @@ class JobsReplica(Replica):
         """Ask the database for runs."""
         self.asked += 1
         self._check_ask(ask)
+        names = ", ".join(run.task_name for run in ask.runs)
+        self.world.note(self.process.name, f"   asks for {ask.most} of {names}")
         is_together = ask.runs[0].kind in (Kind.SCHEDULE, Kind.STANDBY)
         most = len(ask.runs) if is_together or ask.most is None else ask.most
         asked: dict[AnyAttempt, Run] = {}
@@ -353,7 +355,10 @@ class JobsReplica(Replica):
         except PoolError:
             if run.token.take():
                 self._not_given(run)
-        if self.pool.queued and run.claims and not run.is_missed and not self.is_shared:
+        claim = run.what.claim
+        # One whose answer was lost may have been granted when more workers were free.
+        is_known = claim is not None and not claim.in_doubt
+        if self.pool.queued and is_known and not self.is_shared:
             self._jobs_story.wrong.append(f"claimed, and no worker was free for it: {fate}")
 
     @property
