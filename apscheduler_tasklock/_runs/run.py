@@ -90,6 +90,7 @@ class Run:
     :ivar began_at: when it began; ``inf``: not yet
     :ivar at: when it would have begun if claims took no time
     :ivar earliest: when the run before it would have been over
+    :ivar goes_on: whether a worker would go on with it that has run the one before it
     :ivar is_missed: whether it is given only so that APScheduler says that it was missed
     """
 
@@ -112,6 +113,7 @@ class Run:
     began_at: float = inf
     at: float = -inf
     earliest: float = -inf
+    goes_on: bool = False
     is_missed: bool = False
 
     @property
