@@ -1,4 +1,4 @@
-"""What becomes of a run that was refused because of a run that is not over, its window being new."""
+"""What becomes of a run that was refused because of another one, its own window being new."""
 
 from __future__ import annotations
 
