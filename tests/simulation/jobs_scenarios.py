@@ -131,7 +131,7 @@ class JobsStory(Story):
         if self.jobs_scenario.misses_exactly:
             wrong = missed ^ plain.keys()
         else:
-            # What runs here although plain APScheduler would miss it is in the way of those after it.
+            # What runs here although a plain pool would miss it is in the way of those after it.
             submitted = sorted(replica.submitted, key=lambda each: each.at)
             places = {
                 (each.job, round(due, 6)): place
