@@ -81,19 +81,18 @@ class Began:
     """A run that began.
 
     :ivar window: its number; ``None``: a manual run
-    :ivar open: the late run times that were not due when it began
     :ivar ended: how; ``""``: it goes on
     :ivar met: the late run times that came due while it went on
     """
 
     window: int | None
-    open: frozenset[int]
+    token: int
     ended: str = ""
     met: frozenset[int] = frozenset()
 
     @property
     def key(self) -> Hashable:
-        return self.window, self.ended, tuple(sorted(self.open)), tuple(sorted(self.met))
+        return self.window, self.ended, tuple(sorted(self.met))
 
 
 @dataclass(eq=False)
@@ -105,17 +104,20 @@ class Work:
     began: Began | None = None
     in_the_way: InTheWay | None = None
     is_refused: bool = False
+    stood_first: int = 0  # the token of a run that began before it was due, and was in its way
 
 
 @dataclass(eq=False)
 class Simulated:
     """A replica.
 
-    :ivar left: what its scheduler has not submitted yet
+    :ivar submits: what its scheduler submits
+    :ivar left: what of that it has not submitted yet
     :ivar runs: all that came
     """
 
     name: str
+    submits: Sequence[Sequence[int]]
     left: list[Sequence[int]]
     queue: RunQueue
     asks: list[Ask] = field(default_factory=list)
@@ -138,12 +140,16 @@ class Simulated:
                 run.state.value,
                 run.what.window,
                 run.what.is_refused,
-                (kept := run.what.in_the_way) and (kept.came_first, kept.token == token),
+                run.what.in_the_way
+                and (run.what.in_the_way.came_first, run.what.in_the_way.token == token),
+                run.what.stood_first,
             )
             for run in self.runs
             if run.state is not State.OVER
         ]
-        return self.is_dead, len(self.left), tuple(runs), len(self.asks)
+        has_it = row is not None and row.locked_by == self.name
+        submits = tuple(self.submits)
+        return self.is_dead, has_it, submits, len(self.left), tuple(runs), len(self.asks)
 
 
 def _same(pause: float) -> float:
@@ -165,7 +171,7 @@ class Fleet:
         self.kept = kept
         self.row: rule.Row | None = None
         self.replicas = [
-            Simulated("ABC"[n], list(submitted), RunQueue(_same))
+            Simulated("ABC"[n], submitted, list(submitted), RunQueue(_same))
             for n, submitted in enumerate(backlogs.submitted)
         ]
         self.not_due = list(backlogs.late)
@@ -202,12 +208,12 @@ class Fleet:
             row.is_dead(self.now),
             row.deaths,
             row.kind,
-            row.locked_by,
             row.is_requested(self.now),
         )
-        replicas = tuple(replica.key(row) for replica in self.replicas)
+        # It is all the same which of them does what, as long as they have the same to do.
+        replicas = sorted((replica.key(row) for replica in self.replicas), key=repr)
         began = tuple(sorted(map(repr, (each.key for each in self.began))))
-        return replicas, of_row, began, len(self.not_due), self.kills_left, self.is_requested
+        return tuple(replicas), of_row, began, len(self.not_due), self.kills_left, self.is_requested
 
     def actions(self) -> list[Action]:
         """Return what can happen, but that a replica is killed."""
@@ -220,20 +226,24 @@ class Fleet:
         if row is not None and self._holder_is_dead and row.is_running(self.now):
             found.append(("the lease ends", Fleet._end_lease))
         for n, replica in enumerate(self.replicas):
-            if replica.is_dead:
-                continue
-            name = replica.name
-            if replica.left and not set(replica.left[0]) & set(self.not_due):
-                found.append((f"{name} submits {replica.left[0]}", partial(Fleet._submit, n=n)))
-            if replica.asks:
-                windows = [run.what.window for run in replica.asks[0].runs]
-                found.append((f"{name} claims {windows}", partial(Fleet._claim, n=n)))
-            for run in replica.of_state(State.BEGUN):
-                at = replica.runs.index(run)
-                what = f"{name} ends {run.what.window}"
-                found.append((what, partial(Fleet._end, n=n, at=at)))
-            if self._sees_something(replica):
-                found.append((f"{name} looks", partial(Fleet._look, n=n)))
+            if not replica.is_dead:
+                found += self._actions_of(n, replica)
+        return found
+
+    def _actions_of(self, n: int, replica: Simulated) -> list[Action]:
+        """Return what a replica can do."""
+        found: list[Action] = []
+        name = replica.name
+        if replica.left and not set(replica.left[0]) & set(self.not_due):
+            found.append((f"{name} submits {replica.left[0]}", partial(Fleet._submit, n=n)))
+        if replica.asks:
+            windows = [run.what.window for run in replica.asks[0].runs]
+            found.append((f"{name} claims {windows}", partial(Fleet._claim, n=n)))
+        for run in replica.of_state(State.BEGUN):
+            at = replica.runs.index(run)
+            found.append((f"{name} ends {run.what.window}", partial(Fleet._end, n=n, at=at)))
+        if self._sees_something(replica):
+            found.append((f"{name} looks", partial(Fleet._look, n=n)))
         return found
 
     def kill_actions(self) -> list[Action]:
@@ -323,8 +333,8 @@ class Fleet:
         replica.asks += step.asks
         for run in step.given:
             assert run.token.take()
-            window = run.what.window
-            run.what.began = Began(window, frozenset(self.not_due))
+            assert self.row is not None
+            run.what.began = Began(run.what.window, self.row.token)
             self.began.append(run.what.began)
         if step.given:
             self._step(replica, begun=step.given)
@@ -351,9 +361,12 @@ class Fleet:
         came_first = self.row.started_at < run_time and self.row.kind != "manual"
         is_final = self.kept is Rule.KEEP_DUE and came_first
         if self.kept is Rule.LEAVE:
+            for each in list(run.backlog)[1:]:
+                each.state = State.OVER
             run.following = None
         if self.kept in (Rule.LEAVE, Rule.GO_ON) or is_final:
             return Verdict.REFUSED
+        work.stood_first = self.row.token if came_first else 0
         work.in_the_way = InTheWay(self.row.token, came_first and self.kept is Rule.KEEP)
         work.request = replace(work.request, claim_id=self._new_id())
         return Verdict.KEPT
@@ -385,15 +398,12 @@ class Fleet:
         if state.dead and state.is_run_again(failover=self.backlogs.failover):
             return not replica.is_going_to(Kind.TAKEOVER)
         return any(
-            self._outlook(run, row.token, state.finished, state.dead, row.deaths)
+            run.what.in_the_way.outlook(
+                token=row.token, finished=state.finished, dead=state.dead, deaths=row.deaths
+            )
             is not Outlook.WAITS
             for run in replica.of_state(State.KEPT)
         )
-
-    @staticmethod
-    def _outlook(run: Run, token: int, finished: bool, dead: bool, deaths: int) -> Outlook:  # noqa: FBT001  # as read
-        in_the_way: InTheWay = run.what.in_the_way
-        return in_the_way.outlook(token=token, finished=finished, dead=dead, deaths=deaths)
 
     def _look(self, n: int) -> None:
         replica, row = self.replicas[n], self.row
@@ -417,9 +427,7 @@ class Fleet:
             )
             self._step(replica, finished=finished)
 
-    def _come_extra(
-        self, replica: Simulated, kind: Kind, window: int | None, request: Any
-    ) -> None:
+    def _come_extra(self, replica: Simulated, kind: Kind, window: int | None, request: Any) -> None:
         run = self._run(kind, window, request)
         replica.runs.append(run)
         self._step(replica, came=[run])
@@ -430,7 +438,8 @@ class Fleet:
         """Decide on what is kept; return the task if something is asked for again."""
         goes = False
         for run in replica.of_state(State.KEPT):
-            outlook = self._outlook(run, token, finished, dead, deaths)
+            in_the_way: InTheWay = run.what.in_the_way
+            outlook = in_the_way.outlook(token=token, finished=finished, dead=dead, deaths=deaths)
             run.what.is_refused = outlook is Outlook.REFUSED
             goes = goes or outlook is not Outlook.WAITS
         return [TASK] if goes else []
@@ -448,12 +457,13 @@ class Fleet:
             has_run = well if self.backlogs.failover else of_window
             if not has_run and self._is_somebodys(window):
                 found += self._why_lost(window)
-            if of_window and self._is_stood_against(window):
-                found.append(f"run although another one stood rightly against it: {window}")
-        open_ones = [
-            run for r in self.replicas if not r.is_dead for run in r.runs if run.state is not State.OVER
-        ]
-        found += [f"never over: {run.what.window}" for run in open_ones]
+        ended_well = {each.token for each in self.began if each.ended == "ok"}
+        for replica in self.replicas:
+            for run in replica.runs:
+                if run.state is not State.OVER and not replica.is_dead:
+                    found.append(f"never over: {run.what.window}")
+                if run.what.began and run.what.stood_first in ended_well:
+                    found.append(f"run after what stood rightly against it: {run.what.window}")
         return found
 
     def _is_somebodys(self, window: int) -> bool:
@@ -464,7 +474,7 @@ class Fleet:
         )
 
     def _is_stood_against(self, window: int) -> bool:
-        """Tell whether an earlier run went on to its end when this one came due, of the schedule."""
+        """Tell whether a run of the schedule went on to its end when this one came due."""
         return any(
             window in each.met and each.ended == "ok" and each.window is not None
             for each in self.began
