@@ -11,6 +11,7 @@ import heapq
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from math import inf
 
 from apscheduler_tasklock._runs.run import JobKey, Kind, Run, State, Verdict
@@ -98,6 +99,7 @@ class RunQueue:
     def __init__(self, jitter: Callable[[float], float]) -> None:
         self._jitter = jitter
         self._waiting: list[Run] = []  # also those that are kept
+        self._numbers = count()
         self._asked: set[Run] = set()
         self._asked_at = inf
         self._reserved = 0  # workers, for what the database is asked for
@@ -124,6 +126,7 @@ class RunQueue:
         self._workers = inputs.workers
         self._virtual.count(inputs.workers)
         for run in inputs.came:
+            run.number = next(self._numbers)
             insort(self._waiting, run, key=_place)
         for run in inputs.begun:
             run.state, run.began_at = State.BEGUN, now
@@ -259,6 +262,9 @@ class RunQueue:
         """Note that a worker is free again."""
         self._given.discard(run)
         self._unbegun.discard(run)
+        if run.following is not None:
+            # One that was missed was given before its turn, since it needs no claim.
+            run.following.goes_on = not run.is_missed
         self._end(run, self._virtual.end(run, took))
 
     def _end(self, run: Run, at: float) -> None:
@@ -266,6 +272,7 @@ class RunQueue:
         run.state = State.OVER
         if run.following is not None:
             run.following.earliest = at
+            run.following.number = run.number
             insort(self._waiting, run.following, key=_place)
 
     @property
@@ -323,7 +330,8 @@ class VirtualWorkers:
 
     A run that waits for its claim keeps a worker idle. So in an overload, or while the database
     stalls, APScheduler would call runs missed on account of the lock. Hence a run is as late as it
-    would be on workers that wait for nothing.
+    would be on workers that wait for nothing. There a worker goes through all run times of a
+    submission before it takes another one, as APScheduler's ``run_job`` does.
     """
 
     def __init__(self) -> None:
@@ -346,26 +354,41 @@ class VirtualWorkers:
     def begins_at(self, run: Run, now: float) -> float:
         """Return when a run would begin, at the earliest."""
         free_at = -inf
-        if self._free_at:
+        if self._free_at and not run.goes_on:
             # One that began late, since it waited for its claim, may be over before another one.
             over_at = [busy.at + max(0.0, now - busy.began_at) for busy in self._busy]
             free_at = min([self._free_at[0], *over_at])
         return max(run.came, run.earliest, free_at)
 
     def begin(self, run: Run) -> None:
-        """Let a run have the worker that is free first."""
-        free_at = heapq.heappop(self._free_at) if self._free_at else -inf
+        """Let a run have the worker of the run before it, or the one that is free first.
+
+        One that is missed has none: it takes no time, and is given before its turn, so that those
+        before it are not to find its worker busy until it came.
+        """
+        free_at = -inf
+        if run.is_missed:
+            run.at = max(run.came, run.earliest)
+            return
+        if self._free_at and run.goes_on:
+            # Another run may have it, since this one had to wait for its claim.
+            own = run.earliest if run.earliest in self._free_at else self._free_at[0]
+            self._free_at.remove(own)
+            heapq.heapify(self._free_at)
+        elif self._free_at:
+            free_at = heapq.heappop(self._free_at)
         run.at = max(run.came, run.earliest, free_at)
         self._busy.add(run)
 
     def end(self, run: Run, took: float) -> float:
         """Note that a run is over, which took so many seconds; return when it would have been."""
         at = run.at + took
-        self._busy.discard(run)
-        if self._free_at is not None:
-            heapq.heappush(self._free_at, at)
+        if run in self._busy:
+            self._busy.remove(run)
+            if self._free_at is not None:
+                heapq.heappush(self._free_at, at)
         return at
 
 
-def _place(run: Run) -> float:
-    return run.came
+def _place(run: Run) -> tuple[float, int]:
+    return run.came, run.number

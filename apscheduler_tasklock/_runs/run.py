@@ -82,6 +82,7 @@ class Run:
     :ivar claims: whether it needs the task's lock
     :ivar following: the next run time of the same submission, which goes when this one is over
     :ivar what: what the executor knows of it, and this package does not
+    :ivar number: its place among those that came at the same time, which its backlog has, too
     :ivar not_before: when it may be asked for again
     :ivar locked: how often in a row its row was locked
     :ivar kept_at: since when it has been kept
@@ -89,6 +90,7 @@ class Run:
     :ivar began_at: when it began; ``inf``: not yet
     :ivar at: when it would have begun if claims took no time
     :ivar earliest: when the run before it would have been over
+    :ivar goes_on: whether a worker would go on with it that has run the one before it
     :ivar is_missed: whether it is given only so that APScheduler says that it was missed
     """
 
@@ -103,6 +105,7 @@ class Run:
     what: Any = None
     state: State = State.WAITING
     token: Token = field(default_factory=Token)
+    number: int = 0
     not_before: float = -inf
     locked: int = 0
     kept_at: float = 0.0
@@ -110,6 +113,7 @@ class Run:
     began_at: float = inf
     at: float = -inf
     earliest: float = -inf
+    goes_on: bool = False
     is_missed: bool = False
 
     @property

@@ -217,13 +217,18 @@ class Replica:
         tasks = {task.name: task for task in self._story.scenario.tasks if task.windows}
         while True:
             try:
-                states = self._client.ask(self._client.reading(list(tasks), list(self._kept)))
+                states = self._client.ask(self._client.reading(list(tasks), self._watched))
             except TaskLockError as error:
                 self.world.note(self.process.name, f"   look: {error}")
                 states = []
             for state in states:
                 self._act_on(state, tasks[state.task_name])
             self.world.sleep(POLL_INTERVAL)
+
+    @property
+    def _watched(self) -> Sequence[str]:
+        """The tasks whose rows are wanted whatever their state."""
+        return list(self._kept)
 
     def _act_on(self, state: RunState, task: Task) -> None:
         """Do what a row calls for, as of ``Watch``."""
@@ -319,7 +324,7 @@ class Story:
         world.processes += [Process(name, 0.2 * n) for n, name in enumerate(names)]
         for n, process in enumerate(world.processes):
             poll_from = 1.0 + 1.7 * n if scenario.polls else inf
-            self.replicas.append(Replica(self, process, poll_from))
+            self.replicas.append(self._make_replica(process, poll_from))
         scenario.act(self)
         try:
             while not self._is_over:
@@ -327,6 +332,9 @@ class Story:
             self.found = self._judged()
         finally:
             world.close()
+
+    def _make_replica(self, process: Process, poll_from: float) -> Any:
+        return Replica(self, process, poll_from)
 
     def _let_be_known(self, name: str) -> None:
         task = Registration(name, "", None, 60.0, 0.0, "")
@@ -348,9 +356,13 @@ class Story:
         )
 
     def _judged(self) -> list[str]:
-        scenario, world = self.scenario, self.world
-        injected = self.plan.injected
-        promise = Promise(
+        found = violations(self.ledger, self._wanted, self._promise, self.world.now)
+        return found + self._held_by_nobody()
+
+    @property
+    def _promise(self) -> Promise:
+        scenario, injected = self.scenario, self.plan.injected
+        return Promise(
             lease=scenario.lease,
             failover=frozenset(task.name for task in scenario.tasks if task.failover),
             holds=frozenset(scenario.holds),
@@ -358,15 +370,16 @@ class Story:
             needless=all(each in TRIFLES for each in injected),
             hopeless="slow database" in injected and scenario.lease < 2 * SLOW,
             own_in_the_way=any(each.startswith(KEEPS_RELEASES) for each in injected),
-            steps_ahead=world.steps_ahead,
+            steps_ahead=self.world.steps_ahead,
         )
-        wanted = [
-            Wanted(task.name, window, world.processes)
-            for task in scenario.tasks
+
+    @property
+    def _wanted(self) -> Sequence[Wanted]:
+        return [
+            Wanted(task.name, window, self.world.processes)
+            for task in self.scenario.tasks
             for window in task.windows
         ]
-        found = violations(self.ledger, wanted, promise, world.now)
-        return found + self._held_by_nobody()
 
     def _held_by_nobody(self) -> list[str]:
         """Return what is held at the end, and not by a replica that was killed."""

@@ -29,6 +29,7 @@ from apscheduler_tasklock._database.thread import DatabaseThread
 from apscheduler_tasklock._lock import claim, client, heartbeat, releases, replica
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings, Replica
+from apscheduler_tasklock._runs import jobs
 from apscheduler_tasklock.testing.in_memory import MemoryProtocol, MemoryTaskLocks
 from tests.simulation.faults import CLAIM_TIMEOUT, CLAIMS, RELEASES, Place, Plan
 from tests.simulation.world import BEGIN, CLOCK, Inbox, Process, VirtualFuture, World, replaced
@@ -39,6 +40,7 @@ ASKS_THE_TIME = (
     client,
     deadline,
     heartbeat,
+    jobs,
     lock,
     outage,
     rejections,

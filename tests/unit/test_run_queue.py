@@ -125,6 +125,21 @@ class TestAsking:
         step = steps.step(came=[run_of("c", 3.0)], freed=[(step.given[0], 0.0)])
         assert asked(step) == [(["b", "c"], 1)]
 
+    def test_what_was_beyond_the_limit_goes_before_those_that_came_with_it_after_it(self) -> None:
+        steps = Steps(workers=1)
+        step = steps.begin(runs(20))
+        step = steps.free(*step.given)
+        assert names(step.asks[0].runs) == names(runs(20))[1:17]
+
+    def test_a_backlog_goes_before_those_that_came_with_it_after_it(self) -> None:
+        # As in a plain pool, whose worker goes through all of it.
+        steps = Steps(workers=1)
+        first, second = backlog_of(2, "b")
+        step = steps.begin([run_of("a"), first, run_of("c")])
+        step = steps.grant(steps.free(*step.given))
+        steps.step(begun=step.given)
+        assert (step.given, steps.free(first).asks[0].runs[0]) == ([first], second)
+
     def test_a_locked_row_is_asked_for_again_after_a_pause_that_grows(self) -> None:
         steps, run = Steps(), run_of()
         step = steps.step(came=[run])
@@ -282,6 +297,36 @@ class TestLateness:
         steps.begin([first])
         step = steps.free(first, took=2.0)
         assert (step.given, second.is_missed) == ([second], True)
+
+    def test_a_run_is_not_late_for_one_that_came_later_and_was_missed_at_once(self) -> None:
+        steps = Steps(workers=1)
+        step = steps.step(came=[run_of("a", 100.0)])
+        waits, late = run_of("b", 101.0, grace=1.0), run_of("c", 90.0, grace=1.0)
+        late.came = steps.now = 105.0
+        assert steps.step(came=[waits, late]).given == [late]
+        steps.step(begun=[late])
+        assert asked(
+            steps.step(freed=[(late, 0.0)], answers=[(step.asks[0].runs[0], REFUSED)])
+        ) == [(["b"], 1)]
+
+    def test_a_backlog_is_not_late_for_those_that_had_its_worker_since_it_waited(self) -> None:
+        # A worker of a plain pool would have gone on with it.
+        steps = Steps(workers=2)
+        first, second = backlog_of(2, "b", came=100.0, grace=1.0)
+        x, y = run_of("x", 104.0), run_of("y", 105.0)
+        step = steps.step(came=[first, x])
+        steps.now = 110.0
+        steps.answer(step, lambda run: GRANTED if run is first else Verdict.BEYOND)
+        step = steps.step(begun=[first])
+        assert asked(steps.step(freed=[(first, 0.1)], came=[y])) == []
+        steps.step(answers=[(x, GRANTED)])
+        step = steps.step(begun=[x])
+        assert asked(step) == [(["b", "y"], 1)]
+        steps.answer(step, lambda run: GRANTED if run is y else Verdict.LOCKED)
+        steps.step(begun=[y], freed=[(y, 0.0)])
+        steps.now = 111.0
+        assert asked(steps.step()) == [(["b"], 1)]
+        assert not second.is_missed
 
     def test_who_is_kept_is_not_late_for_that(self) -> None:
         steps = Steps()

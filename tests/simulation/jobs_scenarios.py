@@ -1,0 +1,420 @@
+"""What replicas with both sides do, and what must hold of each of their runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from typing import Any
+from uuid import UUID
+
+from apscheduler_tasklock._lock.messages import Registration
+from apscheduler_tasklock.testing import rule
+from tests.simulation.jobs_side import Fate, Job, JobsReplica
+from tests.simulation.ledger import Promise, Wanted
+from tests.simulation.plain import missed_by_plain
+from tests.simulation.scenarios import POLL_INTERVAL, Scenario, Story, Task
+from tests.simulation.world import BEGIN, Process
+
+# Seconds beyond the time of a look and of one run after which a manual run has begun: one worker at
+# least is for those that somebody waits for.
+MANUAL_SLACK = 1.0
+# How a run can end without having begun.
+NOT_BEGUN = frozenset({"missed", "refused", "failed", "withdrawn", "not taken", "lost"})
+
+
+@dataclass(frozen=True)
+class JobsScenario(Scenario):
+    """What replicas with a pool of workers do.
+
+    :ivar workers: how many each has; ``None``: as many as there are runs
+    :ivar is_shared: whether others than the queue give the pool work, or runs without a lock do not
+        wait for those that claim
+    :ivar is_paused: whether a process stops for some time
+    :ivar misses_exactly: whether what is missed is what plain APScheduler misses, rather than at
+        most that
+    """
+
+    workers: int | None = 2
+    is_shared: bool = False
+    is_paused: bool = False
+    misses_exactly: bool = False
+
+    @property
+    def jobs(self) -> Sequence[Job]:
+        """Its tasks."""
+        return [task for task in self.tasks if isinstance(task, Job)]
+
+
+@dataclass
+class JobsStory(Story):
+    """A scenario as it was once gone through.
+
+    :ivar wrong: what was seen to be wrong on the way
+    """
+
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def runners(self) -> Sequence[JobsReplica]:
+        """Its replicas."""
+        return self.replicas
+
+    @property
+    def jobs_scenario(self) -> JobsScenario:
+        """Its scenario."""
+        assert isinstance(self.scenario, JobsScenario)
+        return self.scenario
+
+    @property
+    def fates(self) -> Sequence[Fate]:
+        """What became of all runs."""
+        return [fate for replica in self.runners for fate in replica.fates]
+
+    def _make_replica(self, process: Process, poll_from: float) -> JobsReplica:
+        return JobsReplica(self, process, poll_from, self.jobs_scenario.workers)
+
+    def ask_for_manual_run(self, job: Job, at: float) -> None:
+        """Let an operator ask for a run then."""
+
+        def ask() -> None:
+            rows = self.database.rows.rows
+            request_id = UUID(int=int(at * 1000), version=4)
+            now = self.world.database_time()
+            rows[job.name] = rule.request_run(rows[job.name], request_id, "operator", 1_000.0, now)
+
+        self.world.call_at(BEGIN + at, ask)
+
+    def _let_be_known(self, name: str) -> None:
+        task = Registration(name, "", None, 60.0, 0.0, f"job of {name}")
+        now = self.world.database_time()
+        decision = rule.register(None, task, UUID(int=len(self.database.rows.rows)), now)
+        assert decision.row is not None
+        self.database.rows.rows[name] = decision.row
+
+    def _judged(self) -> list[str]:
+        found = super()._judged() + list(dict.fromkeys(self.wrong))
+        for replica in self.runners:
+            found += self._wrong_fates(replica)
+            found += self._wrongly_missed(replica)
+            found += [f"failed: {error!r}" for error in replica.thread.failures]
+        return found
+
+    def _wrong_fates(self, replica: JobsReplica) -> list[str]:
+        found = []
+        for fate in replica.fates:
+            if len(fate.ends) != 1 and not (fate.process.is_dead and not fate.ends):
+                found.append(f"lost: {fate}")
+            if len(fate.began_at) > 1 or (fate.began_at and NOT_BEGUN.intersection(fate.ends)):
+                found.append(f"begun, and ended twice: {fate}")
+            if fate.job.claims and fate.taken_at > replica.stopped_at:
+                found.append(f"begun after the stop: {fate}")
+        if not (replica.process.is_dead or replica.thread.is_idle):
+            found.append(f"its queue has something left: {replica.process.name}")
+        return found
+
+    def _wrongly_missed(self, replica: JobsReplica) -> list[str]:
+        """Return what was missed that plain APScheduler would not have missed, or the reverse."""
+        plain = {
+            (job, round(run_time, 6)): at
+            for (job, run_time), at in missed_by_plain(
+                replica.submitted, self.jobs_scenario.workers
+            ).items()
+        }
+        missed = {
+            (fate.job.name, round(fate.run.due_at, 6))
+            for fate in replica.fates
+            if fate.run is not None and "missed" in fate.ends
+        }
+        if self.jobs_scenario.misses_exactly:
+            wrong = missed ^ plain.keys()
+        else:
+            # What runs here although a plain pool would miss it is in the way of those after it.
+            submitted = sorted(replica.submitted, key=lambda each: each.at)
+            places = {
+                (each.job, round(due, 6)): place
+                for place, each in enumerate(submitted)
+                for due in each.run_times
+            }
+            first = min((places[each] for each in plain), default=inf)
+            wrong = {each for each in missed if places[each] < first}
+        return [
+            f"missed, unlike plain APScheduler: {job} {due - BEGIN:g} on {replica.process.name}"
+            for job, due in sorted(wrong)
+        ]
+
+    @property
+    def _promise(self) -> Promise:
+        promise = super()._promise
+        return replace(promise, needless=promise.needless and not self.jobs_scenario.is_paused)
+
+    def _held_by_nobody(self) -> list[str]:
+        """Return what is held at the end, although somebody is there to take it over."""
+        goes_on = any(
+            not replica.process.is_dead and replica.stopped_at == inf for replica in self.runners
+        )
+        rows = self.database.rows.rows
+        handed_over = {name for name, row in rows.items() if row.handed_over}
+        found = super()._held_by_nobody()
+        return [each for each in found if goes_on or not any(f" {n}," in each for n in handed_over)]
+
+    @property
+    def _wanted(self) -> Sequence[Wanted]:
+        """The windows that are to be run by those who have neither stopped nor missed them."""
+        wanted = []
+        for job in self.jobs_scenario.jobs:
+            for window in job.windows:
+                gone = [
+                    replica.process
+                    for replica in self.runners
+                    if replica.stopped_at < inf or self._has_missed(replica, job, window)
+                ]
+                left = [process for process in self.world.processes if process not in gone]
+                if job.claims and left and not self._is_stood_against(job, window):
+                    wanted.append(Wanted(job.name, window, left))
+        return wanted
+
+    def _has_missed(self, replica: JobsReplica, job: Job, window: float) -> bool:
+        return any(
+            (fate.job, fate.window, fate.ends) == (job, window, ["missed"])
+            for fate in replica.fates
+        )
+
+    def _is_stood_against(self, job: Job, window: float) -> bool:
+        """Tell whether an earlier window's run went on to its end when this one was due."""
+        return any(
+            run.task == job.name
+            and run.window < window
+            and run.asked < BEGIN + window < run.gone
+            and run.ended is not None
+            for run in self.ledger.runs
+        )
+
+
+def late_manual_runs(story: JobsStory) -> list[str]:
+    """Return the manual runs that waited for longer than they have to where nothing goes wrong."""
+    longest = max(job.takes for job in story.jobs_scenario.jobs)
+    limit = POLL_INTERVAL + longest + MANUAL_SLACK
+    begun = {(run.task, run.window): run.began - BEGIN for run in story.ledger.runs}
+    return [
+        f"late: manual run {job.name} {window}, begun at {begun.get((job.name, window))}"
+        for job in story.jobs_scenario.jobs
+        if job.is_manual
+        for window in job.windows
+        if begun.get((job.name, window), inf) > window + limit
+    ]
+
+
+# ---- the scenarios -------------------------------------------------------------------------------
+
+
+def jobs(names: str, *windows: float, **more: Any) -> list[Task]:
+    """Return a job for each letter."""
+    return [Job(name, windows, **more) for name in names]
+
+
+def submit_all(story: Any, *, apart: float = 0.3, only: str = "") -> None:
+    """Let each replica submit each window when it is due, each a little later than the last one."""
+    for n, replica in enumerate(story.replicas):
+        for job in story.scenario.jobs:
+            if not (job.is_manual or (only and replica.process.name not in only)):
+                for window in job.windows:
+                    replica.submit_at(window + apart * n, job, [window])
+
+
+def _together(story: Any) -> None:
+    submit_all(story, apart=0.0)
+
+
+def _backlogs(story: Any) -> None:
+    for job in story.scenario.jobs:
+        for n, replica in enumerate(story.replicas):
+            # They come back at different times, one of them in the middle of another's run.
+            replica.submit_at(35.0 + 1.3 * n, job, job.windows)
+
+
+def _stopped(story: Any, at: float) -> None:
+    submit_all(story, apart=0.05)
+    story.replicas[0].stop_at(at)
+
+
+def _manual(story: Any) -> None:
+    submit_all(story)
+    for job in story.scenario.jobs:
+        if job.is_manual:
+            for window in job.windows:
+                story.ask_for_manual_run(job, window)
+
+
+def _failover(story: Any) -> None:
+    """Let one be killed, whose run is to be taken over by one that is busy with its schedule."""
+    first, second = story.replicas
+    for job in story.scenario.jobs:
+        for window in job.windows:
+            if job.failover:
+                first.submit_at(window, job, [window])
+            second.submit_at(window + 0.3, job, [window])
+
+    def kill() -> None:
+        first.process.killed_at = first.process.killed_at or story.world.now
+
+    story.world.call_at(BEGIN + 13.0, kill)
+
+
+def _shared(story: Any) -> None:
+    submit_all(story)
+    for replica in story.replicas[:1]:
+        replica.start(partial(replica.pool.occupy, 8.0, 2), 9.9)
+
+
+def _raises(story: Any, *, queues: bool) -> None:
+    submit_all(story)
+    pool = story.replicas[0].pool
+    pool.queues_all_the_same = queues
+
+    def raise_now() -> None:
+        pool.raises_until = story.world.now + 3.0
+
+    story.world.call_at(BEGIN + 9.9, raise_now)
+
+
+def _begins_late(story: Any) -> None:
+    """Let a process stop for a moment between a claim and the begin of its run."""
+    submit_all(story)
+    process = story.replicas[0].process
+
+    def pause() -> None:
+        process.paused_until = story.world.now + 12.0
+        process.lose_touch(story.world.now, 12.0)
+
+    story.world.call_at(BEGIN + 10.003, pause)
+
+
+SCENARIOS = (
+    JobsScenario("jobs", jobs("pqr", 10.0, 20.0, takes=1.0), submit_all),
+    JobsScenario("at once", jobs("pqr", 10.0), _together, replicas=3, workers=1),
+    JobsScenario("without a limit", jobs("pqrs", 10.0), _together, workers=None),
+    JobsScenario(
+        "backlogs",
+        jobs("b", 10.0, 20.0, 30.0, takes=2.0, failover=True),
+        _backlogs,
+        replicas=3,
+    ),
+    JobsScenario(
+        "backlogs, no failover", jobs("b", 10.0, 20.0, 30.0, takes=2.0), _backlogs, workers=1
+    ),
+    JobsScenario(
+        "stop", jobs("xyz", 10.0, takes=4.0), partial(_stopped, at=12.0), workers=1, lasts=150.0
+    ),
+    JobsScenario("stop while asked", jobs("xy", 10.0), partial(_stopped, at=10.0015), workers=1),
+    JobsScenario(
+        "stop, and backlogs",
+        [Job("x", (9.0,), takes=4.0), Job("b", (10.0, 10.5), period=0.5, takes=1.0)],
+        partial(_stopped, at=12.0),
+        workers=1,
+    ),
+    JobsScenario(
+        "manual",
+        [*jobs("pqrs", 10.0, 20.0, takes=4.0), *jobs("m", 10.1, takes=4.0, is_manual=True)],
+        _manual,
+        known=("m",),
+    ),
+    JobsScenario(
+        "takeover",
+        [Job("f", (10.0,), takes=10.0, failover=True), *jobs("pqrstu", 11.0, takes=8.0)],
+        _failover,
+    ),
+    JobsScenario("full", jobs("pqrs", 10.0, takes=4.0), submit_all, workers=1),
+    JobsScenario("shared", jobs("pqr", 10.0, 20.0), _shared, is_shared=True),
+    JobsScenario("raises", jobs("pq", 10.0), partial(_raises, queues=False)),
+    JobsScenario("raises, and queues", jobs("pq", 10.0), partial(_raises, queues=True)),
+    JobsScenario(
+        "begins late", jobs("pq", 10.0, takes=1.0, failover=True), _begins_late, is_paused=True
+    ),
+    JobsScenario(
+        "unlocked",
+        [*jobs("pq", 10.0, takes=1.0), Job("u", (10.0,), takes=1.0, claims=False)],
+        submit_all,
+        workers=1,
+        is_shared=True,
+    ),
+    JobsScenario("close together", [Job("c", (10.0, 10.02), period=0.02, takes=0.005)], submit_all),
+)
+
+
+# ---- bursts, and what is missed in them ----------------------------------------------------------
+
+
+def _burst(story: Any) -> None:
+    """Let the jobs come in one pass of each replica, those of a pass in their order."""
+    for n, replica in enumerate(story.replicas):
+        for job in story.scenario.jobs:
+            for window in job.windows:
+                replica.submit_at(window + 0.001 * n + replica.process.skew, job, [window])
+
+
+def _late_database(story: Any) -> None:
+    _burst(story)
+    story.world.call_at(BEGIN + 9.0, lambda: setattr(story.world, "slow_until", BEGIN + 20.0))
+
+
+def many(count: int, *windows: float, **more: Any) -> list[Task]:
+    """Return so many jobs."""
+    return [Job(f"{n:03}", windows, **more) for n in range(count)]
+
+
+BURSTS = (
+    JobsScenario("200 jobs of 20 ms", many(200, 10.0, takes=0.02, grace=1.0), _burst, workers=10),
+    JobsScenario(
+        "40 jobs, the database 2 s late",
+        many(40, 10.0, takes=0.01, grace=1.0),
+        _late_database,
+        replicas=1,
+        workers=10,
+    ),
+    JobsScenario(
+        "600 jobs, three replicas",
+        many(600, 10.0, takes=0.01, grace=1.0),
+        _burst,
+        replicas=3,
+        workers=10,
+    ),
+)
+
+
+def overload(seed: int) -> JobsScenario:
+    """Return what one replica is to run that is more than its workers can do in time.
+
+    Some jobs come as backlogs, and several in one pass.
+    """
+    chance = random.Random(f"overload {seed}")  # noqa: S311  # no secret
+    workers = chance.choice((1, 1, 2, 3, 4))
+    scenario_jobs = []
+    passes = [chance.randint(40, 80) / 4 for _ in range(chance.choice((1, 3, 10)))]
+    for n in range(chance.randint(5, 25)):
+        last = chance.choice(passes)
+        count = chance.choice((1, 1, 1, 2, 3))
+        windows = [last - 0.25 * chance.randint(1, 4) * (count - 1 - k) for k in range(count)]
+        takes = chance.choice((0.1, 0.5, 1.0, 2.0, 4.0))
+        grace = chance.choice((None, 0.6, 1.1, 2.6, 6.1))
+        scenario_jobs.append(
+            Job(f"{n:02}", tuple(sorted(set(windows))), 0.2, takes, lease=None, grace=grace)
+        )
+    return JobsScenario(
+        f"overload {seed}",
+        scenario_jobs,
+        _backlogs_at_their_last,
+        replicas=1,
+        polls=False,
+        workers=workers,
+        misses_exactly=True,
+        lasts=1_000.0,
+    )
+
+
+def _backlogs_at_their_last(story: Any) -> None:
+    for replica in story.replicas:
+        for job in story.scenario.jobs:
+            replica.submit_at(job.windows[-1], job, job.windows)

@@ -1,0 +1,72 @@
+"""Which rule for a refused run whose window is new loses windows, in all ways through backlogs.
+
+Only the rule of ``_runs/kept.py`` neither loses one nor runs one that APScheduler would skip.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.backlogs import Backlogs, Enumeration, Rule, enumerate_all
+
+TWO, THREE = (1, 2), (1, 2, 3)
+
+SMALL = {
+    "two run times": Backlogs(([TWO],) * 2),
+    "three run times": Backlogs(([THREE],) * 2),
+    "three run times, with failover": Backlogs(([THREE],) * 2, failover=True, kills=1),
+    "a run time comes due meanwhile": Backlogs(([(1,), (2,)],) * 2, late=(2,)),
+    "a manual run in the way": Backlogs(([TWO],) * 2, is_manual=True),
+    "two run times on three replicas": Backlogs(([TWO],) * 3),
+}
+LARGE = {
+    "two run times on three replicas, with failover": Backlogs(([TWO],) * 3, failover=True),
+    "three run times on three replicas": Backlogs(([THREE],) * 3),
+    "two kills": Backlogs(([THREE],) * 3, failover=True, kills=2),
+    "a run time comes due meanwhile, with failover": Backlogs(
+        ([(1,), (2,)],) * 2, late=(2,), failover=True
+    ),
+    "a backlog, and a run time comes due meanwhile": Backlogs(([TWO, (3,)],) * 2, late=(3,)),
+    "a manual run in the way, with failover": Backlogs(([TWO],) * 2, is_manual=True, failover=True),
+}
+# What other rules do, in which of the small ones.
+WRONG = {
+    Rule.GO_ON: ("two run times", "lost"),
+    Rule.LEAVE: ("two run times", "lost"),
+    Rule.KEEP_DUE: ("a run time comes due meanwhile", "lost"),
+    Rule.ASK_AGAIN: (
+        "a run time comes due meanwhile",
+        "run after what stood rightly against it",
+    ),
+}
+
+
+def told(result: Enumeration) -> str:
+    ways = [f"{found}: {'; '.join(way)}" for found, way in result.ways.items()]
+    return "\n".join([f"{result.ends} ends of {result.states} states: {result.kinds}", *ways])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_each_window_of_a_backlog_is_run_once_whatever_happens_next(name: str) -> None:
+    result = enumerate_all(SMALL[name], Rule.KEEP)
+    assert result.ends > 10
+    assert not result.found, told(result)
+
+
+@pytest.mark.simulate
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", LARGE)
+def test_so_it_is_in_larger_ones(name: str) -> None:
+    result = enumerate_all(LARGE[name], Rule.KEEP)
+    assert not result.found, told(result)
+
+
+@pytest.mark.parametrize("rule", WRONG)
+def test_another_rule_does_not(rule: Rule) -> None:
+    name, wrong = WRONG[rule]
+    assert wrong in enumerate_all(SMALL[name], rule).kinds
+
+
+def test_of_backlogs_that_differ_a_window_is_lost_only_if_a_later_one_was_run_before() -> None:
+    result = enumerate_all(Backlogs(([THREE], [(2, 3)])), Rule.KEEP)
+    assert set(result.kinds) == {"overtaken"}, told(result)
