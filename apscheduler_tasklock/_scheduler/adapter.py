@@ -265,7 +265,7 @@ def runs_inside_submit_job(inner: Any) -> bool:
 
 
 def is_of_apscheduler(inner: Any) -> bool:
-    """Tell whether APScheduler itself has what takes a wrapped executor's jobs, which never waits."""
+    """Tell whether APScheduler's own code takes a wrapped executor's jobs, which never waits."""
     kind = type(inner)
     takes = (kind.submit_job, kind._do_submit_job)
     return all(each.__module__.startswith("apscheduler.executors.") for each in takes)
