@@ -15,7 +15,7 @@ from math import inf
 from typing import Protocol
 
 from apscheduler_tasklock._application import keep_application_out
-from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue
+from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
 from apscheduler_tasklock._runs.run import Run, Verdict
 from apscheduler_tasklock._values import logger_of
 
@@ -53,6 +53,9 @@ class Carrier(Protocol):
 
     def withdraw(self, run: Run) -> None:
         """End a run that is not begun, and hand over what it has got."""
+
+    def tell_full(self, full: Full) -> None:
+        """Tell that all workers have been busy for long."""
 
 
 class Line:
@@ -233,3 +236,5 @@ class JobsThread:
             carrier.end_refused(run, verdict)
         for run in (*step.dropped, *step.withdrawn):
             carrier.withdraw(run)
+        if step.full is not None:
+            carrier.tell_full(step.full)

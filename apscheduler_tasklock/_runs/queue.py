@@ -27,6 +27,10 @@ MOST_ASKED = 256
 LOCKED_PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.25)
 # Seconds for which nothing is asked for after the executor did not take a run.
 PAUSE_AFTER_FAILURE = 1.0
+# Seconds for which a run waits for a worker until it is told that all are busy; and from then until
+# that is told again.
+FULL_AFTER = 10.0
+FULL_INTERVAL = 600.0
 # Seconds for which a run without a lock leaves a worker to those that the database is asked for.
 PATIENCE = 0.1
 
@@ -69,6 +73,20 @@ class Ask:
     most: int | None
 
 
+@dataclass(frozen=True)
+class Full:
+    """Workers that have been busy for long while run times wait for one.
+
+    :ivar workers: how many there are
+    :ivar waiting: how many run times wait
+    :ivar longest: seconds for which the first of them has waited
+    """
+
+    workers: int
+    waiting: int
+    longest: float
+
+
 @dataclass
 class Step:
     """What is to be done now.
@@ -79,6 +97,7 @@ class Step:
     :ivar dropped: what was kept, and is not run
     :ivar withdrawn: what is not begun since all is stopped; what it has got of the database is to
         be handed over
+    :ivar full: that the workers have been busy for long, which is to be told
     :ivar wakes_at: when to step again, if nothing happens before; on the monotonic clock
     """
 
@@ -87,6 +106,7 @@ class Step:
     refused: list[tuple[Run, Verdict]] = field(default_factory=list)
     dropped: list[Run] = field(default_factory=list)
     withdrawn: list[Run] = field(default_factory=list)
+    full: Full | None = None
     wakes_at: float = inf
 
 
@@ -107,6 +127,7 @@ class RunQueue:
         self._unbegun: set[Run] = set()
         self._growth = 1  # of an ask, while all are refused
         self._not_before = -inf
+        self._full_told_at = -inf
         self._stopped = False
         self._workers: int | None = None
         self._virtual = VirtualWorkers()
@@ -143,6 +164,7 @@ class RunQueue:
             self._withdraw_all(step)
         elif now >= self._not_before:
             self._deal(step, now)
+            self._tell_full(step, now)
         step.wakes_at = self._wakes_at(now)
         return step
 
@@ -230,6 +252,16 @@ class RunQueue:
             self._reserved += ask.most or 0
         stay = (State.WAITING, State.KEPT)
         self._waiting = [run for run in self._waiting if run.state in stay]
+
+    def _tell_full(self, step: Step, now: float) -> None:
+        """Tell that the workers are busy for long, now and then."""
+        if self._workers is None or self._idle_workers >= 1:
+            return
+        since = [max(r.came, r.earliest) for r in self._waiting if r.state is State.WAITING]
+        longest = now - min(since, default=now)
+        if longest > FULL_AFTER and now > self._full_told_at + FULL_INTERVAL:
+            self._full_told_at = now
+            step.full = Full(self._workers, len(since), longest)
 
     def _deal_to(self, ready: Sequence[Run], free: float, step: Step, now: float) -> int:
         """Deal so many workers out to these runs, at most; return how many these have."""

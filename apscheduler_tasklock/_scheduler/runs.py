@@ -28,7 +28,7 @@ from apscheduler_tasklock._lock.limited import Claimed, NotNow
 from apscheduler_tasklock._lock.messages import HandOut
 from apscheduler_tasklock._lock.releases import ReleaseTicket
 from apscheduler_tasklock._runs.jobs import JobsThread, Line
-from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue
+from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
 from apscheduler_tasklock._runs.run import Kind, Run, Verdict
 from apscheduler_tasklock._scheduler.adapter import (
     RunId,
@@ -61,6 +61,8 @@ logger = logger_of(__name__)
 LOOK_INTERVAL = 1.0
 # Seconds that an executor may take to take a job. Meanwhile nothing else is decided.
 LONGEST_GIVE = 1.0
+# So many jobs are named that keep all workers busy.
+MOST_TOLD = 5
 # The thread for one that takes longer.
 GIVER = "tasklock-giving"
 
@@ -377,6 +379,27 @@ class Runs:
                 work.locks.withdraw(work.claim)
         self._note_over(run)
 
+    def tell_full(self, full: Full) -> None:
+        """Tell that all workers have been busy for long."""
+        now = time.monotonic()
+        busy = sorted(
+            (run for run in list(self._given) if run.what.line is self._functions), key=_begun
+        )
+        told = [
+            f"{run.what.submission.job.id!r} ({now - run.began_at:.0f} s)"
+            for run in busy[:MOST_TOLD]
+        ]
+        told += [f"{len(busy) - MOST_TOLD} more"] * (len(busy) > MOST_TOLD)
+        logger.warning(
+            "All %d workers of the %s are busy, and %d run times wait, the first for %.0f sec. The "
+            "workers run: %s. More workers (max_workers) or shorter jobs would help",
+            full.workers,
+            type(self._inner).__name__,
+            full.waiting,
+            full.longest,
+            ", ".join(told) or "nothing of this scheduler",
+        )
+
     def _withdraw_given(self, line: Line, inputs: Inputs) -> None:
         """Withdraw what was given, and has not begun, under a lock."""
         for run in list(self._given):
@@ -508,6 +531,10 @@ class Runs:
         if self._given.pop(run, self) is None:
             self._note_over(run)
             work.line.post(lambda inputs: inputs.freed.append((run, work.took)))
+
+
+def _begun(run: Run) -> float:
+    return run.began_at
 
 
 def _without_limit() -> None:

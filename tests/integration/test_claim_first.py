@@ -263,3 +263,21 @@ def test_an_executor_that_waits_gets_its_jobs_in_a_thread_of_its_own_from_then_o
         r for r in caplog.records if "took" in r.getMessage() and "WaitingEx" in r.getMessage()
     ]
     assert len(lines) == 1
+
+
+def test_which_jobs_keep_all_workers_busy_is_told(
+    make_replica: MakeReplica,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    go_on: threading.Event,
+) -> None:
+    monkeypatch.setattr("apscheduler_tasklock._runs.queue.FULL_AFTER", 0.2)
+    replica = make_replica(max_workers=1)
+    replica.run_once(go_on.wait, args=[60], job_id="slow")
+    eventually(lambda: replica.codes("slow") == [EVENT_TASK_LOCK_GRANTED])
+    replica.run_once(lambda: None, job_id="waits")
+    eventually(lambda: "All 1 workers of the ThreadPoolExecutor are busy" in caplog.text)
+    assert "1 run times wait" in caplog.text
+    assert "The workers run: 'slow' (" in caplog.text
+    go_on.set()
+    replica.one(EVENT_JOB_EXECUTED, "waits")

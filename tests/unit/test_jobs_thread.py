@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from apscheduler_tasklock._runs.jobs import NAME, JobsThread, Line, Message
-from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue
+from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
 from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
 from tests.support.polling import eventually
 
@@ -40,6 +40,9 @@ class Carrier:
 
     def end_refused(self, run: Run, _verdict: Verdict) -> None:
         self.refused.append(run.task_name)
+
+    def tell_full(self, full: Full) -> None:
+        raise AssertionError(full)
 
     def withdraw(self, run: Run) -> None:
         self.withdrawn.append(run.task_name)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apscheduler_tasklock._runs.queue import MOST_ASKED, PATIENCE, Inputs, RunQueue, Step
+from apscheduler_tasklock._runs.queue import MOST_ASKED, PATIENCE, Full, Inputs, RunQueue, Step
 from apscheduler_tasklock._runs.run import Kind, Run, State, Token, Verdict
 
 GRANTED, REFUSED, KEPT = Verdict.GRANTED, Verdict.REFUSED, Verdict.KEPT
@@ -516,3 +516,28 @@ def test_the_time_of_claims_makes_nothing_missed(
     day.live()
     # What runs although a pool would miss it may be in the way of others after it.
     assert min(day.missed, default=inf) >= min(missed_by_a_pool(jobs, workers), default=inf)
+
+
+class TestFull:
+    """That all workers are busy for long is told, now and then."""
+
+    def test_after_ten_seconds_and_then_once_in_ten_minutes(self) -> None:
+        steps = Steps(workers=1)
+        (running,) = steps.begin([run_of("a")]).given
+        waiting = [run_of(name, came=steps.now) for name in "bc"]
+        assert steps.step(came=waiting).full is None
+        steps.now += 10
+        assert steps.step().full is None
+        steps.now += 1
+        assert steps.step().full == Full(workers=1, waiting=2, longest=11.0)
+        steps.now += 599
+        assert steps.step().full is None
+        steps.now += 2
+        assert steps.step().full == Full(workers=1, waiting=2, longest=612.0)
+        assert steps.free(running).full is None
+
+    def test_not_of_what_waits_for_the_database(self) -> None:
+        steps = Steps(workers=1)
+        steps.step(came=[run_of("a", came=steps.now), run_of("b", came=steps.now)])
+        steps.now += 60
+        assert steps.step().full is None
