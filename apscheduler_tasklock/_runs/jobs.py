@@ -56,6 +56,12 @@ class Carrier(Protocol):
     def withdraw(self, run: Run) -> None:
         """End a run that is not begun, and hand over what it has got."""
 
+    def look(self) -> float:
+        """Look for what nobody tells.
+
+        :return: seconds after which to look again; ``inf``: there is nothing to look for
+        """
+
 
 class JobsThread:
     """Drives a queue of runs in one thread, which starts with the first message.
@@ -142,7 +148,7 @@ class JobsThread:
     def _waited(self) -> bool:
         """Wait for something to do; tell whether the thread goes on."""
         now = time.monotonic()
-        is_idle = self._runs.is_idle
+        is_idle = self._runs.is_idle and self._wakes_at == inf
         linger = 0.0 if self._is_stopped else LINGER
         seconds = linger if is_idle else min(self._wakes_at - now, LONGEST_WAIT)
         with suppress(queue.Empty):
@@ -187,6 +193,7 @@ class JobsThread:
                 carrier.end_refused(run, verdict)
             for run in (*step.dropped, *step.withdrawn):
                 carrier.withdraw(run)
+            self._wakes_at = min(self._wakes_at, time.monotonic() + carrier.look())
         finally:
             for event in done:
                 event.set()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from apscheduler_tasklock._application import call_application
@@ -92,6 +93,7 @@ class _Work:
     :ivar goes_on: whether its worker went on with it; ``None``: it has not begun
     :ivar took: seconds that its job took
     :ivar release: its release
+    :ivar giving: what else is known of it that was given to a pool of processes
     """
 
     submission: Submission
@@ -105,6 +107,7 @@ class _Work:
     goes_on: bool | None = None
     took: float = 0.0
     release: ReleaseTicket | None = None
+    giving: Any = None
 
 
 class Runs:
@@ -274,19 +277,23 @@ class Runs:
 
     def _give_to_inner(self, run: Run) -> None:
         work: _Work = run.what
+        try:
+            work.context.run(give, self._inner, *self._for_inner(run))
+        except BaseException as error:  # noqa: BLE001  # whatever the wrapped executor raises
+            # A pool may have queued it all the same, and a worker may have begun it by now.
+            if run.token.take():
+                self._not_given(run, error)
+
+    def _for_inner(self, run: Run) -> tuple[GivenJob, RunTimes]:
+        """Return what the wrapped executor is to get."""
+        work: _Work = run.what
         job = GivenJob(
             work.submission,
             RunId(work.submission.job.id, run),
             partial(self._run, work),
             ALWAYS_MISSED if run.is_missed else None,
         )
-        run_times = RunTimes(work.attempt.run_time, partial(self._begin, run))
-        try:
-            work.context.run(give, self._inner, job, run_times)
-        except BaseException as error:  # noqa: BLE001  # whatever the wrapped executor raises
-            # A pool may have queued it all the same, and a worker may have begun it by now.
-            if run.token.take():
-                self._not_given(run, error)
+        return job, RunTimes(work.attempt.run_time, partial(self._begin, run))
 
     def _not_given(self, run: Run, error: BaseException) -> None:
         work: _Work = run.what
@@ -337,6 +344,10 @@ class Runs:
                 work.locks.withdraw(work.claim)
         self._note_over(run)
 
+    def look(self) -> float:
+        """Look for what nobody tells: here for nothing."""
+        return inf
+
     def _withdraw_given(self, inputs: Inputs) -> None:
         """Withdraw what was given, and has not begun, under a lock."""
         for run in list(self._given):
@@ -377,12 +388,15 @@ class Runs:
         self._thread.post(lambda inputs: inputs.begun.append(run))
         self._owner.note_begun(work.submission)
         attempt = work.attempt
-        attempt.tell_granted()
+        self._tell_granted(run)
         # Its listeners may have taken long, or this process been stopped.
         if not attempt.stands():
             work.release = attempt.begin_give_up_lost()
             return False
         return True
+
+    def _tell_granted(self, run: Run) -> None:
+        run.what.attempt.tell_granted()
 
     def _run(self, work: _Work, *arguments: Any, **named: Any) -> Any:
         """Run the job's function under its lock, and begin to release that."""
@@ -410,6 +424,9 @@ class Runs:
         if work.goes_on is False:
             return []
         return events_of_what_ran(events, work.submission.logger_name)
+
+    def failed(self, run: Run, error: BaseException) -> None:
+        """Note why the wrapped executor has not run a run to its end."""
 
     def ended(self, run: Run) -> None:
         """Note that the wrapped executor has reported a run, so that its worker is free."""
