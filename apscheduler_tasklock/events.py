@@ -40,8 +40,7 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
         impossible
     :ivar scheduled_run_time: the run time that the claim was for; of a window that is given up, its
         start in database time; of a run by hand, when it was begun or given up
-    :ivar holder: who made the last claim of the task, if known; a worker process has an id of its
-        own
+    :ivar holder: who made the last claim of the task, if known
     :ivar locked_until: database time until which the task is held, or of a release, until which its
         window is taken, if known
     :ivar token: the fencing token of the holder's claim, if known
@@ -49,7 +48,8 @@ class TaskLockEvent(JobEvent):  # type: ignore[misc]  # APScheduler has no types
         is waited for), ``"window"`` (the run time's window, or a later one, was run already) or
         ``"paused"``; of ``GRANTED`` ``"takeover"`` if it runs the window of a holder that died or
         handed it over, ``"manual"`` if an operator has asked for the run;
-        of ``RELEASED`` ``"handed over"`` if another replica is to run the window; of ``ERROR``
+        of ``RELEASED`` ``"handed over"`` if another replica is to run the window; of ``LOST``
+        ``"died"`` if it was lost with its worker process; of ``ERROR``
         ``"given up"`` if a window is not run again any more; else ``None``
     :ivar exception: what went wrong, for ``EVENT_TASK_LOCK_ERROR``
     """

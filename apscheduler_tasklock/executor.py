@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent import futures
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -43,10 +42,8 @@ from apscheduler_tasklock._scheduler.adapter import (
     call_as_scheduler,
     cancels_coroutines,
     check_gevent,
-    check_importable,
     dispatcher,
-    has_own_threads,
-    has_worker_processes,
+    has_processes,
     interpreter_is_ending,
     is_wrapped_by_another,
     jobstore_of,
@@ -54,7 +51,6 @@ from apscheduler_tasklock._scheduler.adapter import (
     report_jobs,
     report_runs,
     unwrap,
-    worker_processes,
     wrap,
 )
 from apscheduler_tasklock._scheduler.attempt import RunAttempt
@@ -64,6 +60,7 @@ from apscheduler_tasklock._scheduler.lateness import SchedulerPasses, WorkerQueu
 from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Reports
 from apscheduler_tasklock._scheduler.presence import Presence
+from apscheduler_tasklock._scheduler.processes import ProcessRuns, UnlockedJob
 from apscheduler_tasklock._scheduler.queued import QueuedRuns
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.runs import Owner, Runs
@@ -78,7 +75,6 @@ from apscheduler_tasklock._scheduler.submission import (
 )
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.watch import Watch
-from apscheduler_tasklock._scheduler.workers import LostWorkers, shutting_down
 from apscheduler_tasklock._scheduler.wrapper import JobWrapper, RunContext
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
@@ -153,8 +149,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     :param schema: schema of the task lock table; by default up to the ``search_path``
     :param table: name of the task lock table
     :param history: how many runs of each task the run history keeps, up to 10,000; 0: none
-    :param redact: returns what the run history keeps of an exception's message, or ``None``; it
-        must be importable where jobs run in worker processes
+    :param redact: returns what the run history keeps of an exception's message, or ``None``
     :param replica_id: who holds a lock, shown in logs; by default host, process and a random part
     :param enabled: ``False`` runs every job here, without a lock and without a database, as in
         development and tests
@@ -252,7 +247,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._contexts: dict[bool, RunContext] = {}  # of coroutines, and of functions
         self._active: dict[UUID, _Active] = {}
         self._idle = threading.Condition()  # told when one of these is over
-        self._lost_workers = LostWorkers(locks)
         self._known = KnownTasks(self._defaults.lease if self._defaults.failover else None)
         self._notices = JobNotices()  # of jobs that are left alone
         self._registrar = Registrar(
@@ -284,13 +278,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._notices.sum_up()
 
     def _make_runs(self) -> Runs | None:
-        """Return what claims runs before the wrapped executor gets them.
-
-        A pool of processes claims in its workers.
-        """
-        if self._inner is None or not self._enabled or has_worker_processes(self._inner):
+        """Return what claims runs before the wrapped executor gets them."""
+        if self._inner is None or not self._enabled:
             return None
-        return Runs(
+        return (ProcessRuns if has_processes(self._inner) else Runs)(
             self._inner,
             Owner(
                 coroutines=self._coroutines,
@@ -313,8 +304,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         :raises TaskLockSchemaError: tables are missing, old or not permitted; the message names all
             that is missing
         :raises TaskLockOptionError: options of a job that was added already are impossible, or
-            another scheduler runs with this executor, or its ``redact`` cannot go to the worker
-            processes that it has
+            another scheduler runs with this executor
         """
         self._check_scheduler(scheduler)
         is_again = self._leave_failed_start()
@@ -330,7 +320,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 f"{type(self).__name__}: the executor to wrap is wrapped by another one already, "
                 "which would no longer hear of its own jobs; give each an executor of its own"
             )
-        check_importable(self.locks.settings.redact, inner)
         self._inner = inner
         for job, jobstore in self._adapter.pending_jobs(alias):
             self._jobs.resolve(job, jobstore)
@@ -361,7 +350,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         if self._runs is None:
             report_jobs(self._inner, self._ended, self._failed)
         else:
-            report_runs(self._inner, self._runs.events_of, self._runs.ended)
+            runs = self._runs
+            report_runs(self._inner, runs.events_of, runs.failed, runs.ended)
 
     def _clock(self) -> float:
         """Return the wall clock's time, in seconds since 1970."""
@@ -422,9 +412,11 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._presence.close(self.locks.what_runs() if wait else ())
         if self._inner is not None:
             begun = time.monotonic()
-            with shutting_down(self._inner), self._saying_waiting(wait):
+            with self._saying_waiting(wait):
                 self._inner.shutdown(wait)
             unwrap(self._inner)
+            if self._runs is not None:  # a worker process may have died meanwhile
+                self._runs.stop(STOPPING_TIMEOUT, closes=True)
             over_at += time.monotonic() - begun
         if wait:  # an operator sees what runs until then
             self._presence.close(())
@@ -454,8 +446,8 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     def _say_waiting(self) -> None:
         """Say which jobs a stop waits for."""
-        # What waits in a pool of threads is not begun any more; a process pool does not tell.
-        may_wait = not has_own_threads(self._inner)
+        # What waits in the queue is not begun any more.
+        may_wait = self._runs is None
         running = [active for active in list(self._active.values()) if active.begun_at or may_wait]
         if running:
             more = len(running) - MOST_TOLD
@@ -650,9 +642,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             with self._idle:
                 self._idle.notify_all()
             raise
-        active = self._active.get(key)  # it may be over by now
-        if active is not None:
-            active.processes = worker_processes(self._inner)
 
     def _submit_to_queue(self, submission: Submission, runs: Runs) -> None:
         """Let a submission be claimed, and given to the wrapped executor when a worker is free."""
@@ -698,6 +687,9 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
 
     def _hand_to_worker(self, submission: Submission) -> None:
         """Submit what claims and runs to the wrapped executor."""
+        if has_processes(self._inner):
+            self._inner.submit_job(UnlockedJob(submission), list(submission.run_times))
+            return
         context = self._context(awaited=submission.awaited)
         self._inner.submit_job(JobWrapper(submission, context), list(submission.run_times[-1:]))
 
@@ -744,20 +736,17 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             active = self._oldest_active(job_id)
         else:
             active = self._active.pop(result.claim_ids[0], None)
-            self.locks.adopt_pending(result.pending)
         if active is not None:
             self._over(active.submission)
         for blocked in result.blocked if result is not None else ():
             self._watch.add(blocked)
 
-    def _failed(self, job_id: str, error: BaseException) -> None:
+    def _failed(self, job_id: str, _error: BaseException) -> None:
         """Note that a submission was not run to its end: its worker has died, or was cancelled."""
         active = self._oldest_active(job_id)
         if active is None:
             return
         self._over(active.submission)
-        if isinstance(error, futures.BrokenExecutor) and active.submission.options is not None:
-            self._lost_workers.add(active.processes, active.submission)
 
     def _over(self, submission: Submission) -> None:
         self._queued.take(submission)  # if no worker has: it was cancelled
@@ -907,13 +896,11 @@ def _where_allowed(dispatch: Callable[[Any], None]) -> Callable[[Any], None]:
 class _Active:
     """A submission that is not over.
 
-    :ivar processes: of the pool that runs it, by their ids
-    :ivar begun_at: when a worker of this process began it, on the monotonic clock
+    :ivar begun_at: when a worker began it, on the monotonic clock
     """
 
     def __init__(self, submission: Submission) -> None:
         self.submission = submission
-        self.processes: Mapping[int, Any] = {}
         self.begun_at: float | None = None
 
     def in_words(self) -> str:

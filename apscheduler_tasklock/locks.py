@@ -137,8 +137,7 @@ class TaskLocks:
     :param replica_id: who claims, shown in logs; by default host, process and a random part
     :param claim_timeout: seconds for which a claim is tried while the database is unavailable
     :param history: how many runs of each task the run history keeps, up to 10,000; 0: none
-    :param redact: returns what the run history keeps of an exception's message, or ``None``; it
-        must be importable where jobs run in worker processes
+    :param redact: returns what the run history keeps of an exception's message, or ``None``
     :raises TaskLockOptionError: ``database`` is not one that the task lock can use, or another
         parameter is impossible
     """

@@ -50,11 +50,6 @@ class Closing:
             self._stopped_at = time.monotonic()
         self._event.set()
 
-    def stop_in_a_signal_handler(self) -> None:
-        """Stop claiming, without a lock that the interrupted code may hold. Pauses go on."""
-        if self._stopped_at is None:
-            self._stopped_at = time.monotonic()
-
     def wait(self, seconds: float) -> bool:
         """Pause, until claiming is stopped at the latest, and return whether it is."""
         return self._event.wait(seconds) or self.stopped

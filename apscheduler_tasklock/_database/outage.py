@@ -128,11 +128,6 @@ class Outage:
             self.grace,
         )
 
-    def doubt(self) -> None:
-        """Believe no row for the recovery grace: somebody else has seen an outage."""
-        with self._lock:
-            self._doubt(time.monotonic())
-
     def _doubt(self, now: float) -> bool:
         """Begin the grace, if rows are believed; tell whether that is so."""
         believed = self._is_grace_over(now)

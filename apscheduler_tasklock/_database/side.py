@@ -156,12 +156,6 @@ class DatabaseSide:
             if ticket.is_release:
                 ticket.not_before = min(ticket.not_before, now)
 
-    def take_releases(self) -> list[Ticket[Any]]:
-        """Return the releases that wait, and send them no more: somebody else will."""
-        taken = [ticket for ticket in self._waiting if ticket.is_release]
-        self._waiting = [ticket for ticket in self._waiting if not ticket.is_release]
-        return taken
-
     def step(
         self,
         now: float,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import multiprocessing
 import os
 import queue
@@ -11,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from math import inf
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -47,8 +45,6 @@ NAME = "tasklock-database"
 LINGER = 5.0
 # Seconds after which the thread goes on that has failed.
 PAUSE_AFTER_FAILURE = 0.1
-# Seconds within which releases that wait are given to another process.
-TAKING_LIMIT = 5.0
 # Seconds after which the thread looks at what waits, which may have another deadline by then.
 LONGEST_WAIT = 0.5
 # For how many times the limit of a connection and an answer it may be late, or in one turn, before
@@ -255,22 +251,6 @@ class DatabaseThread:
     def call(self, function: Callable[[], object]) -> None:
         """Call a function in the thread, between two requests. It must not wait."""
         self._put(function)
-
-    def take_releases(self) -> list[Ticket[Any]]:
-        """Return the releases that wait, and send them no more: somebody else will."""
-        if self._is_idle:
-            return []
-        taken: Future[list[Ticket[Any]]] = Future()
-
-        def take() -> None:
-            if taken.set_running_or_notify_cancel():
-                taken.set_result(self._side.take_releases())
-
-        self.call(take)
-        try:
-            return taken.result(TAKING_LIMIT)
-        except concurrent.futures.TimeoutError:  # they are sent here, if the process goes on
-            return [] if taken.cancel() else taken.result()
 
     def add_recurring(self, recurring: Recurring) -> None:
         """Do something whenever it is due, until it is over or the thread is closed."""

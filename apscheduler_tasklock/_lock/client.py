@@ -74,9 +74,9 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
     TakeoverRequest,
 )
-from apscheduler_tasklock._lock.releases import PendingRelease, Release, ReleaseTicket
+from apscheduler_tasklock._lock.releases import LeaseEnd, Release, ReleaseTicket
 from apscheduler_tasklock._lock.replica import LockSettings, Replica, note_times, shared_replica
-from apscheduler_tasklock._lock.stand_in import current_standing
+from apscheduler_tasklock._lock.stand_in import LockProtocol, current_standing
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
@@ -564,7 +564,7 @@ class LockClient:
             ends_at=sent + (answer.run_until - answer.database_time).total_seconds(),
             lease=request.lease,
             dead_holder=dead_holder,
-            extender=self._extend,
+            extender=self.extend,
         )
         if held.lease is not None and not self._database.has_thread:
             # Threads are limited, and the lease could not be renewed.
@@ -624,7 +624,12 @@ class LockClient:
             return Released()
         return None if answer is None else Released(answer.locked_until)
 
-    def _release_ticket(self, held: HeldLock, end: RunEnd) -> ReleaseTicket:
+    def _release_ticket(
+        self,
+        held: HeldLock,
+        end: RunEnd,
+        make: Callable[[LockProtocol, ReleaseRequest], Release] = Release,
+    ) -> ReleaseTicket:
         self._released_at = time.monotonic()
         self._running.pop(held.claim_id, None)
         held.end()
@@ -634,6 +639,7 @@ class LockClient:
             _release_of(held, end),
             time.monotonic() + held.seconds_left,
             partial(self._heartbeat.remove, held),
+            make=make,
         )
 
     def _ticket_of(
@@ -642,9 +648,10 @@ class LockClient:
         until: float,
         on_taken: Callable[[], object] = lambda: None,
         stays_until: float = -inf,
+        make: Callable[[LockProtocol, ReleaseRequest], Release] = Release,
     ) -> ReleaseTicket:
         return ReleaseTicket(
-            Release(self._protocol, request),
+            make(self._protocol, request),
             Deadline(None, lambda: self._give_up_at),
             until,
             self._timings,
@@ -667,15 +674,8 @@ class LockClient:
         held.end()
 
     def believe(self) -> None:
-        """Believe that holders died whose leases have ended, unless an outage is known here.
-
-        A worker process is as sure as its parent, which has seen the database for longer.
-        """
+        """Believe that holders died whose leases have ended, unless an outage is known here."""
         self.outage.believe()
-
-    def doubt(self) -> None:
-        """Believe no such thing for a while: the parent process has seen an outage."""
-        self.outage.doubt()
 
     def reading(self, task_names: Sequence[str], always: Sequence[str] = ()) -> Statement:
         """Return what asks which of these tasks call for something, and for their rows.
@@ -823,17 +823,14 @@ class LockClient:
         """Return what finishes a dead run that is not to be run again, and tells whether it has."""
         return lambda cursor: self._protocol.give_up(cursor, dead.task_name, dead.claim_id)
 
-    def end_lease(self, task_name: str, claim_id: UUID, holders: Sequence[str]) -> bool:
-        """End the lease of a claim whose holder, one of these, is known to be dead.
+    def begin_end_of_lease(self, held: HeldLock) -> ReleaseTicket:
+        """Begin to end the lease of a claim whose run is known to be dead, and do not wait.
 
-        :return: whether there was such a claim
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that
+        With failover another replica runs its window then.
         """
-        ended = self.ask(
-            lambda cursor: self._protocol.end_lease(cursor, task_name, claim_id, holders)
-        )
-        return ended is not None
+        ticket = self._release_ticket(held, NOT_BEGUN, partial(LeaseEnd, holder=self.replica_id))
+        self._database.submit(ticket)
+        return ticket
 
     def pruning(self, age: float) -> Statement:
         """Return what deletes rows of one-off jobs that were over so many seconds ago.
@@ -841,16 +838,6 @@ class LockClient:
         It returns how many it has deleted.
         """
         return partial(self._protocol.prune, age=age)
-
-    def take_pending(self) -> list[PendingRelease]:
-        """Return the releases that could not be sent, for another process to send them."""
-        taken = self._database.take_releases()
-        return [ticket.pending for ticket in taken if isinstance(ticket, ReleaseTicket)]
-
-    def adopt_pending(self, releases: Sequence[PendingRelease]) -> None:
-        """Send releases that another process could not send."""
-        for release in releases:
-            self._database.submit(self._ticket_of(release.request, release.until))
 
     def command_line(self, command: str, *options: str, task: str) -> str:
         """Return the command line by which an operator does something to a task."""
@@ -869,11 +856,6 @@ class LockClient:
         self._closing.stop()
         self.replica.note_stopped()
         self._database.wake()
-
-    def stop_claiming_in_a_signal_handler(self) -> None:
-        """Do the same where the interrupted code may hold any lock."""
-        self._closing.stop_in_a_signal_handler()
-        self.replica.note_stopped(Closing.stop_in_a_signal_handler)
 
     def close(self, *, blocking: bool = False, until: float = inf) -> None:
         """Claim nothing more, send pending releases, and close idle connections.
@@ -993,7 +975,12 @@ class LockClient:
         now = time.monotonic()
         self.clock.learn(sent=sent, answered=now, database_time=database_time, bound=bound)
 
-    def _extend(self, held: HeldLock, by: float) -> bool:
+    def extend(self, held: HeldLock, by: float) -> bool:
+        """Move the end of a lock's maximum lock by seconds; tell whether the claim stood.
+
+        :raises TaskLockDatabaseError: the database is unavailable
+        :raises TaskLockError: it rejects that
+        """
         sent = 0.0
 
         def extend(cursor: Any) -> LockTimes | None:

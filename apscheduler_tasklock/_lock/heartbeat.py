@@ -162,8 +162,11 @@ class Heartbeat:
         now = time.monotonic()
         for lease in wanted:
             claim_id = lease.held.claim_id
-            is_last = claim_id in last
+            # It is not, if a worker process has extended it since: it is renewed once more, soon.
+            is_last = claim_id in last and lease.is_last
             lease.due = self._due(lease, now, is_last=is_last)
+            if claim_id in last and not is_last:
+                lease.due = now
             is_over = lease.held.lease is None and is_last and renewed.get(claim_id)
             if claim_id not in renewed or is_over:
                 self._lose(lease)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -62,22 +61,21 @@ class Release(Request[ReleaseAnswer | None]):
         ]
 
 
-@dataclass(frozen=True)
-class PendingRelease:
-    """A release that has not arrived yet, or of which no answer came. Can be pickled.
+class LeaseEnd(Release):
+    """The end of the lease of a run that is known to be dead. It travels alone.
 
-    :ivar request: the claim, and how it is to be ended
-    :ivar until: when it need not be sent any more, on the monotonic clock, which the processes of a
-        machine share
+    :param holder: who has claimed it
     """
 
-    request: ReleaseRequest
-    until: float
+    def __init__(self, protocol: LockProtocol, request: ReleaseRequest, holder: str) -> None:
+        super().__init__(protocol, request)
+        self.kind = None
+        self._holder = holder
 
-    @property
-    def task_name(self) -> str:
-        """The task's name."""
-        return self.request.task_name
+    def send(self, cursor: Any) -> ReleaseAnswer | None:
+        """End the lease. The answer is ``None`` if the claim stood no more."""
+        request = self.request
+        return self._protocol.end_lease(cursor, request.task_name, request.claim_id, [self._holder])
 
 
 def _nothing() -> None:
@@ -151,11 +149,6 @@ class ReleaseTicket(Asked[ReleaseAnswer | None, "ReleaseAnswer | None"]):
     def rejected_backoff(self) -> Sequence[float]:  # type: ignore[override]  # a class's is fixed
         """The pause after which it is sent again that was rejected; at a shutdown it is not."""
         return () if self._is_hurried() else (self._timings.rejected_interval,)
-
-    @property
-    def pending(self) -> PendingRelease:
-        """What another process needs to send it."""
-        return PendingRelease(self.release.request, self.tried_until)
 
     def finish(self, outcome: Outcome[ReleaseAnswer | None]) -> None:
         """Tell whoever waits, or that it has not arrived."""

@@ -42,8 +42,7 @@ class LockSettings:
     :ivar schema: schema of the task lock table; ``None`` leaves it to the ``search_path``
     :ivar table: name of the task lock table
     :ivar history: how many runs of each task the run history keeps; 0: none
-    :ivar redact: returns what the run history keeps of an exception. Not compared: a worker
-        process gets a copy with each run, and has one connection for all that are alike.
+    :ivar redact: returns what the run history keeps of an exception
     :ivar stand_in: what decides in place of the database, in an application's tests
     :ivar is_named: whether the application has given the replica's id
     """
@@ -54,14 +53,14 @@ class LockSettings:
     schema: str | None = None
     table: str = DEFAULT_TABLE
     history: int = HISTORY
-    redact: Callable[[BaseException], str | None] = field(default=str, compare=False)
+    redact: Callable[[BaseException], str | None] = str
     timings: Timings = field(default_factory=Timings)
     stand_in: StandIn | None = None
     is_named: bool = True
 
     def for_process(self) -> LockSettings:
-        """Return the settings of a worker process, which can be pickled."""
-        return replace(self, database=as_url(self.database))
+        """Return what a worker process needs to extend a lock, which can be pickled."""
+        return replace(self, database=as_url(self.database), redact=str)
 
 
 class Replica:
@@ -142,13 +141,10 @@ class Replica:
         """Whether nobody uses it any more, or those who do are in another process."""
         return self.closing.stopped or self.pid != os.getpid()
 
-    def note_stopped(self, stop: Callable[[Closing], object] = Closing.stop) -> None:
-        """Note that one of its users has stopped claiming.
-
-        :param stop: how the others hear of it, if it was the last one
-        """
+    def note_stopped(self) -> None:
+        """Note that one of its users has stopped claiming."""
         if all(user.stopped for user in list(self._users)):
-            stop(self.closing)
+            self.closing.stop()
 
     def is_shared_by(self, settings: LockSettings) -> bool:
         """Tell whether somebody with these settings is a user of this replica.

@@ -153,10 +153,7 @@ class LockProtocol(Protocol):
 
 
 class StandIn(Protocol):
-    """What decides in place of the database.
-
-    It goes to worker processes with the settings, and so can be pickled, or says that it cannot.
-    """
+    """What decides in place of the database."""
 
     def protocol(self, replica_id: str) -> LockProtocol:
         """Return what a replica asks."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from functools import cache
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -54,18 +53,12 @@ class _Grant:
 
 
 class Unlocked:
-    """Grants each claim, with a token above all before. A task may run any number of times at once.
-
-    In each worker process there is another one, with tokens of its own.
-    """
+    """Grants each claim, with a token above all before. A task may run many times at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tokens = count(1)
         self._grants: dict[UUID, tuple[_Grant, int]] = {}
-
-    def __reduce__(self) -> tuple[Callable[[], Unlocked], tuple[()]]:
-        return _of_this_process, ()
 
     def protocol(self, replica_id: str) -> UnlockedProtocol:
         """Return what a replica asks."""
@@ -101,12 +94,6 @@ class Unlocked:
         with self._lock:
             found = self._grants.pop(claim_id, None)
         return None if found is None else found[0]
-
-
-@cache
-def _of_this_process() -> Unlocked:
-    """Return a worker process's own one: its runs share one client, and their tokens grow."""
-    return Unlocked()
 
 
 class UnlockedProtocol:
@@ -219,7 +206,7 @@ class UnlockedProtocol:
     def end_lease(
         self, cursor: Any, task_name: str, claim_id: UUID, holders: Sequence[str]
     ) -> ReleaseAnswer | None:
-        """Forget the claim of a worker process that died."""
+        """Forget the claim of a run whose worker process died."""
         self._unlocked.end(claim_id)
         return None
 

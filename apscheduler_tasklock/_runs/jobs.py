@@ -57,6 +57,12 @@ class Carrier(Protocol):
     def tell_full(self, full: Full) -> None:
         """Tell that all workers have been busy for long."""
 
+    def look(self) -> float:
+        """Look for what nobody tells.
+
+        :return: seconds after which to look again; ``inf``: there is nothing to look for
+        """
+
 
 class Line:
     """A queue of runs, as the thread drives it.
@@ -175,7 +181,7 @@ class JobsThread:
     def _waited(self) -> bool:
         """Wait for something to do; tell whether the thread goes on."""
         now = time.monotonic()
-        is_idle = all(line.runs.is_idle for line in self._lines)
+        is_idle = all(line.runs.is_idle and line.wakes_at == inf for line in self._lines)
         linger = 0.0 if self._is_stopped else LINGER
         wakes_at = min(line.wakes_at for line in self._lines)
         seconds = linger if is_idle else min(wakes_at - now, LONGEST_WAIT)
@@ -238,3 +244,4 @@ class JobsThread:
             carrier.withdraw(run)
         if step.full is not None:
             carrier.tell_full(step.full)
+        line.wakes_at = min(line.wakes_at, time.monotonic() + carrier.look())

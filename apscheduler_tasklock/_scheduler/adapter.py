@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pickle
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -249,14 +248,14 @@ def worker_processes(inner: Any) -> Mapping[int, Any]:
     return getattr(getattr(inner, "_pool", None), "_processes", None) or {}
 
 
+def has_processes(inner: Any) -> bool:
+    """Tell whether a wrapped executor runs jobs in worker processes of a pool."""
+    return isinstance(getattr(inner, "_pool", None), ProcessPoolExecutor)
+
+
 def has_own_threads(inner: Any) -> bool:
     """Tell whether a wrapped executor runs jobs in threads that nobody else uses."""
     return isinstance(getattr(inner, "_pool", None), ThreadPoolExecutor)
-
-
-def has_worker_processes(inner: Any) -> bool:
-    """Tell whether a wrapped executor runs jobs in a pool of processes."""
-    return isinstance(getattr(inner, "_pool", None), ProcessPoolExecutor)
 
 
 def runs_inside_submit_job(inner: Any) -> bool:
@@ -309,22 +308,6 @@ def accepts_nothing_more(inner: Any) -> bool:
     An event loop may go on, in a thread that the interpreter waits for.
     """
     return interpreter_is_ending() and isinstance(getattr(inner, "_pool", None), Executor)
-
-
-def check_importable(redact: Callable[..., Any], inner: Any) -> None:
-    """Make sure that worker processes can have ``redact``, if a wrapped executor has any.
-
-    :raises TaskLockOptionError: it cannot be pickled; each job would fail when it is submitted
-    """
-    if not has_worker_processes(inner):
-        return
-    try:
-        pickle.dumps(redact)
-    except Exception as error:  # pickle lets whatever the object raises through
-        raise TaskLockOptionError(
-            f"redact must be a function that worker processes can import, as one of a module: "
-            f"{redact!r} cannot be pickled ({error})"
-        ) from error
 
 
 def cancels_coroutines(inner: Any) -> bool:
@@ -464,7 +447,10 @@ class RunId(str):
 
 
 def report_runs(
-    inner: Any, events_of: Callable[[Any, list[Any]], list[Any]], ended: Callable[[Any], None]
+    inner: Any,
+    events_of: Callable[[Any, list[Any]], list[Any]],
+    failed: Callable[[Any, BaseException], None],
+    ended: Callable[[Any], None],
 ) -> None:
     """Let a started executor tell when it has reported what became of a run.
 
@@ -472,11 +458,12 @@ def report_runs(
 
     :param events_of: returns what is to be told of a run that has these events; nothing of one
         that was withdrawn
+    :param failed: gets a run, and why it was not run to its end
     :param ended: gets the run
     """
     report, report_error = _own_reports(inner)
-    inner._run_job_success = _RunReport(report, events_of, ended)
-    inner._run_job_error = _RunReport(report_error, events_of, ended)
+    inner._run_job_success = _RunReport(report, events_of, failed, ended)
+    inner._run_job_error = _RunReport(report_error, events_of, failed, ended)
 
 
 def give(inner: Any, job: Any, run_times: list[datetime]) -> None:
@@ -510,10 +497,12 @@ class _RunReport:
         self,
         report: Callable[..., Any],
         events_of: Callable[[Any, list[Any]], list[Any]],
+        failed: Callable[[Any, BaseException], None],
         ended: Callable[[Any], None],
     ) -> None:
         self.report = report
         self._events_of = events_of
+        self._failed = failed
         self._ended = ended
 
     def __call__(self, job_id: str, *what: Any, **named: Any) -> None:
@@ -522,9 +511,12 @@ class _RunReport:
             return
         plain = str(job_id)  # a listener that keeps it must not keep the run
         if what and isinstance(what[0], list):
-            for event in what[0]:
+            events = self._events_of(job_id.run, what[0])
+            for event in events:
                 event.job_id = plain
-            what = (self._events_of(job_id.run, what[0]), *what[1:])
+            what = (events, *what[1:])
+        elif what and isinstance(what[0], BaseException):
+            self._failed(job_id.run, what[0])
         try:
             self.report(plain, *what, **named)
         finally:

@@ -231,6 +231,24 @@ class RunAttempt:
         self._tell_lost()
         return self.begin_give_back()
 
+    def begin_end_of_lease(self) -> ReleaseTicket | None:
+        """Begin to end the lease of a run whose worker process is dead; it may have run in part."""
+        if not self.take_end():
+            return None
+        assert self._held is not None
+        self._telemetry.ended(RunEnd(outcome="died"))
+        return self._locks.begin_end_of_lease(self._held)
+
+    def report_end_of_lease(self, ticket: ReleaseTicket) -> None:
+        """Tell that the worker process died, when the lease has ended or that has failed."""
+        assert self._held is not None
+        try:
+            ticket.future.result()
+        except TaskLockError as error:
+            self._reports.not_released(self._held, error)
+        else:
+            self._reports.died(self._held)
+
     def begin_end_of(
         self, raised: BaseException | None, *, cut: bool = False
     ) -> ReleaseTicket | None:

@@ -99,16 +99,14 @@ class WorkerQueue:
         self._workers: list[_Worker] = []
         self._turns = 0
 
-    def begin(self, submitted_at: float, new_worker_since: float | None = None) -> Turn:
+    def begin(self, submitted_at: float) -> Turn:
         """Let a worker begin a run time.
 
         :param submitted_at: when the run time was submitted, on the monotonic clock
-        :param new_worker_since: since when a worker is there that has not worked before, if that is
-            not for long
         """
         with self._changing:
             if self._turns >= len(self._workers):
-                self._workers.append(_Worker(new_worker_since or submitted_at))
+                self._workers.append(_Worker(submitted_at))
             worker, earliest = self._workers[0], (inf, 0)
             for other in self._workers:
                 if not other.jobs:

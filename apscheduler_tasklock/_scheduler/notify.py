@@ -196,8 +196,7 @@ class Reports:
 
     def _is_own(self, refusal: Refusal) -> bool:
         """Tell whether this replica holds what stood against a claim, or has held it."""
-        own, holder = self._locks.replica_id, refusal.holder
-        return own.partition(" worker ")[0] == holder.partition(" worker ")[0]
+        return self._locks.replica_id == refusal.holder
 
     @property
     def _remedy(self) -> str:
@@ -278,6 +277,13 @@ class Reports:
                 error,
             )
         self._tell_of(held, EVENT_TASK_LOCK_ERROR, exception=error)
+
+    def died(self, held: HeldLock) -> None:
+        """Tell that a worker process died which ran the job."""
+        logger.warning(
+            "Task %r: the worker process that ran it is dead; its lock is free", held.name
+        )
+        self._tell_of(held, EVENT_TASK_LOCK_LOST, reason="died")
 
     def lost(self, held: HeldLock) -> None:
         """Tell, once, that the claim ended before the run did."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from apscheduler_tasklock._application import ApplicationThread, call_application
@@ -108,6 +109,7 @@ class _Work:
     :ivar was_awaited: whether its coroutine was begun, which an executor may only have made
     :ivar is_cut: whether somebody else than its coroutine has ended that
     :ivar is_reported: whether the wrapped executor has told what became of it
+    :ivar giving: what else is known of it that was given to a pool of processes
     """
 
     submission: Submission
@@ -125,6 +127,7 @@ class _Work:
     was_awaited: bool = False
     is_cut: bool = False
     is_reported: bool = False
+    giving: Any = None
 
 
 class Runs:
@@ -316,19 +319,23 @@ class Runs:
         if run not in self._given:
             return  # it was withdrawn while its event loop did something else
         work: _Work = run.what
+        try:
+            work.context.run(give, self._inner, *self._for_inner(run))
+        except BaseException as error:  # noqa: BLE001  # whatever the wrapped executor raises
+            # A pool may have queued it all the same, and a worker may have begun it by now.
+            if run.token.take():
+                self._not_given(run, error)
+
+    def _for_inner(self, run: Run) -> tuple[GivenJob, RunTimes]:
+        """Return what the wrapped executor is to get."""
+        work: _Work = run.what
         job = GivenJob(
             work.submission,
             RunId(work.submission.job.id, run),
             partial(self._run_coroutine if work.submission.awaited else self._run, work),
             ALWAYS_MISSED if run.is_missed else None,
         )
-        run_times = RunTimes(work.attempt.run_time, partial(self._begin, run))
-        try:
-            work.context.run(give, self._inner, job, run_times)
-        except BaseException as error:  # noqa: BLE001  # whatever the wrapped executor raises
-            # A pool may have queued it all the same, and a worker may have begun it by now.
-            if run.token.take():
-                self._not_given(run, error)
+        return job, RunTimes(work.attempt.run_time, partial(self._begin, run))
 
     def _not_given(self, run: Run, error: BaseException) -> None:
         work: _Work = run.what
@@ -378,6 +385,10 @@ class Runs:
             if work.claim is not None:
                 work.locks.withdraw(work.claim)
         self._note_over(run)
+
+    def look(self) -> float:
+        """Look for what nobody tells: here for nothing."""
+        return inf
 
     def tell_full(self, full: Full) -> None:
         """Tell that all workers have been busy for long."""
@@ -440,7 +451,7 @@ class Runs:
         work.line.post(lambda inputs: inputs.begun.append(run))
         self._owner.note_begun(work.submission)
         attempt = work.attempt
-        attempt.tell_granted()
+        self._tell_granted(run)
         if attempt.held is not None and work.locks.closed:  # a listener has shut the scheduler down
             attempt.tell_not_begun()
             work.release = attempt.begin_give_back()
@@ -451,6 +462,9 @@ class Runs:
             work.release = attempt.begin_give_up_lost()
             return False
         return True
+
+    def _tell_granted(self, run: Run) -> None:
+        run.what.attempt.tell_granted()
 
     def _run(self, work: _Work, *arguments: Any, **named: Any) -> Any:
         """Run the job's function under its lock, and begin to release that."""
@@ -513,6 +527,9 @@ class Runs:
             logger_name = work.submission.logger_name
             events = [never_awaited(event, self._inner, logger_name) or event for event in events]
         return events_of_what_ran(events, work.submission.logger_name)
+
+    def failed(self, run: Run, error: BaseException) -> None:
+        """Note why the wrapped executor has not run a run to its end."""
 
     def ended(self, run: Run) -> None:
         """Note that the wrapped executor has reported a run, so that its worker is free."""

@@ -13,7 +13,6 @@ from uuid import UUID, uuid4
 from apscheduler.util import iscoroutinefunction_partial
 
 from apscheduler_tasklock._lock.messages import HandOut, RunState
-from apscheduler_tasklock._lock.releases import PendingRelease
 from apscheduler_tasklock._scheduler.lateness import SchedulerPass
 from apscheduler_tasklock._scheduler.triggers import (
     ends_after,
@@ -300,14 +299,12 @@ class RunResult(list[Any]):
 
     :ivar claim_ids: those of the submission
     :ivar blocked: run times that were refused because of runs that may turn out to be dead
-    :ivar pending: releases that a worker process could not send
     """
 
     def __init__(self, claim_ids: Sequence[UUID]) -> None:
         super().__init__()
         self.claim_ids = claim_ids
         self.blocked: list[Blocked] = []
-        self.pending: list[PendingRelease] = []
 
 
 class JobView:

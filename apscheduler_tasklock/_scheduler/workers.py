@@ -1,208 +1,258 @@
-"""The worker processes of a process pool: what they are called, their signals, and their deaths."""
+"""In a worker process of a pool: the job there, and what is known of the lock that it runs under.
+
+The parent process claims, renews and releases. A worker process has no connection, but for a moment
+where a job extends its lock.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import wait
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.replica import LockSettings
-from apscheduler_tasklock._scheduler.adapter import worker_processes
-from apscheduler_tasklock._scheduler.submission import Submission
-from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockError
+from apscheduler_tasklock._scheduler.functions import why_never_run
+from apscheduler_tasklock._scheduler.submission import JobView
+from apscheduler_tasklock.lock import HeldLock, holding
 
-logger = logger_of(__name__)
-
-# Seconds from a job's end until a signal that it put off ends its worker, unless the pool
-# has done that by then, or has given it another job.
-DELAY = 1.0
-
-# Seconds after which workers are told again of a shutdown.
-SHUTDOWN_INTERVAL = 0.2
-
-# Seconds after which it is looked again which workers are dead.
+# Seconds after which a worker looks whether its parent is dead. The parent's sentinel tells that at
+# once, unless the parent has forked another process since, which keeps it open.
 INTERVAL = 0.5
 
 
-def worker_id(settings: LockSettings, pid: int | None = None) -> str:
-    """Return who holds what a worker process claims, shown in logs."""
-    return f"{settings.replica_id} worker {os.getpid() if pid is None else pid}"
+@dataclass(frozen=True)
+class LockInWorker:
+    """What a worker process is told of the lock that its parent holds.
 
-
-@contextmanager
-def deferred_signals() -> Iterator[None]:
-    """Let no SIGTERM or SIGINT end this process while a job runs in it.
-
-    A terminal and systemd send them to every process of a group. The parent gets them, too, and
-    shuts down as it sees fit; its workers have to end their jobs until then. A handler that
-    somebody has set for the workers is left alone, but not one that they inherited in a fork.
+    :ivar ends_at: the end of the maximum lock, on the monotonic clock, which the processes of a
+        machine share
+    :ivar failover: whether another replica runs the window again if the parent is dead
+    :ivar settings: with which the lock can be extended; ``None`` where no database is asked
     """
-    received: list[int] = []
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number, default in _DEFAULTS.items():
-            handler = signal.getsignal(number)
-            if handler is not None and handler in (default, _inherited.get(number)):
-                before[number] = signal.signal(number, lambda got, _frame: received.append(got))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        # The pool's own way to end a worker, if another one has died.
-        if signal.SIGTERM in received:
-            later = threading.Timer(DELAY, os.kill, (os.getpid(), signal.SIGTERM))
-            later.daemon = True
-            later.start()
 
+    name: str
+    token: int
+    claim_id: UUID
+    run_time: datetime | None
+    window_start: datetime
+    locked_until: datetime
+    run_until: datetime
+    ends_at: float
+    lease: float | None
+    dead_holder: str | None
+    failover: bool
+    settings: LockSettings | None
 
-def hear_of_shutdown(locks: LockClient) -> None:
-    """Let this worker process claim nothing more when its parent says so by a signal.
+    @classmethod
+    def of(cls, held: HeldLock, settings: LockSettings, *, failover: bool) -> LockInWorker:
+        """Return what is told of a held lock."""
+        return cls(
+            held.name,
+            held.token,
+            held.claim_id,
+            held.run_time,
+            held.window_start,
+            held.locked_until,
+            held.run_until,
+            time.monotonic() + held.seconds_left,
+            held.lease,
+            held.dead_holder,
+            failover,
+            None if settings.stand_in is not None else settings.for_process(),
+        )
 
-    A worker cannot be told anything else: its pipe has jobs in it that come first.
-    """
-    if _SHUTDOWN_SIGNAL is None or threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(_SHUTDOWN_SIGNAL) == signal.SIG_DFL:
-        signal.signal(
-            _SHUTDOWN_SIGNAL, lambda _number, _frame: locks.stop_claiming_in_a_signal_handler()
+    def held(self) -> HeldLock:
+        """Return the lock as ``current_lock()`` shows it."""
+        return HeldLock(
+            name=self.name,
+            token=self.token,
+            claim_id=self.claim_id,
+            run_time=self.run_time,
+            window_start=self.window_start,
+            locked_until=self.locked_until,
+            run_until=self.run_until,
+            ends_at=self.ends_at,
+            extender=_extend_here if self.settings is None else partial(_extend, self.settings),
+            lease=self.lease,
+            dead_holder=self.dead_holder,
         )
 
 
-@contextmanager
-def shutting_down(inner: Any) -> Iterator[None]:
-    """Tell the worker processes of a wrapped executor's pool that nothing more is to be claimed."""
-    processes = list(worker_processes(inner).values())
-    over = threading.Event()
-
-    def tell(number: int) -> None:
-        # Again and again: one that has not begun its first job ignores the signal.
-        while True:
-            for process in processes:
-                if _lives(process):
-                    with suppress(OSError):
-                        os.kill(process.pid, number)
-            if over.wait(SHUTDOWN_INTERVAL):
-                return
-
-    teller = threading.Thread(
-        target=tell, args=[_SHUTDOWN_SIGNAL], name="tasklock-shutdown", daemon=True
-    )
-    if processes and _SHUTDOWN_SIGNAL is not None:
-        # From Python 3.12 on, no thread starts any more while the interpreter ends.
-        with suppress(RuntimeError):
-            teller.start()
+def _extend(settings: LockSettings, held: HeldLock, by: float) -> bool:
+    """Extend a lock on a connection that is closed after it. The parent's renewals notice that."""
+    locks = LockClient(settings)
     try:
-        yield
+        return locks.extend(held, by)
     finally:
-        over.set()
-        if teller.ident is not None:
-            teller.join()
+        locks.close(blocking=True)
 
 
-_inherited: dict[int, Any] = {}
+def _extend_here(held: HeldLock, by: float) -> bool:
+    """Extend a lock where something stands in for the database, which only the parent has."""
+    until = held.run_until + timedelta(seconds=by)
+    held.note_renewal(held.locked_until, until, time.monotonic() + held.seconds_left + by)
+    return True
 
 
-def _note_inherited() -> None:
-    _inherited.update({number: signal.getsignal(number) for number in _DEFAULTS})
+class TimedId(str):
+    """A job's id, as of the event of its run, which has brought along how long the run took.
+
+    :ivar took: seconds
+    """
+
+    __slots__ = ("took",)
+    took: float
+
+    def __new__(cls, job_id: str, took: float) -> TimedId:
+        """Make one of a run that is over."""
+        made = super().__new__(cls, job_id)
+        made.took = took
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TimedId, (str(self), self.took)
+
+
+class JobInWorker(JobView):
+    """The job as APScheduler's ``run_job`` gets it in a worker process.
+
+    :param lock: that it runs under, if it has one
+    """
+
+    def __init__(
+        self, job: Any, misfire_grace_time: float | None, lock: LockInWorker | None
+    ) -> None:
+        super().__init__(job, misfire_grace_time)
+        self._function: Callable[..., Any] = self.func
+        self._lock = lock
+        self.func = self._run
+
+    def _run(self, *arguments: Any, **named: Any) -> Any:
+        began_at = time.monotonic()
+        try:
+            with _under(self._lock):
+                returned = self._function(*arguments, **named)
+            if error := why_never_run(returned, self.id):
+                raise error
+            return returned
+        finally:
+            # Its event, which has the id, is made after this. So the time that the process has
+            # taken to start makes no run time late that waits for a worker.
+            if self._lock is not None:
+                self.id = TimedId(self.id, time.monotonic() - began_at)
+
+
+class RunTimesInWorker(list[datetime]):
+    """The run time of a job with a lock, which its worker goes through when it begins."""
+
+    def __init__(self, run_time: datetime, lock: LockInWorker) -> None:
+        super().__init__([run_time])
+        self._lock = lock
+
+    def __iter__(self) -> Iterator[datetime]:
+        """Begin the run, unless its lock cannot stand any more."""
+        may_begin = parent.is_watched() and time.monotonic() < self._lock.ends_at
+        return super().__iter__() if may_begin else iter(())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RunTimesInWorker, (self[0], self._lock)
+
+
+def _under(lock: LockInWorker | None) -> AbstractContextManager[None]:
+    return nullcontext() if lock is None else _running(lock)
+
+
+@contextmanager
+def _running(lock: LockInWorker) -> Iterator[None]:
+    """Make a lock the current one, which is lost if the parent dies meanwhile."""
+    held = lock.held()
+    with parent.holding(held, failover=lock.failover), holding(held):
+        yield
+
+
+class Parent:
+    """The parent process, whose death a worker process has to know: its locks are renewed no more.
+
+    A thread waits for it, from the worker's first job with a lock on.
+    """
+
+    def __init__(self) -> None:
+        self._watched_in: int | None = None  # the process
+        self._is_dead = False
+        self._looks_dead: Callable[[], bool] = bool
+        self._running: tuple[HeldLock, bool] | None = None
+
+    def is_watched(self) -> bool:
+        """Watch it from now on; tell whether it lives."""
+        process = multiprocessing.parent_process()
+        if process is None:  # this is nobody's worker
+            return True
+        if self._watched_in != os.getpid():
+            self._watched_in, self._is_dead = os.getpid(), False
+            # Else it was a forkserver that has forked this.
+            is_direct = (_forked_by or os.getppid()) == process.pid
+            self._looks_dead = partial(_is_dead, process, is_direct=is_direct)
+            threading.Thread(
+                target=self._wait, args=(process,), name="tasklock-parent", daemon=True
+            ).start()
+        self._is_dead = self._is_dead or self._looks_dead()
+        return not self._is_dead
+
+    @contextmanager
+    def holding(self, held: HeldLock, *, failover: bool) -> Iterator[None]:
+        """Let a lock be lost if the parent dies meanwhile.
+
+        :param failover: whether another replica runs its window then
+        """
+        self._running = held, failover
+        if self._is_dead:
+            self._lose()
+        try:
+            yield
+        finally:
+            self._running = None
+            held.end()
+
+    def _wait(self, process: Any) -> None:
+        while not self._looks_dead():
+            process.join(INTERVAL)
+        # In this order: who begins a job meanwhile looks after that.
+        self._is_dead = True
+        self._lose()
+
+    def _lose(self) -> None:
+        running = self._running
+        if running is None:
+            return
+        held, failover = running
+        if failover:
+            os._exit(1)  # so that its window is not run twice at once
+        held.lose()
+
+
+parent = Parent()
+
+
+def _is_dead(process: Any, *, is_direct: bool) -> bool:
+    return (is_direct and os.getppid() != process.pid) or not process.is_alive()
+
+
+_forked_by: int | None = None  # the process that this one was forked by, with this module in it
+
+
+def _note_fork() -> None:
+    global _forked_by  # noqa: PLW0603  # one per process
+    _forked_by = os.getppid()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_note_inherited)
-
-# Ignored by those who do not know it.
-_SHUTDOWN_SIGNAL = getattr(signal, "SIGURG", None)
-
-_DEFAULTS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-
-
-class LostWorkers:
-    """Frees the tasks of worker processes that died, which their parent lives to tell.
-
-    A pool of which one process was killed is broken: none of its runs is heard of again, although
-    the other processes end what they run.
-
-    :param locks: the task locks of this replica
-    """
-
-    def __init__(self, locks: LockClient) -> None:
-        self._locks = locks
-        self._changed = threading.Lock()
-        self._runs: list[tuple[Mapping[int, Any], Submission]] = []
-        self._thread: threading.Thread | None = None
-
-    def add(self, processes: Mapping[int, Any], submission: Submission) -> None:
-        """Free what a submission has claimed, as soon as the process is dead that ran it.
-
-        :param processes: those of its pool, by their ids
-        """
-        with self._changed:
-            self._runs.append((dict(processes), submission))
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="tasklock-workers", daemon=True
-                )
-                self._thread.start()
-
-    def _work(self) -> None:
-        try:
-            while self._free_dead():
-                pass
-        except Exception:  # nothing may end this thread unseen
-            logger.exception("Tasks of dead worker processes could not be freed")
-            with self._changed:
-                self._thread = None
-
-    def _free_dead(self) -> bool:
-        """Free what is known to be dead, and wait for more; tell whether there may be more."""
-        with self._changed:
-            runs = list(self._runs)
-        for run in runs:
-            if self._is_done_with(*run):
-                with self._changed:
-                    self._runs.remove(run)
-        with self._changed:
-            if not self._runs or self._locks.closed:
-                self._runs.clear()
-                self._thread = None
-                return False
-        alive = {p.sentinel for processes, _ in runs for p in processes.values() if _lives(p)}
-        if alive:
-            wait(alive, INTERVAL)
-        else:
-            self._locks.wait(INTERVAL)
-        return True
-
-    def _is_done_with(self, processes: Mapping[int, Any], submission: Submission) -> bool:
-        """End the leases of dead workers; tell whether there is nothing more to be done."""
-        dead = [pid for pid, process in processes.items() if not _lives(process)]
-        if not dead:
-            return not processes
-        holders = [worker_id(self._locks.settings, pid) for pid in dead]
-        freed = False
-        try:
-            for claim_id in submission.claim_ids:
-                if self._locks.end_lease(submission.task_name, claim_id, holders):
-                    freed = True
-                    logger.warning(
-                        "Task %r: the worker process that ran it is dead; its lock is free",
-                        submission.task_name,
-                    )
-        except TaskLockDatabaseError:
-            return False
-        except TaskLockError as error:
-            logger.warning("Task %r: its lock is not free: %s", submission.task_name, error)
-        return freed or len(dead) == len(processes)
-
-
-def _lives(process: Any) -> bool:
-    try:
-        return bool(process.is_alive())
-    except ValueError:  # closed: it was waited for
-        return False
+    os.register_at_fork(after_in_child=_note_fork)

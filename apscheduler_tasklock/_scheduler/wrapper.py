@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from asyncio import CancelledError
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 from apscheduler.executors.base import run_job
 
 from apscheduler_tasklock._lock.client import LockClient
 from apscheduler_tasklock._lock.messages import ClaimRequest
-from apscheduler_tasklock._lock.replica import LockSettings
-from apscheduler_tasklock._scheduler import LOADING_SINCE
 from apscheduler_tasklock._scheduler.attempt import RunAttempt, is_being_cancelled
 from apscheduler_tasklock._scheduler.functions import events_of_what_ran
 from apscheduler_tasklock._scheduler.lateness import WorkerQueue
-from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier
+from apscheduler_tasklock._scheduler.notify import Notifier
 from apscheduler_tasklock._scheduler.queued import QueuedRuns
 from apscheduler_tasklock._scheduler.submission import JobView, RunResult, Submission
-from apscheduler_tasklock._scheduler.workers import deferred_signals, hear_of_shutdown, worker_id
 from apscheduler_tasklock._values import logger_of
-from apscheduler_tasklock.errors import TaskLockOptionError
 
 try:
     from apscheduler.executors.base import run_coroutine_job
@@ -98,21 +91,20 @@ class JobWrapper:
 
 
 class LockedRun:
-    """A submission with this replica's locks. Pickled, it becomes a :class:`WorkerProcessRun`."""
+    """A submission with this replica's locks."""
 
     def __init__(self, submission: Submission, context: RunContext) -> None:
         self._submission = submission
         self._context = context
 
-    def run(self, new_worker_since: float | None = None) -> RunResult:
+    def run(self) -> RunResult:
         """Run the job for each of its run times that this replica is granted.
 
-        :param new_worker_since: since when this worker is there, if it has not worked before
         :return: APScheduler's own events of the runs
         """
         submission = self._submission
         result = RunResult(submission.claim_ids)
-        turn = self._context.workers.begin(submission.submitted_at, new_worker_since)
+        turn = self._context.workers.begin(submission.submitted_at)
         try:
             known = self._context.queued.take(submission)
             self._context.note_begun(submission)
@@ -193,78 +185,6 @@ class LockedRun:
             yield attempt
             if attempt.blocked is not None:
                 result.blocked.append(attempt.blocked)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        submission, locks = self._submission, self._context.locks
-        if submission.awaited:
-            raise TaskLockOptionError(
-                f"job {submission.job.id!r}: its function is a coroutine, which a process "
-                "pool does not await; use an AsyncIOScheduler, or a plain function"
-            )
-        # A process pool pickles what it runs when a worker is about to be free for it.
-        if locks.closed and submission.options is not None:
-            return CancelledRun, (submission.claim_ids,)
-        return WorkerProcessRun, (submission, locks.settings.for_process(), locks.stable)
-
-
-class WorkerProcessRun:
-    """A submission in a worker process: claims on a connection of that process.
-
-    Lock events travel back with the job's own, since the scheduler's listeners are not there. So do
-    releases that could not be sent: the worker may end right after this.
-
-    :param stable: whether the parent believes that holders died whose leases have ended
-    """
-
-    def __init__(self, submission: Submission, settings: LockSettings, stable: bool) -> None:
-        self._submission = submission
-        self._settings = settings
-        self._stable = stable
-
-    def run(self) -> RunResult:
-        """Run the submission in the worker process."""
-        # Since when its worker would be there if it did without the lock.
-        since = time.monotonic() - (_LOADING_TIME if os.getpid() == _LOADED_IN else 0.0)
-        locks = process_locks(replace(self._settings, replica_id=worker_id(self._settings)))
-        if self._stable:
-            locks.believe()
-        else:
-            locks.doubt()
-        hear_of_shutdown(locks)
-        result = RunResult(self._submission.claim_ids)
-        with deferred_signals():
-            context = RunContext(
-                locks, Notifier(result.append, _blocked), _workers, set(), QueuedRuns()
-            )
-            own = LockedRun(self._submission, context).run(since)
-            result.extend(own)
-            result.blocked.extend(own.blocked)
-            result.pending.extend(locks.take_pending())
-        return result
-
-
-class CancelledRun:
-    """What waited for a worker process when the scheduler was shut down."""
-
-    def __init__(self, claim_ids: Sequence[UUID]) -> None:
-        self._claim_ids = claim_ids
-
-    def run(self) -> RunResult:
-        """Claim nothing and run nothing."""
-        return RunResult(self._claim_ids)
-
-
-# What a worker process knows of itself. One that was not forked loads the library in the time of
-# its first job, which takes longer than to load APScheduler.
-_LOADED_IN, _LOADING_TIME = os.getpid(), time.monotonic() - LOADING_SINCE
-_workers = WorkerQueue()
-_blocked = BlockedTasks()
-
-
-@cache
-def process_locks(settings: LockSettings) -> LockClient:
-    """Return the one :class:`LockClient` of a worker process."""
-    return LockClient(settings)
 
 
 async def _run_to_its_end(

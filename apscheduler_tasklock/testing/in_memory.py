@@ -26,7 +26,6 @@ from apscheduler_tasklock._lock.messages import (
 )
 from apscheduler_tasklock._lock.protocol import HISTORY
 from apscheduler_tasklock._lock.unlocked import monotonic_now
-from apscheduler_tasklock.errors import TaskLockOptionError
 from apscheduler_tasklock.status import Run, RunningRun
 from apscheduler_tasklock.testing import rule
 from apscheduler_tasklock.testing.rule import Decision, Row
@@ -51,12 +50,6 @@ class MemoryTaskLocks:
         self.rows: dict[str, Row] = {}
         self.tasks_of: dict[str, frozenset[str]] = {}  # by replica
         self._runs: dict[str, deque[Run]] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise TaskLockOptionError(
-            "task locks in memory are this process's own, which the worker processes of a "
-            "process pool cannot ask; test with a thread pool"
-        )
 
     def protocol(self, replica_id: str) -> MemoryProtocol:
         """Return what a replica asks."""

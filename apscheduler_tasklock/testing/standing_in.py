@@ -17,7 +17,7 @@ def unlocked() -> Iterator[None]:
     There is no database: nothing is connected to, and no table is checked. All else is as usual.
     Options are taken out of the jobs' kwargs and checked, a job has its ``current_lock()``, which
     it can extend, and events and log lines tell of what was granted and released. Any number of
-    schedulers may run one task at once. Worker processes of a process pool do the same.
+    schedulers may run one task at once.
 
     An executor that is started within stays like that until it is shut down. One that runs already
     is granted its claims too, but goes on looking at its database every few seconds. What only
@@ -36,8 +36,8 @@ def in_memory_locks() -> Iterator[None]:
 
     One window is run once, however many schedulers of this process have the job; a run is refused
     while another goes on; a hold is refused in its minimum lock. Time is real. All that
-    :func:`unlocked` says of what there is without a database holds here too, but that worker
-    processes cannot ask this one: give the executor threads.
+    :func:`unlocked` says of what there is without a database holds here too. A job in a worker
+    process can extend what it sees of its lock, but not the lock.
 
     The locks are empty at the beginning, and gone with the block. A context manager, a decorator of
     functions (not of coroutines), and so the body of a fixture.

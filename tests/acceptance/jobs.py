@@ -47,6 +47,15 @@ def work(folder: str) -> None:
 
 
 @task_lock
+def until_lost() -> None:
+    """Work until the lock is lost."""
+    lock = begin()
+    while not lock.lost:
+        time.sleep(0.01)
+    end(lock)
+
+
+@task_lock
 async def work_async(folder: str) -> None:
     lock = begin()
     try:

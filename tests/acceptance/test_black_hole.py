@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from apscheduler_tasklock._lock.client import LockClient
-from apscheduler_tasklock._lock.messages import ReleaseRequest
 from apscheduler_tasklock._lock.replica import LockSettings
+from tests.support.claims import held
 from tests.support.faults import READ
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy, proxy_to
@@ -239,25 +238,24 @@ def test_a_loop_that_ends_without_a_shutdown_does_not_wait_for_each_release(
 
 
 @pytest.mark.inside
-def test_a_shutdown_ends_while_a_release_that_a_worker_process_could_not_send_is_tried(
+def test_a_shutdown_ends_while_a_release_that_began_after_the_stop_is_tried(
     database_url: str,
 ) -> None:
     """It was begun after claiming was stopped, and before the shutdown came to it."""
 
     from apscheduler_tasklock._database.deadline import SHUTDOWN_LIMIT
     from apscheduler_tasklock._lock.client import SHORTEST_CLOSING
-    from apscheduler_tasklock._lock.releases import PendingRelease
 
     with (
         proxy_to(database_url) as proxy,
         closing(LockClient(LockSettings(proxy.url, "replica"))) as locks,
     ):
-        until = time.monotonic() + 600
+        lock = held(locks, min_lock=0, max_lock=600)
         black_hole = BlackHole(proxy)
         black_hole.open()
         locks.stop_claiming()
         stopped = time.monotonic()
-        locks.adopt_pending([PendingRelease(ReleaseRequest("task", uuid4()), until)])
+        locks.begin_release(lock)
         eventually(lambda: len(black_hole.swallowed) == 2)  # it is tried for the second time
         locks.close(blocking=True)
         assert time.monotonic() - stopped <= SHUTDOWN_LIMIT + 2 * SHORTEST_CLOSING

@@ -7,7 +7,6 @@ import gc
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -27,7 +26,6 @@ from apscheduler_tasklock import (
     TaskLocks,
     current_lock,
 )
-from apscheduler_tasklock._lock.messages import ReleaseRequest
 from tests.support.claims import held, row
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
@@ -143,15 +141,11 @@ def test_what_a_thread_of_the_locks_had_taken_at_the_fork_does_not_stop_the_chil
 def test_what_a_thread_of_an_executor_had_taken_at_the_fork_does_not_stop_the_child(
     executor: TaskLockExecutor,
 ) -> None:
-    from apscheduler_tasklock._lock.releases import PendingRelease
-
     executor.locks.release(held(executor.locks, **TIMES))
 
     def use() -> None:
         locks = executor.locks
         lock = held(locks, **TIMES)
-        until = time.monotonic() + 60
-        locks.adopt_pending([PendingRelease(ReleaseRequest(lock.name, lock.claim_id), until)])
         locks.outage.begin(TaskLockDatabaseError("as if it were"))
         locks.release(lock)
         executor.shutdown()

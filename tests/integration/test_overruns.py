@@ -170,7 +170,7 @@ def test_a_shutdown_says_which_job_of_a_process_pool_it_waits_for(
     eventually(lambda: told(caplog))
     go_on.touch()
     stopping.join()
-    assert "'job' (task 'job')" in told(caplog)[0]
+    assert "'job' (task 'job', has run for " in told(caplog)[0]
 
 
 def test_a_drain_says_which_job_it_waits_for(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +15,6 @@ from sqlalchemy import Engine
 
 from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.client import LockClient, Released
-from apscheduler_tasklock._lock.messages import ReleaseRequest
 from apscheduler_tasklock.errors import TaskLockDatabaseError, TaskLockSchemaError
 from apscheduler_tasklock.lock import HeldLock
 from tests.support.claims import held
@@ -174,8 +172,6 @@ def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
     caplog: pytest.LogCaptureFixture,
     arrives: bool,
 ) -> None:
-    from apscheduler_tasklock._lock.releases import PendingRelease
-
     locks = make_locks(proxy.url, claim_timeout=60, timings=NO_RETRIES)
     first, second = held(locks, "first", **TIMES), held(locks, "second", **TIMES)
     leave_pending(locks, proxy, first)
@@ -190,8 +186,7 @@ def test_one_that_is_added_while_close_sends_the_others_is_sent_or_warned_about(
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(locks.close)
         assert sending.wait(60)
-        until = time.monotonic() + 5000
-        locks.adopt_pending([PendingRelease(ReleaseRequest("second", second.claim_id), until)])
+        locks.begin_release(second)
         go_on.set()
         closing.result(60)
     given_up = [r.args for r in caplog.records if "was not released" in r.getMessage()]

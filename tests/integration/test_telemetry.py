@@ -310,16 +310,18 @@ def test_a_coroutine_that_a_shutdown_cuts_ends_its_span(
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_a_worker_process_runs_jobs_with_the_sdk_that_it_has_or_without(
+def test_the_parent_measures_what_runs_in_a_worker_process(
     make_replica: MakeReplica, sdk: Telemetry, method: str
 ) -> None:
-    """A forked one has its parent's; what that collects is the fork's own."""
     context = multiprocessing.get_context(method)
     pool = {"max_workers": 1, "pool_kwargs": {"mp_context": context}}
     replica = make_replica(executor="processpool", **pool)
     replica.run_once(is_traced, job_id=f"pooled-{method}")
-    assert replica.one(EVENT_JOB_EXECUTED, f"pooled-{method}").retval is (method == "fork")
-    assert sdk.spans(f"run pooled-{method}") == []
+    assert replica.one(EVENT_JOB_EXECUTED, f"pooled-{method}").retval is False  # as in plain ones
+    span = one_span(sdk, f"run pooled-{method}")
+    assert span.attributes is not None
+    assert span.attributes["tasklock.run.outcome"] == "ok"
+    assert [p.value for p in sdk.points("tasklock.run.active", f"pooled-{method}")] == [0]
 
 
 def is_traced() -> bool:

@@ -28,9 +28,9 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
     TakeoverRequest,
 )
-from apscheduler_tasklock._runs.jobs import JobsThread
+from apscheduler_tasklock._runs.jobs import JobsThread, Line
 from apscheduler_tasklock._runs.kept import InTheWay, Outlook
-from apscheduler_tasklock._runs.queue import Ask, Inputs, RunQueue
+from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
 from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
@@ -103,8 +103,8 @@ class Work:
 class SimulatedJobsThread(JobsThread):
     """The real one, but that it is a thread of a world."""
 
-    def __init__(self, runs: RunQueue, carrier: Any, world: World, process: Process) -> None:
-        super().__init__(runs, carrier)
+    def __init__(self, world: World, process: Process) -> None:
+        super().__init__()
         self._inbox: Any = Inbox(world)
         self.failures: list[BaseException] = []
         world.start(process, self._go_on, daemon=True)
@@ -112,12 +112,12 @@ class SimulatedJobsThread(JobsThread):
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits, is asked for, or runs."""
-        return self._runs.is_idle and not self._inbox.qsize()
+        return all(line.runs.is_idle for line in self._lines) and not self._inbox.qsize()
 
     def start(self) -> None:
         pass
 
-    def post(self, message: Callable[[Inputs], object]) -> None:
+    def post(self, line: Line, message: Callable[[Inputs], object]) -> None:
         def take_in(inputs: Inputs) -> None:
             try:
                 message(inputs)
@@ -125,7 +125,7 @@ class SimulatedJobsThread(JobsThread):
                 self.failures.append(error)
                 raise
 
-        super().post(take_in)
+        super().post(line, take_in)
 
     def begin_stop(self) -> None:
         """Let nothing be begun any more."""
@@ -133,12 +133,14 @@ class SimulatedJobsThread(JobsThread):
         def stop(inputs: Inputs) -> None:
             inputs.stopped = self._is_stopped = True
 
-        self.post(stop)
+        for line in self._lines:
+            self.post(line, stop)
 
     def _go_on(self) -> None:
         while True:
             if not self._waited():  # the next message starts it again
-                self._came.append(self._inbox.get(inf))
+                line, message = self._inbox.get(inf)
+                line.came.append(message)
             self._step_once()
 
 
@@ -160,7 +162,8 @@ class JobsReplica(Replica):
         self._requested: set[UUID] = set()
         self._kept_runs: list[Run] = []
         self._releasing = 0
-        self.thread = SimulatedJobsThread(RunQueue(CLOCK.jittered), self, self.world, process)
+        self.thread = SimulatedJobsThread(self.world, process)
+        self.line = self.thread.add(RunQueue(CLOCK.jittered), lambda: self.pool.count, self)
 
     # ---- the scheduler ---------------------------------------------------------------------------
 
@@ -211,7 +214,7 @@ class JobsReplica(Replica):
         return run
 
     def _come(self, run: Run) -> None:
-        self.thread.post(lambda inputs: inputs.came.append(run))
+        self.line.post(lambda inputs: inputs.came.append(run))
 
     def stop_at(self, at: float) -> None:
         """Stop gracefully then."""
@@ -222,7 +225,7 @@ class JobsReplica(Replica):
         self.stopped_at = self.world.now
         self.world.note(self.process.name, "   stops")
         self._client.stop_claiming()
-        self.thread.post(self._withdraw_given)
+        self.line.post(self._withdraw_given)
         self.thread.begin_stop()
 
     @property
@@ -233,12 +236,14 @@ class JobsReplica(Replica):
     # ---- the thread: what the queue has decided --------------------------------------------------
 
     @property
-    def workers(self) -> int | None:
-        return self.pool.count
-
-    @property
     def is_ending(self) -> bool:
         return False
+
+    def tell_full(self, full: Full) -> None:
+        self.world.note(self.process.name, f"   has no worker free for {full.longest:.0f} s")
+
+    def look(self) -> float:
+        return inf
 
     def ask(self, ask: Ask) -> None:
         """Ask the database for runs."""
@@ -301,7 +306,7 @@ class JobsReplica(Replica):
             inputs.answers += [(run, self._verdict(run, claimed)) for run, claimed in answers]
 
         if answers:
-            self.thread.post(take_in)
+            self.line.post(take_in)
 
     def _verdict(self, run: Run, claimed: Claimed) -> Verdict:
         work: Work = run.what
@@ -370,7 +375,7 @@ class JobsReplica(Replica):
         if self._given.pop(run, self) is not None:
             return
         self._hand_over(run.what)
-        self.thread.post(lambda inputs: inputs.failed.append(run))
+        self.line.post(lambda inputs: inputs.failed.append(run))
         self._end(run, "not taken")
 
     def end_refused(self, run: Run, verdict: Verdict) -> None:
@@ -417,7 +422,7 @@ class JobsReplica(Replica):
         if not run.token.take():
             return
         work.fate.taken_at = self.world.now
-        self.thread.post(lambda inputs: inputs.begun.append(run))
+        self.line.post(lambda inputs: inputs.begun.append(run))
         took, how = 0.0, "missed"
         if not run.is_missed:
             how = "lost" if work.held is not None and not self._goes_on(work, work.held) else "ran"
@@ -425,7 +430,7 @@ class JobsReplica(Replica):
                 took = self._run_job(work)
         if self._given.pop(run, self) is None:
             self._end(run, how)
-            self.thread.post(lambda inputs: inputs.freed.append((run, took)))
+            self.line.post(lambda inputs: inputs.freed.append((run, took)))
 
     def _goes_on(self, work: Work, held: HeldLock) -> bool:
         self._story.database.step(self.process, f"begin {held.name}", "begin")
@@ -534,7 +539,7 @@ class JobsReplica(Replica):
                 run.what.is_refused = outlook is Outlook.REFUSED
                 go = True
         if go:
-            self.thread.post(lambda inputs: inputs.finished.append(task_name))
+            self.line.post(lambda inputs: inputs.finished.append(task_name))
 
     @property
     def _watched(self) -> Sequence[str]:

@@ -205,7 +205,6 @@ def simulating() -> Iterator[None]:
         stack.enter_context(
             replaced(
                 (asked, "Future", VirtualFuture),
-                (thread, "Future", VirtualFuture),
                 (thread, "jittered", CLOCK.jittered),
                 (thread, "_PAUSE", CLOCK),
                 (thread, "_all", WeakSet()),

@@ -411,20 +411,6 @@ class TestReleasesThatWait:
         assert batches(side, [], 0.02) == [[ended]]
         assert side.waiting == [waiting]
 
-    def test_can_be_taken_for_somebody_else_to_send(
-        self, side: DatabaseSide, ended: Released
-    ) -> None:
-        wanted = claim("b", 0.01)
-        wanted.not_before = 1.0
-        side.step(0.01, [wanted])
-        assert side.take_releases() == [ended]
-        assert side.waiting == [wanted]
-
-    def test_can_be_taken_before_they_are_sent(self, side: DatabaseSide, ended: Released) -> None:
-        step = side.step(5.0, [], sends=False)
-        assert (step.batch, side.waiting) == ([], [ended])
-        assert side.take_releases() == [ended]
-
 
 class TestRejectedTogether:
     def test_they_go_in_halves_down_to_the_one_that_is_wrong(self, side: DatabaseSide) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from math import inf
 
 import pytest
 
@@ -46,6 +47,9 @@ class Carrier:
 
     def withdraw(self, run: Run) -> None:
         self.withdrawn.append(run.task_name)
+
+    def look(self) -> float:
+        return inf
 
 
 def run_of(name: str) -> Run:

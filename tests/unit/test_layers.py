@@ -112,6 +112,7 @@ ALLOWED = {
     "flask/extension.py": {"_register_atexit"},  # likewise
     "flask/servers.py": {"_loaded_app"},  # Flask's
     "django/management/commands/runscheduler.py": {"_exit"},  # Python's
+    "_scheduler/workers.py": {"_exit"},  # likewise
     "schema/migrations.py": {"_downgrade_revs", "_upgrade_revs"},  # Alembic's
     "jobstore/inside.py": {  # APScheduler's, for the job store
         "_executors",

@@ -156,7 +156,7 @@ def test_a_server_that_was_full_for_longer_than_the_doubt_is_doubted_anew(seen: 
     """As after a restart, when all come back at once: holders may be among those left out."""
     seen.answer()
     seen.go_on(GRACE)
-    seen.outage.doubt()
+    seen.outage.idle_connection_ended(by_server=True)
     seen.fail(full=True)
     seen.go_on(GRACE + 1)
     seen.answer()
@@ -266,15 +266,6 @@ def test_who_has_a_table_locked_is_told_once_it_is_known(
     seen.go_on(1)
     seen.outage.begin(NO_ROUTE)  # the next outage is one of its own
     assert "is unavailable" in caplog.text
-
-
-def test_whoever_is_to_doubt_believes_nothing_for_the_grace(seen: Seen) -> None:
-    seen.answer()
-    seen.outage.believe()
-    assert seen.stable
-    seen.outage.doubt()
-    seen.outage.doubt()  # once more, as each job of a worker process does
-    seen.becomes_stable_after_the_grace()
 
 
 @pytest.mark.parametrize("by_server", [False, True])
