@@ -289,6 +289,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
                 note_begun=self._note_begun,
                 note_blocked=self._watch.add,
                 note_over=self._run_over,
+                note_worker_died=self._presence.tell_alive,
                 log_not_submitted=self._adapter.log_not_submitted,
                 tell_failed=self._tell_failed,
             ),

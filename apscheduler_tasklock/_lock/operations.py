@@ -102,15 +102,13 @@ _STATE = f"""
          ELSE 'ok' END
 """
 
-# Its run was found dead, in the task's row or in the history, and it has said nothing since. A
-# worker process of its pool may die alone, so that its run tells only of a replica that is silent.
+# Its run was found dead, in the task's row or in the history, and it has said nothing since. One of
+# whose worker processes has died says at once that it lives.
 _REPLICA_STATE = """
     CASE WHEN stopped_at IS NOT NULL AND NOT heard THEN 'stopped'
-         WHEN died_at > seen_at OR NOT heard AND worker_died_at > seen_at OR EXISTS (
+         WHEN died_at > seen_at OR EXISTS (
              SELECT FROM {table} AS lock
-             WHERE (locked_by = replica_id
-                    OR NOT heard AND starts_with(locked_by, replica_id || ' worker '))
-                   AND finished_at IS NULL AND NOT handed_over
+             WHERE locked_by = replica_id AND finished_at IS NULL AND NOT handed_over
                    AND NOT overran AND locked_until <= now() AND locked_until > seen_at)
              THEN 'died'
          WHEN heard THEN 'alive' ELSE 'silent' END
@@ -231,9 +229,7 @@ class Operations:
             ORDER BY run.token DESC LIMIT %(limit)s
         """)
         found_dead = f"""
-            SELECT split_part(replica, ' worker ', 1) AS replica_id,
-                   max(ended_at) FILTER (WHERE strpos(replica, ' worker ') = 0) AS died_at,
-                   max(ended_at) AS worker_died_at
+            SELECT replica AS replica_id, max(ended_at) AS died_at
             FROM {self._runs} WHERE outcome = 'died' GROUP BY 1
         """
         list_replicas = f"""
@@ -248,17 +244,14 @@ class Operations:
         self._list_replicas_without_runs = Statement(
             list_replicas.replace(
                 found_dead,
-                """SELECT '' AS replica_id, NULL::timestamptz AS died_at,
-                          NULL::timestamptz AS worker_died_at WHERE false""",
+                "SELECT '' AS replica_id, NULL::timestamptz AS died_at WHERE false",
             )
         )
-        # What worker processes of its pool hold is its own, too.
         self._list_running = Statement(f"""
             WITH replicas AS ({replicas}), lost AS ({_LOST})
             SELECT lock.task_name AS task, lock.token, replica_id AS replica,
                    lock.started_at AS since, lock.locked_until <= now() AS lost
             FROM {name} AS lock JOIN replicas ON locked_by = replica_id
-                 OR starts_with(locked_by, replica_id || ' worker ')
             WHERE finished_at IS NULL AND NOT handed_over
                   AND (locked_until > now() OR (overran AND heard))
             UNION ALL

@@ -98,6 +98,14 @@ class Presence:
         if is_started and self._is_wanted():
             self._locks.call(self._hurry)
 
+    def tell_alive(self) -> None:
+        """Tell at once that this replica lives: a run of its was found dead. Does not wait."""
+        self._locks.call(self._be_due)
+
+    def _be_due(self) -> None:
+        self._report_at = 0.0
+        self._hurry()
+
     def _hurry(self) -> None:
         if not self._is_telling:
             self._due_at = time.monotonic()

@@ -21,6 +21,7 @@ from typing import Any
 from apscheduler.events import EVENT_JOB_ERROR
 
 from apscheduler_tasklock._application import call_application
+from apscheduler_tasklock._lock.releases import ReleaseTicket
 from apscheduler_tasklock._runs.run import Run
 from apscheduler_tasklock._scheduler.adapter import RunId, worker_processes
 from apscheduler_tasklock._scheduler.runs import Owner, Runs
@@ -93,8 +94,12 @@ class ProcessRuns(Runs):
         ticket = run.what.attempt.begin_end_of_lease()
         if ticket is not None:
             # Called once, so that no callback keeps what refers to it.
-            tells = [partial(run.what.attempt.report_end_of_lease, ticket)]
+            tells = [partial(self._tell_dead, run, ticket)]
             ticket.future.add_done_callback(lambda _future: call_application(tells.pop()))
+
+    def _tell_dead(self, run: Run, ticket: ReleaseTicket) -> None:
+        run.what.attempt.report_end_of_lease(ticket)
+        self._owner.note_worker_died()
 
     # ---- where the pool pickles, and reports -----------------------------------------------------
 

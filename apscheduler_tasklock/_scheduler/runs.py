@@ -77,6 +77,7 @@ class Owner:
     :ivar note_begun: called in a worker that has begun a submission
     :ivar note_blocked: gets what was refused because of a run that had not ended
     :ivar note_over: called when a submission is over
+    :ivar note_worker_died: called when the lease of a run was ended whose worker process had died
     :ivar log_not_submitted: logs that the wrapped executor did not take a job, and why
     :ivar tell_failed: tells of a run time that could not be claimed since its trigger has failed
     """
@@ -86,6 +87,7 @@ class Owner:
     note_begun: Callable[[Submission], object]
     note_blocked: Callable[[Blocked], object]
     note_over: Callable[[Submission], object]
+    note_worker_died: Callable[[], object]
     log_not_submitted: Callable[[Any, BaseException], object]
     tell_failed: Callable[[Submission, datetime, Exception], object]
 

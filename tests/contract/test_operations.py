@@ -643,13 +643,6 @@ class TestReplicas:
         assert (second.replica_id, second.state) == ("two", ReplicaState.SILENT)
         assert second.running == ()
 
-    def test_what_runs_in_worker_processes(self, operator: Operator) -> None:
-        operator.has_replica("task")
-        Replica("one worker 7", operator.connection).claim(**JOB)
-        Replica("another worker 7", operator.connection).claim("more", **JOB)
-        [found] = operator.replicas()
-        assert [run.task for run in found.running] == ["task"]
-
     @pytest.mark.parametrize(
         ("seen", "state"), [(44, ReplicaState.ALIVE), (46, ReplicaState.SILENT)]
     )
@@ -672,21 +665,6 @@ class TestReplicas:
         assert operator.replicas()[0].state is ReplicaState.DIED
         report(one, "task")
         assert operator.replicas()[0].state is ReplicaState.ALIVE
-
-    def test_one_whose_worker_process_died_has_died_once_it_is_silent(
-        self, one: Replica, other: Replica, operator: Operator, travel: Travel
-    ) -> None:
-        report(one, "task")
-        worker = Replica(f"{one.name} worker 7", one.connection)
-        job = {**JOB, "lease": 3}
-        worker.claim(**job)
-        travel(4)
-        assert operator.replicas()[0].state is ReplicaState.ALIVE  # it may go on by itself
-        travel(60)
-        assert operator.replicas()[0].state is ReplicaState.DIED
-        other.claim(**job)
-        assert operator.runs("task")[0].outcome == "died"
-        assert operator.replicas()[0].state is ReplicaState.DIED
 
     def test_one_that_hands_over_or_overruns_has_not_died(
         self, one: Replica, operator: Operator, travel: Travel

@@ -26,6 +26,7 @@ from apscheduler_tasklock import (
     TaskLockExecutor,
     TaskLocks,
 )
+from apscheduler_tasklock.status import ReplicaState
 from tests.support import claims, pool_jobs
 from tests.support.claims import row
 from tests.support.internals import instances, pool_of
@@ -117,7 +118,10 @@ def test_a_decorated_function_has_its_options_in_the_worker(
 
 
 def test_the_lease_of_a_killed_worker_is_ended_by_its_parent_and_the_pool_goes_on(
-    make_pooled: MakeReplica, connection: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+    make_pooled: MakeReplica,
+    connection: psycopg.Connection[Any],
+    database_url: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     replica = make_pooled()
     replica.run_once(pool_jobs.die)
@@ -130,6 +134,8 @@ def test_the_lease_of_a_killed_worker_is_ended_by_its_parent_and_the_pool_goes_o
     assert row(connection)["over"]
     assert row(connection)["finished_at"] is None
     assert not row(connection)["handed_over"]  # it may have run in part
+    with closing(TaskLocks(database_url)) as operator:
+        eventually(lambda: [each.state for each in operator.replicas()] == [ReplicaState.ALIVE])
     replica.run_once(pool_jobs.decorated, job_id="next", args=[1])
     assert replica.one(EVENT_JOB_EXECUTED, "next").retval == 1
 
