@@ -202,6 +202,8 @@ class RunQueue:
             pause = LOCKED_PAUSES[min(run.locked, len(LOCKED_PAUSES) - 1)]
             run.not_before = now + self._jitter(pause)
             run.locked += 1
+            # A worker was free for it in time. Those that go meanwhile may have it since.
+            run.grace = None
         insort(self._waiting, run, key=_place)
 
     def _drop(self, step: Step, changed: set[JobKey]) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 from uuid import UUID
 
 from apscheduler_tasklock._lock.messages import Registration
+from apscheduler_tasklock._runs.queue import PATIENCE
 from apscheduler_tasklock.testing import rule
+from tests.simulation.faults import is_stubborn
 from tests.simulation.jobs_side import Fate, Job, JobsReplica
 from tests.simulation.ledger import Promise, Wanted
 from tests.simulation.plain import missed_by_plain
@@ -99,6 +101,7 @@ class JobsStory(Story):
         for replica in self.runners:
             found += self._wrong_fates(replica)
             found += self._wrongly_missed(replica)
+            found += self._waited_for_the_database(replica)
             found += [f"failed: {error!r}" for error in replica.thread.failures]
         return found
 
@@ -113,6 +116,23 @@ class JobsStory(Story):
                 found.append(f"begun after the stop: {fate}")
         if not (replica.process.is_dead or replica.thread.is_idle):
             found.append(f"its queue has something left: {replica.process.name}")
+        return found
+
+    def _waited_for_the_database(self, replica: JobsReplica) -> list[str]:
+        """Return the runs without a lock that waited although the one worker had nothing to do."""
+        if self.jobs_scenario.workers != 1 or replica.process.paused_until > BEGIN:
+            return []
+        found = []
+        for fate in replica.fates:
+            if not fate.job.claims and fate.began_at:
+                began = fate.began_at[0]
+                busy = sum(
+                    max(0.0, min(began, each.ended_at) - max(fate.came, each.taken_at))
+                    for each in replica.fates
+                    if each is not fate and each.began_at
+                )
+                if began - fate.came - busy > 2 * PATIENCE:
+                    found.append(f"waited for the database, without a lock: {fate}")
         return found
 
     def _wrongly_missed(self, replica: JobsReplica) -> list[str]:
@@ -235,9 +255,15 @@ def _backlogs(story: Any) -> None:
             replica.submit_at(35.0 + 1.3 * n, job, job.windows)
 
 
-def _stopped(story: Any, at: float) -> None:
+def _stopped(story: Any, at: float, *, closes: bool = True) -> None:
     submit_all(story, apart=0.05)
-    story.replicas[0].stop_at(at)
+    story.replicas[0].stop_at(at, closes=closes)
+
+
+def _locked(story: Any) -> None:
+    submit_all(story)
+    for job in story.scenario.jobs:
+        story.database.locked_until[job.name] = BEGIN + 10.2
 
 
 def _manual(story: Any) -> None:
@@ -310,6 +336,12 @@ SCENARIOS = (
     ),
     JobsScenario("stop while asked", jobs("xy", 10.0), partial(_stopped, at=10.0015), workers=1),
     JobsScenario(
+        "the queue stops",
+        jobs("xyz", 10.0),
+        partial(_stopped, at=10.0015, closes=False),
+        workers=1,
+    ),
+    JobsScenario(
         "stop, and backlogs",
         [Job("x", (9.0,), takes=4.0), Job("b", (10.0, 10.5), period=0.5, takes=1.0)],
         partial(_stopped, at=12.0),
@@ -317,7 +349,7 @@ SCENARIOS = (
     ),
     JobsScenario(
         "manual",
-        [*jobs("pqrs", 10.0, 20.0, takes=4.0), *jobs("m", 10.1, takes=4.0, is_manual=True)],
+        [*jobs("abcdnopqrstuvwxy", 10.0, takes=4.0), *jobs("m", 10.1, takes=4.0, is_manual=True)],
         _manual,
         known=("m",),
     ),
@@ -341,6 +373,13 @@ SCENARIOS = (
         is_shared=True,
     ),
     JobsScenario("close together", [Job("c", (10.0, 10.02), period=0.02, takes=0.005)], submit_all),
+    JobsScenario(
+        "locked rows",
+        jobs("cde", 10.0, 10.06, 10.12, period=0.06, takes=0.005),
+        _locked,
+        replicas=1,
+        workers=None,
+    ),
 )
 
 
@@ -418,3 +457,71 @@ def _backlogs_at_their_last(story: Any) -> None:
     for replica in story.replicas:
         for job in story.scenario.jobs:
             replica.submit_at(job.windows[-1], job, job.windows)
+
+
+def history(seed: int) -> JobsStory:
+    """Return a random history of replicas, with at most one fault and what else happens to them."""
+    chance = random.Random(f"history {seed}")  # noqa: S311  # no secret
+    replicas, failover = chance.choice((1, 2, 2, 3)), chance.random() < 0.5
+    passes = [10.0 + 2.5 * n for n in range(5)]
+    scenario_jobs = []
+    for n in range(chance.randint(2, 10)):
+        count = chance.choice((1, 1, 2, 3))
+        first = chance.choice(passes)
+        scenario_jobs.append(
+            Job(
+                f"{n:02}",
+                tuple(first + 10.0 * k for k in range(count)),
+                takes=chance.choice((0.1, 1.0, 3.0, 6.0)),
+                failover=failover,
+                grace=chance.choice((None, None, 2.6, 20.0)),
+            )
+        )
+    act = _History(
+        backlog_at=chance.choice((None, None, 35.0)),
+        stops_at=chance.choice((None, None, 10.0015, 14.0, 21.0)) if replicas > 1 else None,
+        occupied_at=chance.choice((None, None, 9.0, 19.0)),
+        raises_at=chance.choice((None, None, None, 10.0)),
+    )
+    scenario = JobsScenario(
+        f"history {seed}",
+        scenario_jobs,
+        act,
+        replicas=replicas,
+        workers=chance.choice((1, 2, 3, None)),
+        is_shared=act.occupied_at is not None,
+        lasts=400.0,
+        known=tuple(job.name for job in scenario_jobs),
+    )
+    # One whose release cannot arrive for long stands against the next window: see the README.
+    singles = [each for each in JobsStory(scenario).singles if not is_stubborn(each.fault)]
+    planned = chance.sample(singles, min(len(singles), chance.choice((0, 1, 1))))
+    return JobsStory(scenario, tuple(sorted(planned, key=lambda each: each.at)))
+
+
+@dataclass(frozen=True)
+class _History:
+    """What happens to the first of the replicas, at which times.
+
+    :ivar backlog_at: when all run times are submitted together; else each when it is due
+    """
+
+    backlog_at: float | None
+    stops_at: float | None
+    occupied_at: float | None
+    raises_at: float | None
+
+    def __call__(self, story: Any) -> None:
+        if self.backlog_at is None:
+            submit_all(story, apart=0.1)
+        else:
+            for n, replica in enumerate(story.replicas):
+                for job in story.scenario.jobs:
+                    replica.submit_at(self.backlog_at + 1.3 * n, job, job.windows)
+        first = story.replicas[0]
+        if self.stops_at is not None:
+            first.stop_at(self.stops_at)
+        if self.occupied_at is not None:
+            first.start(partial(first.pool.occupy, 8.0, 2), self.occupied_at)
+        if self.raises_at is not None:
+            first.pool.raises_until = BEGIN + self.raises_at + 2.0

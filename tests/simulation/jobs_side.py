@@ -216,15 +216,19 @@ class JobsReplica(Replica):
     def _come(self, run: Run) -> None:
         self.line.post(lambda inputs: inputs.came.append(run))
 
-    def stop_at(self, at: float) -> None:
-        """Stop gracefully then."""
-        self.start(self._stop, at)
+    def stop_at(self, at: float, *, closes: bool = True) -> None:
+        """Stop gracefully then.
 
-    def _stop(self) -> None:
+        :param closes: whether nothing is claimed any more; else it is the queue alone that stops
+        """
+        self.start(partial(self._stop, closes=closes), at)
+
+    def _stop(self, *, closes: bool) -> None:
         """Begin a graceful stop: what runs goes on, and nothing else is begun."""
         self.stopped_at = self.world.now
         self.world.note(self.process.name, "   stops")
-        self._client.stop_claiming()
+        if closes:
+            self._client.stop_claiming()
         self.line.post(self._withdraw_given)
         self.thread.begin_stop()
 
@@ -281,6 +285,8 @@ class JobsReplica(Replica):
         unbegun = [run for run in self._given if run.state is State.GIVEN]
         if unbegun and self.pool.count is not None:
             wrong.append(f"asked although {unbegun[0].what.fate} waits for a worker")
+        if self.world.now > self.stopped_at:
+            wrong.append(f"asked after the stop: {ask.runs[0].what.fate}")
         tasks = [run.task_name for run in ask.runs]
         if len(tasks) > len(set(tasks)):
             wrong.append(f"asked for two runs of a task at once: {tasks}")

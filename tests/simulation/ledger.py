@@ -220,6 +220,7 @@ def _has_failed(ledger: Ledger, wanted: Wanted) -> bool:
         each.process: (each.answer or "").startswith("failed")
         for each in ledger.questions
         if (each.task, each.window) == (wanted.task, wanted.window)
+        and each.process in wanted.processes
     }
     failed = [has_failed for process, has_failed in last.items() if not process.is_dead]
     later = [

@@ -50,6 +50,10 @@ ASKS_THE_TIME = (
 )
 
 
+# Statements that leave rows out that somebody has locked.
+PASSING_OVER = ("claim_many", "first_claim_many")
+
+
 class Connection:
     """In place of a connection of psycopg."""
 
@@ -138,6 +142,7 @@ class Database:
 
     def __init__(self, world: World, plan: Plan, lease: float) -> None:
         self.rows = MemoryTaskLocks(world.database_time)
+        self.locked_until: dict[str, float] = {}  # rows that somebody else has locked
         self._world = world
         self._plan = plan
         self._lease = lease
@@ -146,6 +151,16 @@ class Database:
     def protocol(self, replica_id: str) -> Any:
         [process] = [each for each in self._world.processes if each.name == replica_id]
         return _OnTheWay(self, process, self.rows.protocol(replica_id))
+
+    def pass_over(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """Return what claims of several tasks ask for, without those whose rows are locked."""
+        now = self._world.now
+        asked = [
+            (request, lag)
+            for request, lag in zip(arguments[0], arguments[1], strict=True)
+            if self.locked_until.get(request.task_name, -inf) <= now
+        ]
+        return [[request for request, _ in asked], [lag for _, lag in asked], *arguments[2:]]
 
     def step(
         self,
@@ -175,12 +190,17 @@ class _OnTheWay:
         return partial(self._send, name)
 
     def _send(self, name: str, cursor: Any, *arguments: Any, **options: Any) -> Any:
+        def carry_out() -> Any:
+            passes_over = name in PASSING_OVER and self._database.locked_until
+            asked = self._database.pass_over(arguments) if passes_over else arguments
+            return getattr(self._protocol, name)(cursor, *asked, **options)
+
         group = "claim" if name in CLAIMS else "release" if name in RELEASES else name
         return self._database.step(
             self._process,
             f"{name} {_tasks_of(arguments)}",
             group,
-            lambda: getattr(self._protocol, name)(cursor, *arguments, **options),
+            carry_out,
             cursor.limit(),
         )
 

@@ -20,15 +20,17 @@ from tests.simulation.jobs_scenarios import (
     SCENARIOS,
     JobsScenario,
     JobsStory,
+    history,
     late_manual_runs,
     overload,
 )
+from tests.simulation.queue_mutations import QUEUE_MUTATIONS
 from tests.simulation.side import simulating
-from tests.simulation.world import replaced
+from tests.simulation.world import GoesRoundError, replaced
 
 SEED = 32
-# The share of all singles, and how many seeds, that `make test` has time for.
-SHARE_IN_SHORT = 0.1
+# How many singles of a scenario, and how many seeds, `make test` has time for.
+SINGLES_IN_SHORT = 20
 SEEDS_IN_SHORT = 60
 # For `make simulate`: how many seeds for each share of all pairs of faults.
 SEEDS = 20_000
@@ -36,6 +38,7 @@ SEEDS = 20_000
 MOST_TOLD = 3
 # Seconds that a database takes to answer in a stall.
 STALLS = (0.3, 1.5)
+LATENCIES = {"overload": 0.0, "stall": STALLS[1]}
 
 
 @pytest.fixture(autouse=True)
@@ -77,12 +80,13 @@ class TestScenarios:
 
     def test_some_faults_at_some_places_keep_what_is_promised(self, scenario: JobsScenario) -> None:
         chance = random.Random(f"{SEED} {scenario.name}")  # noqa: S311  # no secret
-        singles = [
-            (each,) for each in JobsStory(scenario).singles if chance.random() < SHARE_IN_SHORT
-        ]
-        check(went_wrong(scenario, singles), f"{len(singles)} stories")
+        singles = JobsStory(scenario).singles
+        some = chance.sample(singles, min(SINGLES_IN_SHORT, len(singles)))
+        wrong = went_wrong(scenario, [(each,) for each in some])
+        check(wrong, f"{len(some)} stories (seed {SEED})")
 
     @pytest.mark.simulate
+    @pytest.mark.timeout(7200)
     def test_every_fault_at_every_place_keeps_what_is_promised(
         self, scenario: JobsScenario
     ) -> None:
@@ -130,3 +134,52 @@ class TestMissed:
             if story.found:
                 wrong.append(story)
         check(wrong, f"{len(seeds)} stalls")
+
+
+class TestHistories:
+    def test_what_is_promised_is_kept_in_random_histories(self) -> None:
+        self.check_histories(range(SEEDS_IN_SHORT))
+
+    def test_a_history_goes_the_same_way_again(self) -> None:
+        assert str(history(7)) == str(history(7))
+
+    @pytest.mark.simulate
+    @pytest.mark.timeout(7200)
+    def test_many_histories(self, request: pytest.FixtureRequest) -> None:
+        self.check_histories(range(int(SEEDS * request.config.getoption("--pairs"))))
+
+    def check_histories(self, seeds: range) -> None:
+        wrong = [story for seed in seeds if (story := history(seed)).found]
+        check(wrong, f"{len(seeds)} histories")
+
+
+@pytest.mark.parametrize("mistake", QUEUE_MUTATIONS)
+def test_a_mistake_in_the_queue_is_found(mistake: str) -> None:
+    where, mutated = QUEUE_MUTATIONS[mistake]
+    stories = list(_plans(where))
+    with mutated():
+        assert any(_goes_wrong(scenario, planned) for scenario, planned in stories)
+
+
+def _plans(where: str) -> Iterator[tuple[JobsScenario, tuple[Planned, ...]]]:
+    """Return where a mistake is looked for: first without a fault, then with each."""
+    if where in LATENCIES:
+        for seed in range(SEEDS_IN_SHORT):
+            yield replace(overload(seed), misses_exactly=where == "overload"), ()
+        return
+    [scenario] = [each for each in (*SCENARIOS, *BURSTS) if each.name == where]
+    yield scenario, ()
+    for planned in JobsStory(scenario).singles:
+        yield scenario, (planned,)
+
+
+def _goes_wrong(scenario: JobsScenario, planned: tuple[Planned, ...]) -> bool:
+    kind = "" if not scenario.name.startswith("overload") else "stall"
+    if scenario.misses_exactly:
+        kind = "overload"
+    try:
+        with replaced((faults, "LATENCY", LATENCIES.get(kind, faults.LATENCY))):
+            story = JobsStory(scenario, planned)
+        return bool(story.found or (not planned and late_manual_runs(story)))
+    except GoesRoundError:
+        return True

@@ -58,7 +58,8 @@ class Pool:
     def occupy(self, seconds: float, workers: int = 1) -> None:
         """Let the application itself give it work, for so many workers."""
         for _ in range(workers):
-            self.submit(lambda: self._world.sleep(seconds))
+            self._queue.append(lambda: self._world.sleep(seconds))
+            self._begin_next()
 
     def _begin_next(self) -> None:
         if self.queued > 0 and (self.count is None or self._busy < self.count):

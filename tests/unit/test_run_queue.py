@@ -328,6 +328,16 @@ class TestLateness:
         assert asked(steps.step()) == [(["b"], 1)]
         assert not second.is_missed
 
+    def test_who_waits_for_a_locked_row_is_not_late_for_those_that_go_meanwhile(self) -> None:
+        steps = Steps(workers=1)
+        run = run_of("a", 100.0, grace=1.0)
+        steps.answer(steps.step(came=[run]), lambda _run: Verdict.LOCKED)
+        later = run_of("b", 105.0)
+        steps.now = 100.005
+        steps.begin([later])
+        steps.now = 110.0
+        assert asked(steps.free(later, took=5.0)) == [(["a"], 1)]
+
     def test_who_is_kept_is_not_late_for_that(self) -> None:
         steps = Steps()
         first, second = backlog_of(2, came=100.0, grace=1.0)
