@@ -48,34 +48,31 @@ from apscheduler_tasklock._scheduler.adapter import (
     is_wrapped_by_another,
     jobstore_of,
     make_inner,
-    report_jobs,
     report_runs,
     unwrap,
     wrap,
 )
 from apscheduler_tasklock._scheduler.attempt import RunAttempt
+from apscheduler_tasklock._scheduler.bypass import UnlockedRuns
 from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
 from apscheduler_tasklock._scheduler.known import KnownTasks
-from apscheduler_tasklock._scheduler.lateness import SchedulerPasses, WorkerQueue
+from apscheduler_tasklock._scheduler.lateness import SchedulerPasses
 from apscheduler_tasklock._scheduler.notices import JobNotices
 from apscheduler_tasklock._scheduler.notify import BlockedTasks, Notifier, Reports
 from apscheduler_tasklock._scheduler.presence import Presence
-from apscheduler_tasklock._scheduler.processes import ProcessRuns, UnlockedJob
-from apscheduler_tasklock._scheduler.queued import QueuedRuns
+from apscheduler_tasklock._scheduler.processes import ProcessRuns
 from apscheduler_tasklock._scheduler.registration import Registrar
 from apscheduler_tasklock._scheduler.runs import Owner, Runs
 from apscheduler_tasklock._scheduler.stops import saying
 from apscheduler_tasklock._scheduler.submission import (
     Blocked,
     JobKey,
-    RunResult,
     Submission,
     as_handed_out,
     hand_out_of,
 )
 from apscheduler_tasklock._scheduler.tasks import ResolvedTask, Tasks
 from apscheduler_tasklock._scheduler.watch import Watch
-from apscheduler_tasklock._scheduler.wrapper import JobWrapper, RunContext
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import (
     TaskLockDatabaseError,
@@ -240,11 +237,10 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _begin(self, locks: LockClient) -> None:
         """Make what lives until the next shutdown, or until this process forks."""
         self.locks = locks
-        self._workers = WorkerQueue()
         self._passes = SchedulerPasses()
         self._coroutines: set[RunAttempt] = set()
-        self._queued = QueuedRuns(self.timings)
-        self._contexts: dict[bool, RunContext] = {}  # of coroutines, and of functions
+        # Who is told of coroutines, and of functions.
+        self._notifiers: dict[bool, Notifier] = {}
         self._active: dict[UUID, _Active] = {}
         self._idle = threading.Condition()  # told when one of these is over
         self._known = KnownTasks(self._defaults.lease if self._defaults.failover else None)
@@ -277,23 +273,23 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._presence.note_look(has_listed=has_listed)
         self._notices.sum_up()
 
-    def _make_runs(self) -> Runs | None:
-        """Return what claims runs before the wrapped executor gets them."""
-        if self._inner is None or not self._enabled:
+    def _make_runs(self) -> Runs | UnlockedRuns | None:
+        """Return what claims runs for the wrapped executor; ``None`` before a start."""
+        if self._inner is None:
             return None
-        return (ProcessRuns if has_processes(self._inner) else Runs)(
-            self._inner,
-            Owner(
-                coroutines=self._coroutines,
-                wrap_function=self._wrap,
-                note_begun=self._note_begun,
-                note_blocked=self._watch.add,
-                note_over=self._run_over,
-                note_worker_died=self._presence.tell_alive,
-                log_not_submitted=self._adapter.log_not_submitted,
-                tell_failed=self._tell_failed,
-            ),
+        owner = Owner(
+            coroutines=self._coroutines,
+            wrap_function=self._wrap,
+            note_begun=self._note_begun,
+            note_blocked=self._watch.add,
+            note_over=self._run_over,
+            note_worker_died=self._presence.tell_alive,
+            log_not_submitted=self._adapter.log_not_submitted,
+            tell_failed=self._tell_failed,
         )
+        if not self._enabled:
+            return UnlockedRuns(self._inner, owner)
+        return (ProcessRuns if has_processes(self._inner) else Runs)(self._inner, owner)
 
     def replace_in_child(self) -> None:
         """Leave the parent's locks alone. Called in a forked child, where no scheduler runs."""
@@ -324,7 +320,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         self._inner = inner
         for job, jobstore in self._adapter.pending_jobs(alias):
             self._jobs.resolve(job, jobstore)
-        self._contexts = {}  # which are of the last one, if this start follows one that failed
+        self._notifiers = {}  # which are of the last one, if this start follows one that failed
         self._runs = self._make_runs()
         locks = client_at_start(self.locks, scheduler if self._enabled else None)
         if locks is not self.locks:
@@ -338,21 +334,15 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         except BaseException:
             self.locks.close()  # the check has left a connection
             raise
-        wrap(self, self._inner, counts=self._runs is not None)
-        self._hear_of_runs()
+        wrap(self, self._inner)
+        runs = self._runs
+        assert runs is not None
+        report_runs(self._inner, runs.events_of, runs.failed, runs.ended)
         self._add_listeners(scheduler)
         if self._enabled and not is_again:
             self._presence.start()
             self._watch.start()
         self._started_in = os.getpid()
-
-    def _hear_of_runs(self) -> None:
-        """Let the wrapped executor tell what becomes of what it was given."""
-        if self._runs is None:
-            report_jobs(self._inner, self._ended, self._failed)
-        else:
-            runs = self._runs
-            report_runs(self._inner, runs.events_of, runs.failed, runs.ended)
 
     def _clock(self) -> float:
         """Return the wall clock's time, in seconds since 1970."""
@@ -448,8 +438,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
     def _say_waiting(self) -> None:
         """Say which jobs a stop waits for."""
         # What waits in the queue is not begun any more.
-        may_wait = self._runs is None
-        running = [active for active in list(self._active.values()) if active.begun_at or may_wait]
+        running = [active for active in list(self._active.values()) if active.begun_at]
         if running:
             more = len(running) - MOST_TOLD
             logger.warning(
@@ -630,31 +619,16 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._watch.looks.wake()  # the pause that goes on may be longer than this lease
 
     def _submit(self, submission: Submission) -> None:
-        if self._runs is not None:
-            self._submit_to_queue(submission, self._runs)
-            return
-        key = submission.claim_ids[0]
-        self._active[key] = _Active(submission)
-        try:
-            self._hand_to_worker(submission)
-        except BaseException:
-            self._active.pop(key, None)
-            self._queued.take(submission)
-            with self._idle:
-                self._idle.notify_all()
-            raise
-
-    def _submit_to_queue(self, submission: Submission, runs: Runs) -> None:
         """Let a submission be claimed, and given to the wrapped executor when a worker is free."""
-        job = submission.job
+        job, runs = submission.job, self._runs
+        assert runs is not None
         with self._lock:
             if self._instances[job.id] >= job.max_instances:
                 raise MaxInstancesReachedError(job)
             self._instances[job.id] += 1
         self._active[submission.claim_ids[0]] = _Active(submission)
         try:
-            context = self._context(awaited=False)
-            runs.submit(submission, context.locks, context.notifier)
+            runs.submit(submission, client_now(self.locks), self._notifier(submission.awaited))
         except BaseException:
             self._forget_active(submission)
             raise
@@ -670,12 +644,15 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         call_where_allowed(partial(self._adapter.dispatch, event))
 
     def _run_over(self, submission: Submission) -> None:
-        """Note that what was submitted to the queue is over."""
-        if self._forget_active(submission):
-            self._over(submission)
+        """Note that a submission is over."""
+        if not self._forget_active(submission):
+            return
+        if submission.one_off and self._adapter.hands_out(submission.jobstore):
+            self._forget(submission.key)
+        self._watch.ended(submission)
 
     def _forget_active(self, submission: Submission) -> bool:
-        """Count a submission of the queue out; tell whether it was counted."""
+        """Count a submission out; tell whether it was counted."""
         if self._active.pop(submission.claim_ids[0], None) is None:
             return False
         with self._lock:
@@ -686,31 +663,15 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._idle.notify_all()
         return True
 
-    def _hand_to_worker(self, submission: Submission) -> None:
-        """Submit what claims and runs to the wrapped executor."""
-        if has_processes(self._inner):
-            self._inner.submit_job(UnlockedJob(submission), list(submission.run_times))
-            return
-        context = self._context(awaited=submission.awaited)
-        self._inner.submit_job(JobWrapper(submission, context), list(submission.run_times[-1:]))
-
-    def _context(self, *, awaited: bool) -> RunContext:
-        """Return what the submissions share that are made now, of coroutines or of functions."""
-        locks, context = client_now(self.locks), self._contexts.get(awaited)
-        if context is None or context.locks is not locks:
-            dispatch = _where_allowed(
-                dispatcher(self._inner, self._adapter.dispatch, awaited=awaited)
+    def _notifier(self, awaited: bool) -> Notifier:
+        """Return who is told of what becomes of coroutines, or of functions."""
+        notifier = self._notifiers.get(awaited)
+        if notifier is None:
+            dispatch = dispatcher(self._inner, self._adapter.dispatch, awaited=awaited)
+            notifier = self._notifiers[awaited] = Notifier(
+                _where_allowed(dispatch), self._blocked, self._adapter.has_listener
             )
-            context = self._contexts[awaited] = RunContext(
-                locks,
-                Notifier(dispatch, self._blocked, self._adapter.has_listener),
-                self._workers,
-                self._coroutines,
-                self._queued,
-                self._wrap,
-                self._note_begun,
-            )
-        return context
+        return notifier
 
     def _submit_again(self, submission: Submission, not_now: Callable[[], None]) -> None:
         """Submit what runs again, where the scheduler submits."""
@@ -730,38 +691,6 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
         except RuntimeError as error:  # the loop is closed
             logger.debug("Task %r: not run again: %s", submission.task_name, error)
             not_now()
-
-    def _ended(self, job_id: str, result: RunResult | None) -> None:
-        """Note what became of a submission. Called where the wrapped executor reports it."""
-        if result is None:
-            active = self._oldest_active(job_id)
-        else:
-            active = self._active.pop(result.claim_ids[0], None)
-        if active is not None:
-            self._over(active.submission)
-        for blocked in result.blocked if result is not None else ():
-            self._watch.add(blocked)
-
-    def _failed(self, job_id: str, _error: BaseException) -> None:
-        """Note that a submission was not run to its end: its worker has died, or was cancelled."""
-        active = self._oldest_active(job_id)
-        if active is None:
-            return
-        self._over(active.submission)
-
-    def _over(self, submission: Submission) -> None:
-        self._queued.take(submission)  # if no worker has: it was cancelled
-        if submission.one_off and self._adapter.hands_out(submission.jobstore):
-            self._forget(submission.key)
-        self._watch.ended(submission)
-        with self._idle:
-            self._idle.notify_all()
-
-    def _oldest_active(self, job_id: str) -> _Active | None:
-        for key, active in list(self._active.items()):
-            if active.submission.job.id == job_id:
-                return self._active.pop(key, None)
-        return None
 
     def _given_up(self, dead: RunState, key: JobKey, reason: str) -> None:
         """Tell of a dead run that is not run again any more."""

@@ -28,14 +28,8 @@ from apscheduler.util import maybe_ref
 
 from apscheduler_tasklock._lock.jobs import StoredTask
 from apscheduler_tasklock._scheduler.notify import Dispatch
-from apscheduler_tasklock._scheduler.submission import JobKey, RunResult
+from apscheduler_tasklock._scheduler.submission import JobKey
 from apscheduler_tasklock.errors import TaskLockOptionError
-
-# APScheduler's run_job logs the start and end of what it runs, which here is the wrapper. Its
-# lines go to this logger, in worker processes too. A filter, because a logging configuration
-# resets a logger's level, handlers and propagation, but not its filters.
-QUIET_LOGGER = "apscheduler_tasklock._scheduler.adapter.quiet"
-logging.getLogger(QUIET_LOGGER).addFilter(lambda _record: False)
 
 # Seconds for which a job may be due until its scheduler counts as standing still.
 LATEST_WAKEUP = 60.0
@@ -318,12 +312,12 @@ def cancels_coroutines(inner: Any) -> bool:
     return hasattr(inner, "_pending_futures")
 
 
-def wrap(executor: Any, inner: Any, *, counts: bool) -> None:
+def wrap(executor: Any, inner: Any) -> None:
     """Let an executor stand for the one that it wraps, which has been started.
 
-    :param counts: whether it counts the instances of jobs itself
+    It counts the instances of jobs itself, by the time that they are submitted.
     """
-    executor._instances = type(inner._instances)(int) if counts else inner._instances
+    executor._instances = type(inner._instances)(int)
     setattr(inner, _WRAPPED_BY, executor)
 
 
@@ -405,27 +399,10 @@ def _make_configured(options: dict[str, Any], scheduler: Any) -> Any:
     raise ValueError("its configuration has neither 'type' nor 'class'")
 
 
-def report_jobs(
-    inner: Any,
-    ended: Callable[[str, RunResult | None], None],
-    failed: Callable[[str, BaseException], None],
-) -> None:
-    """Let a started executor report the events of the jobs, not those of their wrappers.
-
-    :param ended: gets the job's id and what its wrapper returned, if it did
-    :param failed: gets the job's id and why its wrapper was not run to its end
-    """
-    logger = inner._logger
-    report, report_error = _own_reports(inner)
-    inner._run_job_success = _JobReport(report, inner, logger, ended)
-    inner._run_job_error = _ErrorReport(report_error, failed)
-    inner._logger = _InnerLogger(logger, {})
-
-
 def _own_reports(inner: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return how a wrapped executor itself reports what became of a job."""
     report, report_error = inner._run_job_success, inner._run_job_error
-    if isinstance(report, (_JobReport, _RunReport)):  # of the last start
+    if isinstance(report, _RunReport):  # of the last start
         report, report_error = report.report, report_error.report
     return report, report_error
 
@@ -523,63 +500,6 @@ class _RunReport:
             self._ended(job_id.run)
 
 
-class _JobReport:
-    """Stands in for ``_run_job_success`` of a wrapped executor.
-
-    :ivar report: the executor's own
-    """
-
-    def __init__(
-        self,
-        report: Callable[..., Any],
-        inner: Any,
-        logger: logging.Logger,
-        ended: Callable[[str, RunResult | None], None],
-    ) -> None:
-        self.report = report
-        self._inner = inner
-        self._logger = logger
-        self._ended = ended
-
-    def __call__(self, job_id: str, events: list[Any], *more: Any, **named: Any) -> None:
-        self.report(job_id, _unwrapped(events, self._inner, self._logger), *more, **named)
-        # Only now is the instance counted out that a takeover needs.
-        results = [event.retval for event in events if event.code == EVENT_JOB_EXECUTED]
-        self._ended(job_id, next((r for r in results if isinstance(r, RunResult)), None))
-
-
-class _ErrorReport:
-    """Stands in for ``_run_job_error`` of a wrapped executor.
-
-    :ivar report: the executor's own
-    """
-
-    def __init__(
-        self, report: Callable[..., Any], failed: Callable[[str, BaseException], None]
-    ) -> None:
-        self.report = report
-        self._failed = failed
-
-    def __call__(self, job_id: str, exc: BaseException, *more: Any, **named: Any) -> None:
-        self.report(job_id, exc, *more, **named)
-        self._failed(job_id, exc)
-
-
-def _unwrapped(events: list[Any], inner: Any, logger: logging.Logger) -> list[Any]:
-    unwrapped: list[Any] = []
-    for event in events:
-        if event.code == EVENT_JOB_EXECUTED and isinstance(event.retval, RunResult):
-            unwrapped.extend(event.retval)
-        elif (error := never_awaited(event, inner, logger.name)) is not None:
-            unwrapped.append(error)
-        else:
-            if event.code == EVENT_JOB_ERROR:
-                # The wrapper itself failed, and its own log line went to the quiet logger.
-                logger.error("Error running job %s", event.job_id, exc_info=event.exception)
-            unwrapped.append(event)
-    return unwrapped
-
-
 def never_awaited(event: Any, inner: Any, logger_name: str) -> Any:
     """Return the error event of a coroutine that its executor did not await; ``None``: it did."""
     if event.code != EVENT_JOB_EXECUTED or not iscoroutine(event.retval):
@@ -593,15 +513,6 @@ def never_awaited(event: Any, inner: Any, logger_name: str) -> Any:
     return JobExecutionEvent(
         EVENT_JOB_ERROR, event.job_id, event.jobstore, event.scheduled_run_time, exception=error
     )
-
-
-class _InnerLogger(logging.LoggerAdapter):  # type: ignore[type-arg]  # generic from Python 3.11
-    """The wrapped executor's logger, under the name that its workers log the wrapper to."""
-
-    @property
-    def name(self) -> str:
-        """Name of the logger that ``run_job`` gets."""
-        return QUIET_LOGGER
 
 
 def dispatcher(inner: Any, dispatch: Dispatch, *, awaited: bool) -> Dispatch:

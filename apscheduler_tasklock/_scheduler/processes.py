@@ -29,7 +29,6 @@ from apscheduler_tasklock._scheduler.submission import (
     ALWAYS_MISSED,
     GivenJob,
     RunTimes,
-    Submission,
 )
 from apscheduler_tasklock._scheduler.workers import JobInWorker, LockInWorker, RunTimesInWorker
 from apscheduler_tasklock.lock import HeldLock
@@ -170,18 +169,6 @@ class _JobForWorker(GivenJob):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JobInWorker, (self._job, self.misfire_grace_time, _lock_of(self._run))
-
-
-class UnlockedJob(GivenJob):
-    """The same of a job without a lock, which the pool gets as it would have without us."""
-
-    def __init__(self, submission: Submission) -> None:
-        job = submission.job
-        super().__init__(submission, job.id, job.func, job.misfire_grace_time)
-        self.max_instances = job.max_instances
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return JobInWorker, (self._job, self.misfire_grace_time, None)
 
 
 class _RunTimesForWorker(RunTimes):

@@ -15,7 +15,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from sqlalchemy import Engine
 
 from apscheduler_tasklock import TaskLockExecutor, TaskLockOptionError
-from apscheduler_tasklock._scheduler.adapter import report_jobs
+from apscheduler_tasklock._scheduler.adapter import report_runs
 from tests.support.hosts import ThreadPerJobExecutor
 from tests.support.internals import executor_of, inner_of, pool_of, worker_count
 from tests.support.polling import eventually
@@ -183,7 +183,7 @@ def test_a_hook_on_the_instance_gets_the_jobs_events(started: Started, database_
     started(scheduler)
     eventually(lambda: seen == [("job", EVENT_JOB_EXECUTED)])
     inner.start(scheduler, "default")
-    report_jobs(inner, lambda *_: None, lambda *_: None)
+    report_runs(inner, lambda _run, events: events, lambda *_: None, lambda _run: None)
     inner._run_job_success("again", [])
     assert seen == [("job", EVENT_JOB_EXECUTED)]
 
