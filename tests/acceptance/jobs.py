@@ -48,11 +48,12 @@ def work(folder: str) -> None:
 
 @task_lock
 def until_lost() -> None:
-    """Work until the lock is lost."""
+    """Work until the lock is lost, and for long after that."""
     lock = begin()
     while not lock.lost:
         time.sleep(0.01)
     end(lock)
+    time.sleep(60)
 
 
 @task_lock

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,10 @@ def test_the_lease_of_a_killed_worker_is_ended_by_its_parent_and_the_pool_goes_o
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     replica = make_pooled()
-    replica.run_once(pool_jobs.die)
+    replica.run_once(pool_jobs.die, next_run_time=None)
+    with closing(TaskLocks(database_url)) as operator:  # all that a sign of life has to tell
+        eventually(lambda: [each.tasks for each in operator.replicas()] == [("job",)])
+    replica.scheduler.modify_job("job", next_run_time=datetime.now(timezone.utc))
     eventually(
         lambda: connection.execute("SELECT FROM task_lock WHERE kind IS NOT NULL").rowcount == 1
     )
@@ -135,7 +138,8 @@ def test_the_lease_of_a_killed_worker_is_ended_by_its_parent_and_the_pool_goes_o
     assert row(connection)["finished_at"] is None
     assert not row(connection)["handed_over"]  # it may have run in part
     with closing(TaskLocks(database_url)) as operator:
-        eventually(lambda: [each.state for each in operator.replicas()] == [ReplicaState.ALIVE])
+        # Long before the next sign of life would be due.
+        eventually(lambda: [each.state for each in operator.replicas()] == [ReplicaState.ALIVE], 9)
     replica.run_once(pool_jobs.decorated, job_id="next", args=[1])
     assert replica.one(EVENT_JOB_EXECUTED, "next").retval == 1
 
