@@ -24,9 +24,9 @@ from tests.simulation.jobs_scenarios import (
     late_manual_runs,
     overload,
 )
-from tests.simulation.queue_mutations import QUEUE_MUTATIONS
 from tests.simulation.side import simulating
 from tests.simulation.world import GoesRoundError, replaced
+from tests.support.queue_mutations import QUEUE_MUTATIONS
 
 SEED = 32
 # How many singles of a scenario, and how many seeds, `make test` has time for.
