@@ -24,13 +24,13 @@ from tests.simulation.jobs_scenarios import (
     late_manual_runs,
     overload,
 )
-from tests.simulation.queue_mutations import QUEUE_MUTATIONS
 from tests.simulation.side import simulating
 from tests.simulation.world import GoesRoundError, replaced
+from tests.support.queue_mutations import QUEUE_MUTATIONS
 
 SEED = 32
 # How many singles of a scenario, and how many seeds, `make test` has time for.
-SINGLES_IN_SHORT = 20
+SINGLES_IN_SHORT = 12
 SEEDS_IN_SHORT = 60
 # For `make simulate`: how many seeds for each share of all pairs of faults.
 SEEDS = 20_000
@@ -74,7 +74,7 @@ class TestScenarios:
         assert story.ledger.runs
 
     def test_it_goes_the_same_way_again(self, scenario: JobsScenario) -> None:
-        for planned in JobsStory(scenario).singles[::100]:
+        for planned in JobsStory(scenario).singles[::300]:
             first, second = JobsStory(scenario, (planned,)), JobsStory(scenario, (planned,))
             assert str(first) == str(second)
 
