@@ -315,6 +315,7 @@ class ClaimAnswer(NamedTuple):
     :ivar waits: whether a dead run stands against the claim: its window is run again first, or the
         rows cannot be believed yet
     :ivar paused: whether the task is paused, or was when the run time was due
+    :ivar came_first: whether the last run began before the run time that was asked for was due
     :ivar window_start: start of the last claim's window
     :ivar holder: replica of the last claim
     :ivar token: fencing token of the last claim
@@ -332,6 +333,7 @@ class ClaimAnswer(NamedTuple):
     unfinished: bool
     waits: bool
     paused: bool
+    came_first: bool
     window_start: datetime
     holder: str
     token: int
@@ -392,6 +394,8 @@ class Refusal:
     :ivar window_start: start of that run's window, in database time
     :ivar manual: whether it was asked for by hand
     :ivar taken: whether the window was claimed before, and not opened again
+    :ivar came_first: whether that run is one of the schedule, and began before the run time that
+        was asked for was due: then it stands rightly against that
     """
 
     holder: str
@@ -405,6 +409,7 @@ class Refusal:
     window_start: datetime
     manual: bool = False
     taken: bool = False
+    came_first: bool = False
 
     @classmethod
     def of(cls, answer: ClaimAnswer) -> Refusal:
@@ -425,6 +430,7 @@ class Refusal:
             window_start=answer.window_start,
             manual=answer.running and answer.manual,
             taken=not (answer.new_window or answer.withdrawn),
+            came_first=answer.came_first and not answer.manual,
         )
 
 

@@ -118,6 +118,7 @@ class UnlockedProtocol:
             unfinished=True,
             waits=False,
             paused=False,
+            came_first=False,
             window_start=grant.window_start,
             holder=self._replica_id,
             token=token,

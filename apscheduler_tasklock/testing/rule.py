@@ -286,6 +286,7 @@ class Claim:
             new_window=self.is_new_after(row) and not granted,
             waits=not running and self.waits_for(row),
             paused=self.is_paused(row),
+            came_first=row.started_at <= self.fired,
         )
 
     def is_taken(self, row: Row) -> bool:
@@ -767,6 +768,7 @@ def _answer(row: Row, now: datetime) -> ClaimAnswer:
         unfinished=not row.finished,
         waits=False,
         paused=False,
+        came_first=False,
         window_start=row.window_start,
         holder=row.locked_by,
         token=row.token,

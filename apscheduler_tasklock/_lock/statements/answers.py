@@ -18,6 +18,7 @@ DECIDED_GRANTED = {
     "unfinished": "true",
     "waits": "false",
     "paused": "false",
+    "came_first": "false",
 }
 # What the answer says to a claim that is not granted, although nothing stands against it.
 DECIDED_FREE = {

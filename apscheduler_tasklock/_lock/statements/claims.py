@@ -192,6 +192,7 @@ _FOUND = {
     "unfinished": "lock.finished_at IS NULL",
     "waits": "found.idle AND found.waits",
     "paused": "found.paused",
+    "came_first": "lock.started_at <= asked.fired",
 }
 _PARAMETERS = asked_parameters(_CLAIM_TYPES)
 _ONE = _Claim({**_PARAMETERS, "run_time": "asked.run_time"})

@@ -74,6 +74,7 @@ class _Takeover:
             "unfinished": "lock.finished_at IS NULL",
             "waits": _IS_DOUBTED,
             "paused": IS_PAUSED,
+            "came_first": "false",
             **ROW_FOUND,
         }
         made = {**DECIDED_GRANTED, **columns_made(asked["claim_id"])}
