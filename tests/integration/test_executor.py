@@ -434,7 +434,7 @@ class TestLateness:
             next_run_time=run_time,
             misfire_grace_time=1,
         )
-        replica.one(EVENT_JOB_EXECUTED)
+        replica.one(EVENT_TASK_LOCK_RELEASED)
         assert replica.codes() == RUN
 
     def test_a_backlog_runs_each_of_its_windows_once_across_replicas(

@@ -378,7 +378,7 @@ def test_it_is_renewed_in_a_worker_process(
     until = locked_until(connection) + timedelta(seconds=3)
     eventually(lambda: locked_until(connection) > until)
     go_on.touch()
-    replica.one(EVENT_JOB_EXECUTED)
+    replica.one(EVENT_TASK_LOCK_RELEASED)
     assert replica.codes() == RUN
 
 

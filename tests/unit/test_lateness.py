@@ -209,14 +209,6 @@ def test_a_fork_knows_of_no_worker(database_url: str, direct_url: str) -> None:
     assert status == 0
 
 
-def test_a_new_worker_process_is_late_by_its_start_and_an_old_one_is_not() -> None:
-    queue = WorkerQueue(lambda: 10.0)
-    first = queue.begin(0.0, new_worker_since=3.0)
-    assert first.at == 3.0
-    first.end()
-    assert queue.begin(4.0, new_worker_since=10.0).at == 4.0
-
-
 # Passes of the scheduler
 
 
