@@ -73,7 +73,7 @@ def test_a_lease_survives_an_outage_that_is_shorter(
     restore(proxy)
     eventually(lambda: row(connection)["locked_until"] > before)
     job.go_on.set()
-    holder.one(EVENT_JOB_EXECUTED)
+    holder.one(EVENT_TASK_LOCK_RELEASED)
     assert holder.codes() == [EVENT_TASK_LOCK_GRANTED, EVENT_JOB_EXECUTED, EVENT_TASK_LOCK_RELEASED]
     assert row(connection)["finished_at"] is not None
     assert said_by_its_end(caplog) == [UNAVAILABLE, BACK]

@@ -347,6 +347,7 @@ def test_it_is_renewed_while_the_event_loop_is_blocked(
         replica.start()
         replica.run_once(block)
         assert replica.one(EVENT_JOB_EXECUTED).retval is False
+        replica.one(EVENT_TASK_LOCK_RELEASED)
         assert replica.codes() == RUN
     finally:
         replica.shutdown()
