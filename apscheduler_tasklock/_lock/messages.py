@@ -324,6 +324,8 @@ class ClaimAnswer(NamedTuple):
     :ivar database_time: when this was decided
     :ivar claim_id: what a release of the last claim has to match on
     :ivar manual: whether the last run was asked for by hand, or runs one again that was
+    :ivar runs: what the last run ran; the one before, if this claim was granted in a row that was
+        there
     :ivar withdrawn: of a run time that was handed out, whether it is so no more
     """
 
@@ -342,6 +344,7 @@ class ClaimAnswer(NamedTuple):
     database_time: datetime
     claim_id: UUID
     manual: bool = False
+    runs: str = ""
     withdrawn: bool = False
 
     @property
@@ -396,6 +399,7 @@ class Refusal:
     :ivar taken: whether the window was claimed before, and not opened again
     :ivar came_first: whether that run is one of the schedule, and began before the run time that
         was asked for was due: then it stands rightly against that
+    :ivar runs: what that run runs, as of ``ClaimRequest``; ``""`` of a hold
     """
 
     holder: str
@@ -410,6 +414,7 @@ class Refusal:
     manual: bool = False
     taken: bool = False
     came_first: bool = False
+    runs: str = ""
 
     @classmethod
     def of(cls, answer: ClaimAnswer) -> Refusal:
@@ -431,6 +436,7 @@ class Refusal:
             manual=answer.running and answer.manual,
             taken=not (answer.new_window or answer.withdrawn),
             came_first=answer.came_first and not answer.manual,
+            runs=answer.runs,
         )
 
 

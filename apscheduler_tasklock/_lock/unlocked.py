@@ -126,6 +126,7 @@ class UnlockedProtocol:
             run_until=grant.run_until,
             database_time=monotonic_now(),
             claim_id=request.claim_id,
+            runs=request.runs,
         )
 
     def claim_handed_out(

@@ -133,6 +133,7 @@ class Reports:
             refusal.locked_until,
         )
         self._warn_if_nobody_runs_it(request, refusal)
+        self._warn_of_another_function(request, refusal)
         self._warn_if_blocked(refusal)
         self._tell(
             EVENT_TASK_LOCK_REFUSED,
@@ -192,6 +193,26 @@ class Reports:
                 refusal.locked_until,
                 self._remedy,
                 self._locks.command_line("run", task=self._submission.task_name),
+            )
+
+    def _warn_of_another_function(self, request: ClaimRequest, refusal: Refusal) -> None:
+        """Warn if a task is refused again because of a run of another function.
+
+        Once is no reason: a function may have been renamed, and a deployment be under way.
+        """
+        other, own = _function(refusal.runs), _function(request.runs)
+        task_name, blocked = self._submission.task_name, self._notifier.blocked
+        if not other or other == own or blocked.is_first("another function", task_name):
+            return
+        if blocked.is_first("another function, again", task_name):
+            logger.warning(
+                "Task %r: it runs %s here, and is refused because of runs of %s, on %r. They have "
+                "one name, and so one lock. Give one of the jobs another id or name, or the "
+                "executors of each application a namespace of their own",
+                task_name,
+                own,
+                other,
+                refusal.holder,
             )
 
     def _is_own(self, refusal: Refusal) -> bool:
@@ -347,3 +368,8 @@ class BlockedTasks:
         is_first = (what, task_name) not in self._warned
         self._warned.add((what, task_name))
         return is_first
+
+
+def _function(runs: str) -> str:
+    """Return the function of what a run runs, without the date of a one-off job."""
+    return runs.partition(" at ")[0]

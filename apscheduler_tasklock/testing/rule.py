@@ -304,9 +304,11 @@ def claim(
         if not asked.wanted:
             return Decision(None, _missing(now))
         row = _first_row(request.task_name, request.claim_id, now, now)
+        ran = request.runs
     elif not asked.is_granted(row):
         return Decision(row, asked.found(row))
     else:
+        ran = row.runs
         row, ended = _followed(row)
     fired, run_until = asked.fired, later(now, request.max_lock)
     due_at = None if request.is_last else _due(fired, request.next_in)
@@ -334,7 +336,7 @@ def claim(
         is_last=request.is_last,
         overrun_at=_leased(now, request.max_runtime, run_until),
     )
-    return Decision(row, _granted(row, now), ended)
+    return Decision(row, _granted(row, now)._replace(runs=ran), ended)
 
 
 def take_over(
@@ -401,6 +403,7 @@ def claim_manual(
     if not is_free or not is_wanted(not_after, now):
         found = _found(row, request.claim_id, now, paused=False)
         return Decision(row, found._replace(new_window=is_free))
+    ran = row.runs
     row, ended = _followed(row)
     run_until = later(now, request.max_lock)
     row = replace(
@@ -422,7 +425,7 @@ def claim_manual(
         requested_at=None,
         request_until=None,
     )
-    return Decision(row, _granted(row, now), ended)
+    return Decision(row, _granted(row, now)._replace(runs=ran), ended)
 
 
 def _gives_way(row: Row, now: datetime, *, stable: bool) -> bool:
@@ -777,6 +780,7 @@ def _answer(row: Row, now: datetime) -> ClaimAnswer:
         database_time=now,
         claim_id=row.claim_id,
         manual=row.kind == "manual",
+        runs=row.runs,
     )
 
 

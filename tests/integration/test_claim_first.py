@@ -281,3 +281,25 @@ def test_which_jobs_keep_all_workers_busy_is_told(
     assert "The workers run: 'slow' (" in caplog.text
     go_on.set()
     replica.one(EVENT_JOB_EXECUTED, "waits")
+
+
+def one_application() -> None: ...
+
+
+def another_application() -> None: ...
+
+
+def test_two_functions_under_one_task_name_are_told(
+    make_replica: MakeReplica, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where two applications share a database, and each has a job with the id `cleanup`."""
+    one, other = make_replica(), make_replica()
+    one.run_once(one_application, job_id="cleanup")
+    one.one(EVENT_TASK_LOCK_RELEASED, "cleanup")
+    for number in range(3):
+        other.run_once(another_application, job_id="cleanup", replace_existing=True)
+        refused = number + 1
+        eventually(lambda n=refused: other.codes("cleanup") == [EVENT_TASK_LOCK_REFUSED] * n)
+        assert caplog.text.count("They have one name, and so one lock") == (number > 0)
+    told = "it runs tests.integration.test_claim_first:another_application here, and is refused"
+    assert told in caplog.text

@@ -35,6 +35,7 @@ ROW_FOUND = {
     "database_time": "now()",
     "claim_id": "lock.claim_id",
     "manual": "COALESCE(lock.kind, '') = 'manual'",
+    "runs": "lock.runs",
 }
 # What it says of the row where the statement found none.
 NO_ROW = {
@@ -46,6 +47,7 @@ NO_ROW = {
     "database_time": "now()",
     "claim_id": "uuid '00000000-0000-0000-0000-000000000000'",
     "manual": "false",
+    "runs": "''",
 }
 
 
@@ -60,6 +62,7 @@ def columns_made(claim_id: str) -> dict[str, str]:
         "database_time": "now()",
         "claim_id": claim_id,
         "manual": "false",
+        "runs": ROW_FOUND["runs"],  # of the run before
     }
 
 
