@@ -6,7 +6,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -46,7 +46,6 @@ class RunAttempt:
     :param claim_id: the claim's id, which a worker process's parent has to know
     :param notifier: gets the lock events as they happen
     :param request: its claim, if that was made already
-    :param clock: the wall clock, in seconds since 1970
     :ivar run_time: the run time of the window that is run
     :ivar found_taken: whether its window was taken
     :ivar running: whether the job runs, under its lock
@@ -62,7 +61,6 @@ class RunAttempt:
         locks: LockClient,
         notifier: Notifier,
         request: ClaimRequest | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.run_time = run_time
         self.found_taken = False
@@ -72,7 +70,6 @@ class RunAttempt:
         self._submission = submission
         self._claim_id = claim_id
         self._locks = locks
-        self._clock = clock
         self._reports = Reports(submission, run_time, locks, notifier)
         self._telemetry = self._reports.telemetry
         self._wanted_at = time.monotonic()
@@ -626,7 +623,7 @@ class RunAttempt:
                 return end
         elif self._is_before_next_run():
             return end
-        next_in, is_last = self._submission.next_from(self.run_time, self._clock())
+        next_in, is_last = self._submission.next_from(self.run_time, time.time())
         return replace(end, next_in=next_in, is_last=is_last)
 
     def _is_before_next_run(self) -> bool:
@@ -635,7 +632,7 @@ class RunAttempt:
         if not isinstance(asked, ClaimRequest) or asked.next_in is None or asked.is_last:
             return False
         assert asked.run_time is not None
-        return self._clock() < asked.run_time.timestamp() + asked.next_in
+        return time.time() < asked.run_time.timestamp() + asked.next_in
 
     def _cut_short(self, *, begun: bool) -> RunEnd:
         """Note that the run is cut short, and return how its claim is to be ended.
