@@ -33,8 +33,6 @@ class Timings:
     :ivar report_interval: from one sign of life of a replica to the next; one that misses one is
         silent to operators
     :ivar waiting_interval: from one log line that says which jobs a stop waits for to the next
-    :ivar refusal_age: for which it is believed that the window of a queued run time is taken. After
-        that it may have been opened again, while the application's own jobs kept the workers busy.
     :ivar give_back_after: for which a hand-out of the job store waits for a worker. Then it is
         given back, and left to others for as long.
     :ivar call_timeout: for which a user's call of the job store, as ``add_job``, is tried
@@ -55,7 +53,6 @@ class Timings:
     closing_timeout: float = 3.0
     report_interval: float = 30.0
     waiting_interval: float = 10.0
-    refusal_age: float = 5.0
     give_back_after: float = 5.0
     call_timeout: float = 2.0
     longest_turn: float = 10.0

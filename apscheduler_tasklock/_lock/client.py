@@ -318,7 +318,6 @@ class LockClient:
         self,
         wanted: AnyRequest | AnyAttempt,
         since: float | None = None,
-        known: Decision | None = None,
     ) -> HeldLock | Refusal | None:
         """Claim a task for one run time, or take a dead holder's run over.
 
@@ -326,7 +325,6 @@ class LockClient:
 
         :param wanted: a request, or the attempt that was made of one
         :param since: when the claim was wanted, from :func:`time.monotonic`, if that was not now
-        :param known: what would become of it, if that is known already
         :return: the held lock, which must be released; or why it was refused; or ``None`` if the
             row of what was to be taken over is gone
         :raises TaskLockDatabaseError: the database stayed unavailable for ``claim_timeout``. A
@@ -336,8 +334,6 @@ class LockClient:
         """
         if isinstance(wanted, (ClaimRequest, TakeoverRequest, ManualRequest)):
             wanted = self.attempt(wanted)
-        if known is not None:
-            return self._claimed(wanted.request, known)
         return self._database.get(self._asked(wanted, since))
 
     def begin_claim(
@@ -778,18 +774,6 @@ class LockClient:
     def shortening_history(self, task_names: Sequence[str]) -> Statement:
         """Return what deletes what is left of tasks' history from when it was longer than now."""
         return partial(self._protocol.shorten_history, task_names=task_names)
-
-    def settle_missed(self, hand_out: HandOut, task_name: str) -> bool:
-        """Move a job on whose run time was missed; tell whether it was still handed out.
-
-        :raises TaskLockDatabaseError: the database is unavailable
-        :raises TaskLockError: it rejects that
-        """
-        return self.ask(partial(self.jobs.settle_missed, hand_out=hand_out, task_name=task_name))
-
-    async def settle_missed_async(self, hand_out: HandOut, task_name: str) -> bool:
-        """Do the same in a coroutine."""
-        return await self.begin_settle_missed(hand_out, task_name).result()
 
     def begin_settle_missed(self, hand_out: HandOut, task_name: str) -> Asked[bool, bool]:
         """Begin to do the same, and do not wait."""

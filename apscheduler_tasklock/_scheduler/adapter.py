@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from datetime import datetime, timedelta, timezone
@@ -245,11 +245,6 @@ def worker_processes(inner: Any) -> Mapping[int, Any]:
 def has_processes(inner: Any) -> bool:
     """Tell whether a wrapped executor runs jobs in worker processes of a pool."""
     return isinstance(getattr(inner, "_pool", None), ProcessPoolExecutor)
-
-
-def has_own_threads(inner: Any) -> bool:
-    """Tell whether a wrapped executor runs jobs in threads that nobody else uses."""
-    return isinstance(getattr(inner, "_pool", None), ThreadPoolExecutor)
 
 
 def runs_inside_submit_job(inner: Any) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -15,18 +14,14 @@ from typing import Any
 from uuid import UUID
 from weakref import ref
 
-from apscheduler.events import EVENT_JOB_ERROR
-
-from apscheduler_tasklock._database.asked import Asked
 from apscheduler_tasklock._database.errors import NoThreadError, NotSentError, RowLockedError
-from apscheduler_tasklock._lock.claim import AnyRequest, Decision
+from apscheduler_tasklock._lock.claim import AnyRequest
 from apscheduler_tasklock._lock.client import LockClient, Released
 from apscheduler_tasklock._lock.messages import ClaimRequest, Ending, HandOut, Refusal, RunEnd
 from apscheduler_tasklock._lock.releases import ReleaseTicket
-from apscheduler_tasklock._scheduler.lateness import is_late, is_later_than
 from apscheduler_tasklock._scheduler.notify import Notifier, Reports
 from apscheduler_tasklock._scheduler.request import request_of
-from apscheduler_tasklock._scheduler.submission import ALWAYS_MISSED, Blocked, JobView, Submission
+from apscheduler_tasklock._scheduler.submission import Blocked, Submission
 from apscheduler_tasklock._values import logger_of
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock, holding
@@ -40,15 +35,12 @@ LEAST_OF_LEASE = 1 / 3
 class RunAttempt:
     """One run time of a submission, on this replica.
 
-    ``begin`` and ``end`` wait for the database. Between them the job runs in a thread. A coroutine
-    awaits ``begin_async``, calls ``begin_end``, and awaits ``report_end_async``.
+    It is claimed before a worker has it, and its release is begun when its job has ended. Nothing
+    here waits for the database but ``stands``, and what a shutdown reports.
 
-    :param claim_id: the claim's id, which a worker process's parent has to know
+    :param claim_id: the claim's id
     :param notifier: gets the lock events as they happen
-    :param request: its claim, if that was made already
-    :param clock: the wall clock, in seconds since 1970
     :ivar run_time: the run time of the window that is run
-    :ivar found_taken: whether its window was taken
     :ivar running: whether the job runs, under its lock
     :ivar blocked: what stood against it, if that may turn out to be dead
     :ivar cancelled_on_loss: whether its job was cancelled since its lock was lost
@@ -61,25 +53,19 @@ class RunAttempt:
         claim_id: UUID,
         locks: LockClient,
         notifier: Notifier,
-        request: ClaimRequest | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.run_time = run_time
-        self.found_taken = False
         self.running = False
         self.blocked: Blocked | None = None
         self.cancelled_on_loss = False
         self._submission = submission
         self._claim_id = claim_id
         self._locks = locks
-        self._clock = clock
         self._reports = Reports(submission, run_time, locks, notifier)
         self._telemetry = self._reports.telemetry
         self._wanted_at = time.monotonic()
-        self._missed = False
         self._runs_after: TaskLockError | None = None
-        self._asked: AnyRequest | None = request
-        self._claiming: Asked[Any, HeldLock | Refusal | None] | None = None
+        self._asked: AnyRequest | None = None
         self._held: HeldLock | None = None
         # Who ends the claim: the worker, or a shutdown that cuts the run.
         self._end_lock = threading.Lock()
@@ -93,77 +79,6 @@ class RunAttempt:
         # Of a coroutine.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asyncio_task: ref[asyncio.Task[Any]] | None = None
-
-    def check_lateness(self, began_at: float) -> None:
-        """Decide whether this is a misfire.
-
-        :param began_at: when it began, or would have begun, on the monotonic clock
-        """
-        grace, hand_out = self._submission.job.misfire_grace_time, self._submission.hand_out
-        if hand_out is not None:
-            in_time = hand_out.is_late_by_nature or not is_later_than(
-                hand_out.due_at, grace, began_at
-            )
-            self._missed = not in_time
-        elif not self._submission.exempt_from_misfire:
-            self._missed = is_late(self.run_time, grace, began_at)
-
-    @property
-    def must_claim(self) -> bool:
-        """Whether ``begin`` will ask the database."""
-        return not self._missed and self._submission.options is not None
-
-    @property
-    def must_settle(self) -> bool:
-        """Whether ``begin`` will ask the database to move the job on, since it is missed."""
-        return self._missed and self._submission.hand_out is not None
-
-    def begin(self, known: Decision | None = None) -> JobView | None:
-        """Return what APScheduler is to run, or ``None`` if nothing is to run here.
-
-        A misfire claims nothing. It is returned for APScheduler to say in its own words.
-
-        :param known: what would become of its claim, if that is known already
-        """
-        if not self.must_claim:
-            return self._without_claim(is_settled=not self.must_settle or self._settle())
-        if self._locks.closed:
-            self._tell_not_claimed()
-            return None
-        with self._locks.claiming:
-            try:
-                self._asked = self._asked or self._request()
-                claimed = self._locks.claim(self._asked, self._wanted_at, known)
-            except TaskLockError as error:
-                return self._view(may_run=self._failed(error))
-            may_run = self._decided(claimed)
-            if self._held is not None and not may_run:
-                self.give_back()
-            return self._view(may_run=may_run)
-
-    async def begin_async(self) -> JobView | None:
-        """Do the same for a coroutine; its event loop never waits for the database.
-
-        If it is cancelled meanwhile, what is granted is given back.
-        """
-        if not self.must_claim:
-            is_settled = not self.must_settle or await self._settle_async()
-            return self._without_claim(is_settled=is_settled)
-        if self._locks.closed:
-            self._tell_not_claimed()
-            return None
-        try:
-            self._asked = self._request()
-            self._claiming = self._locks.begin_claim(self._asked, self._wanted_at)
-            claimed = await self._claiming.result()
-        except TaskLockError as error:
-            return self._view(may_run=self._failed(error))
-        may_run = self._decided(claimed)
-        if self._held is not None and not may_run:
-            await self.give_back_async()
-        return self._view(may_run=may_run)
-
-    # ---- of a run that is claimed before a worker has it; nothing of this waits ------------------
 
     def request(self) -> AnyRequest:
         """Return what is claimed. It asks the job's trigger, which may be the application's own."""
@@ -198,13 +113,16 @@ class RunAttempt:
         elif self._runs_after is not None:
             self._reports.failed(self._runs_after, runs=True)
 
+    def tell_not_claimed(self) -> None:
+        """Tell that the run was not claimed, since the scheduler is shut down."""
+        logger.debug(
+            "Task %r: not claimed, since the scheduler is shut down", self._submission.task_name
+        )
+        self._telemetry.skipped("shutdown")
+
     def tell_missed(self) -> None:
         """Count a misfire, which APScheduler tells of."""
         self._telemetry.skipped("misfire")
-
-    def tell_not_claimed(self) -> None:
-        """Tell that the run was not claimed, since the scheduler is shut down."""
-        self._tell_not_claimed()
 
     def tell_not_begun(self) -> None:
         """Tell of a run time that a shutdown came before."""
@@ -277,42 +195,6 @@ class RunAttempt:
             or is_being_cancelled(if_unknown=self._submission.failover)
         )
 
-    def _without_claim(self, *, is_settled: bool) -> JobView | None:
-        if not is_settled:
-            return None
-        if self._missed:
-            self._telemetry.skipped("misfire")
-        return JobView(self._submission.job, ALWAYS_MISSED if self._missed else None)
-
-    def _tell_not_claimed(self) -> None:
-        logger.debug(
-            "Task %r: not claimed, since the scheduler is shut down", self._submission.task_name
-        )
-        self._telemetry.skipped("shutdown")
-
-    def _view(self, *, may_run: bool) -> JobView | None:
-        return JobView(self._submission.job, None) if may_run else None
-
-    def _settle(self) -> bool:
-        """Move the job past a run time that is missed; tell whether it was still handed out."""
-        hand_out = self._submission.hand_out
-        assert hand_out is not None
-        try:
-            settled = self._locks.settle_missed(hand_out, self._submission.task_name)
-        except TaskLockError as error:
-            return self._not_settled(error)
-        return self._settled(hand_out, settled=settled)
-
-    async def _settle_async(self) -> bool:
-        """Do the same for a coroutine."""
-        hand_out = self._submission.hand_out
-        assert hand_out is not None
-        try:
-            settled = await self._locks.settle_missed_async(hand_out, self._submission.task_name)
-        except TaskLockError as error:
-            return self._not_settled(error)
-        return self._settled(hand_out, settled=settled)
-
     def _not_settled(self, error: TaskLockError) -> bool:
         # It is handed out again.
         logger.debug("Task %r: not settled: %s", self._submission.task_name, error)
@@ -364,16 +246,6 @@ class RunAttempt:
             return None
         return held if held.lease_left < held.lease * LEAST_OF_LEASE else None
 
-    def give_up_lost(self) -> None:
-        """Give up a lock that was lost before its job began. Waits for the database."""
-        self._tell_lost()
-        self.give_back()
-
-    async def give_up_lost_async(self) -> None:
-        """Do the same in a coroutine."""
-        self._tell_lost()
-        await self.give_back_async()
-
     def _tell_lost(self) -> None:
         assert self._held is not None
         if not self._cut:
@@ -405,47 +277,12 @@ class RunAttempt:
             self.running = False
             self._job_ended = True
 
-    def end(self, events: Sequence[Any] | None) -> None:
-        """Release what was claimed.
-
-        :param events: what ``run_job`` returned; ``None`` if the job was not run to its end
-        """
-        if self.take_end():
-            self.release(self.end_after(events))
-
-    def begin_end(self, events: Sequence[Any] | None, *, cut: bool) -> ReleaseTicket | None:
-        """Begin to release what a coroutine has claimed; return what :meth:`report_end` awaits.
-
-        Never waits: the coroutine may be closed, also by the garbage collector.
-
-        :param events: what ``run_coroutine_job`` returned
-        :param cut: whether somebody else than the job has ended it
-        """
-        end = self._cut_short(begun=True) if cut else None
-        if not self.take_end():
-            return self._release  # a shutdown's, which is told before APScheduler tells its own
-        return self._begin_release(end or self.end_after(events))
-
     def begin_cut(self) -> ReleaseTicket | None:
         """Begin to end the claim of a coroutine which a shutdown cancels."""
-        if self._claiming is not None:
-            self._claiming.withdraw()  # unless the coroutine has seen that it was granted
         end = self._cut_short(begun=self.running)
         if self.is_being_released or not self.take_end():
             return None
         return self._begin_release(end)
-
-    def give_back(self) -> None:
-        """Hand over what was claimed for a job that will not run here. Waits for the database."""
-        end = self._cut_short(begun=False)
-        if self.take_end():
-            self.release(end)
-
-    async def give_back_async(self) -> None:
-        """Do the same in a coroutine."""
-        end = self._cut_short(begun=False)
-        if self.take_end():
-            await self.report_end_async(self._begin_release(end))
 
     @property
     def is_being_released(self) -> bool:
@@ -467,27 +304,6 @@ class RunAttempt:
         if self._wants_release is not None:
             self._wants_release.set()
         return is_first
-
-    def _decided(self, claimed: HeldLock | Refusal | None) -> bool:
-        """Note what became of the claim, and return whether the job runs."""
-        self._telemetry.claimed(self._wanted_at, claimed)
-        if isinstance(claimed, HeldLock):
-            self._held = claimed
-            self._note_run_time(claimed)
-            if self._locks.closed:
-                self._reports.not_begun()
-                return False
-            self._reports.granted(claimed)
-            return True
-        if claimed is not None:
-            self._refused(claimed)
-        return False
-
-    def _failed(self, error: TaskLockError) -> bool:
-        runs_after = self._claimed_in_vain(error)
-        if runs_after is not None:
-            self._reports.failed(runs_after, runs=True)
-        return runs_after is not None
 
     def _claimed_in_vain(self, error: TaskLockError) -> TaskLockError | None:
         """Note why the claim was not decided; return that if the job runs all the same.
@@ -526,7 +342,6 @@ class RunAttempt:
         return submission.dead_run is not None or is_asked_for or submission.is_standby
 
     def _refused(self, refusal: Refusal) -> None:
-        self.found_taken = refusal.taken
         if self._submission.request_id is not None:
             logger.debug(
                 "Task %r: the run that was asked for is not begun here: %r has it",
@@ -590,13 +405,6 @@ class RunAttempt:
             self.cancelled_on_loss = True
             asyncio_task.cancel()
 
-    def end_after(self, events: Sequence[Any] | None) -> RunEnd:
-        """Return how a run ended that APScheduler has told these events of."""
-        # What is no event has left the worker, as SystemExit does.
-        raised = [sys.exc_info()[1] or SystemExit()] if events is None else []
-        raised += [event.exception for event in events or () if event.code == EVENT_JOB_ERROR]
-        return self._end_of(raised[0] if raised else None)
-
     def _end_of(self, exception: BaseException | None) -> RunEnd:
         """Return how a run ended whose job has raised this, or nothing."""
         options = self._submission.options
@@ -626,7 +434,7 @@ class RunAttempt:
                 return end
         elif self._is_before_next_run():
             return end
-        next_in, is_last = self._submission.next_from(self.run_time, self._clock())
+        next_in, is_last = self._submission.next_from(self.run_time, time.time())
         return replace(end, next_in=next_in, is_last=is_last)
 
     def _is_before_next_run(self) -> bool:
@@ -635,7 +443,7 @@ class RunAttempt:
         if not isinstance(asked, ClaimRequest) or asked.next_in is None or asked.is_last:
             return False
         assert asked.run_time is not None
-        return self._clock() < asked.run_time.timestamp() + asked.next_in
+        return time.time() < asked.run_time.timestamp() + asked.next_in
 
     def _cut_short(self, *, begun: bool) -> RunEnd:
         """Note that the run is cut short, and return how its claim is to be ended.
@@ -663,10 +471,6 @@ class RunAttempt:
             self._ended = True
         return True
 
-    def release(self, end: RunEnd) -> None:
-        """Release what is held, and tell of it. The caller has taken that on."""
-        self.report_end(self._begin_release(end))
-
     def _begin_release(self, end: RunEnd) -> ReleaseTicket:
         assert self._held is not None
         self._end = end
@@ -688,16 +492,6 @@ class RunAttempt:
         assert self._held is not None
         try:
             released = self._locks.released(self._held, ticket, seconds)
-        except TaskLockError as error:
-            self._report_failure(error)
-        else:
-            self._report(released)
-
-    async def report_end_async(self, ticket: ReleaseTicket) -> None:
-        """Do the same in a coroutine."""
-        assert self._held is not None
-        try:
-            released = await self._locks.released_async(self._held, ticket)
         except TaskLockError as error:
             self._report_failure(error)
         else:

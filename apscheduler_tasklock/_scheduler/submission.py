@@ -133,14 +133,6 @@ class Submission:
         return self.options is not None and bool(self.options.failover)
 
     @property
-    def claims_one_window(self) -> bool:
-        """Whether it claims one window of the schedule, in a thread, which stays taken by then."""
-        if self.options is None or self.options.on_failure == "release":
-            return False
-        is_other = self.dead_run or self.request_id or self.hand_out or self.awaited
-        return len(self.run_times) == 1 and not is_other
-
-    @property
     def is_manual(self) -> bool:
         """Whether it was asked for by hand, or runs one again that was and that died."""
         return self.request_id is not None or (self.dead_run is not None and self.dead_run.manual)
@@ -292,19 +284,6 @@ class Blocked:
     is_new: bool
     waits: bool
     follows: bool = False
-
-
-class RunResult(list[Any]):
-    """The events of the real job, as the wrapper's return value.
-
-    :ivar claim_ids: those of the submission
-    :ivar blocked: run times that were refused because of runs that may turn out to be dead
-    """
-
-    def __init__(self, claim_ids: Sequence[UUID]) -> None:
-        super().__init__()
-        self.claim_ids = claim_ids
-        self.blocked: list[Blocked] = []
 
 
 class JobView:

@@ -29,7 +29,6 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_REFUSED,
     EVENT_TASK_LOCK_RELEASED,
 )
-from apscheduler_tasklock._database.timings import Timings
 from apscheduler_tasklock._lock.statements import claim_many
 from apscheduler_tasklock._lock.statements.statement import Statement
 from tests.support.hosts import AsyncIO, Host
@@ -240,9 +239,9 @@ def test_what_others_have_run_is_not_claimed_one_by_one(
 def test_a_window_that_was_opened_while_the_workers_were_busy_is_run(
     make_waiting: Callable[..., Replica], database_url: str, connection: psycopg.Connection[Any]
 ) -> None:
-    """What was known to be taken when the workers became busy is asked for again after that."""
+    """What is submitted while the workers are busy is asked for when one is free."""
     one = make_waiting(database_url, 40)
-    two = make_waiting(database_url, 40, max_workers=1, timings=Timings(refusal_age=0.0))
+    two = make_waiting(database_url, 40, max_workers=1)
     let_all_be_due([one])
     eventually(lambda: outcomes([one])[EVENT_TASK_LOCK_RELEASED] == 40)
     busy, done = threading.Event(), threading.Event()

@@ -28,18 +28,18 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
     TakeoverRequest,
 )
-from apscheduler_tasklock._runs.jobs import JobsThread, Line
 from apscheduler_tasklock._runs.kept import InTheWay, Outlook
 from apscheduler_tasklock._runs.queue import Ask, Full, Inputs, RunQueue
 from apscheduler_tasklock._runs.run import Kind, Run, State, Verdict
 from apscheduler_tasklock.errors import TaskLockError
 from apscheduler_tasklock.lock import HeldLock
 from tests.simulation import ledger
+from tests.simulation.jobs_thread import SimulatedJobsThread
 from tests.simulation.ledger import Question
 from tests.simulation.plain import Submitted
 from tests.simulation.scenarios import MAX_LOCK, MOST_TAKEOVERS, Replica, Task
 from tests.simulation.workers import Pool, PoolError
-from tests.simulation.world import BEGIN, CLOCK, START, Inbox, Process, World
+from tests.simulation.world import BEGIN, CLOCK, START, Process
 
 
 @dataclass(frozen=True)
@@ -98,50 +98,6 @@ class Work:
     in_the_way: InTheWay | None = None
     is_refused: bool = False  # for good, as the run in its way has ended
     over: Callable[[], object] = lambda: None
-
-
-class SimulatedJobsThread(JobsThread):
-    """The real one, but that it is a thread of a world."""
-
-    def __init__(self, world: World, process: Process) -> None:
-        super().__init__()
-        self._inbox: Any = Inbox(world)
-        self.failures: list[BaseException] = []
-        world.start(process, self._go_on, daemon=True)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits, is asked for, or runs."""
-        return all(line.runs.is_idle for line in self._lines) and not self._inbox.qsize()
-
-    def start(self) -> None:
-        pass
-
-    def post(self, line: Line, message: Callable[[Inputs], object]) -> None:
-        def take_in(inputs: Inputs) -> None:
-            try:
-                message(inputs)
-            except Exception as error:  # which the real one would log
-                self.failures.append(error)
-                raise
-
-        super().post(line, take_in)
-
-    def begin_stop(self) -> None:
-        """Let nothing be begun any more."""
-
-        def stop(inputs: Inputs) -> None:
-            inputs.stopped = self._is_stopped = True
-
-        for line in self._lines:
-            self.post(line, stop)
-
-    def _go_on(self) -> None:
-        while True:
-            if not self._waited():  # the next message starts it again
-                line, message = self._inbox.get(inf)
-                line.came.append(message)
-            self._step_once()
 
 
 class JobsReplica(Replica):

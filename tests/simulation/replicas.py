@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
-from itertools import count
 from math import ceil
 from typing import Any
 
@@ -23,8 +21,12 @@ from tests.simulation.replica import (
     ReplicaRun,
     SimulatedExecutor,
     SimulatedScheduler,
+    is_in_a_job,
+    simulating,
+    sleep,
 )
 from tests.simulation.timeline import timeline
+from tests.simulation.world import BEGIN, Process, World
 
 # Seconds within which the replicas of a deployment start.
 STARTS_WITHIN = 2.0
@@ -70,6 +72,7 @@ class SimulatedReplica:
         name: str,
         scheduler: SimulatedScheduler,
         executor: SimulatedExecutor,
+        process: Process,
         started_at: datetime,
         clock_offset: timedelta,
     ) -> None:
@@ -77,6 +80,7 @@ class SimulatedReplica:
         self.scheduler = scheduler
         self.events: list[TaskLockEvent] = []
         self.executor = executor
+        self.process = process
         self.started_at = started_at
         self.clock_offset = clock_offset
         self.gone_at: datetime | None = None
@@ -109,17 +113,16 @@ class SimulatedReplicas:
         for run in simulation.runs_of("sync-prices"):
             print(run.run_time, run.replica, run.outcome)
 
-    What is simulated: when schedulers submit, workers that begin a little later, how long runs
-    take, leases, renewals and takeovers, the poll, clocks that differ, replicas that start, stop
-    and are killed. A function is called when its run begins, and returns at once. The time that its
-    run takes passes afterwards, so what it did is done also if its replica is killed meanwhile.
+    What is simulated: when schedulers submit, claims that arrive a little later, a pool of ten
+    workers and an event loop, how long runs take, leases, renewals and takeovers, the poll, clocks
+    that differ, replicas that start, stop and are killed. A function is called when its run begins.
+    The time that its run takes passes when it has returned, so what it did is done also if its
+    replica is killed meanwhile.
 
-    What is not simulated: the database, so neither outages nor late answers; pools whose workers
-    are all busy, and paused processes, so that nothing is misfired; ``cancel_on_lost``; a
-    ``TaskLockJobStore``; ``TaskLocks.hold``; what operators do; how a replica that was stopped
-    counts as gone. ``datetime.now()`` and ``time.sleep()`` in the application's own functions are
-    real: use :attr:`now` and :meth:`sleep`. A coroutine runs to its end at once, on an event loop
-    of its own.
+    What is not simulated: the database, so neither outages nor late answers; paused processes;
+    ``cancel_on_lost``; a ``TaskLockJobStore``; ``TaskLocks.hold``; what operators do; how a replica
+    that was stopped counts as gone. ``datetime.now()`` and ``time.sleep()`` in the application's
+    own functions are real: use :attr:`now` and :meth:`sleep`.
 
     An interval without a start date begins when its job is added, in simulated time. Give other
     triggers by their aliases, or with all of their dates. The schedulers have the executor
@@ -132,7 +135,7 @@ class SimulatedReplicas:
         time. It can be changed on the way.
     :param clock_offsets: by how much the clocks of the first replicas are ahead, as seconds or
         ``timedelta``
-    :param latency: seconds or ``timedelta`` after which a worker begins, at most; random
+    :param latency: seconds or ``timedelta`` that a claim takes to the database, at most; random
     :param seed: of all that is random: who is first, above all; and the module ``random`` while
         time passes, for jitter
     :param options: of the ``TaskLockExecutor``, as ``failover=True``
@@ -158,8 +161,8 @@ class SimulatedReplicas:
         self.runs: list[SimulatedRun] = []
         self.start_time = start
         self._zone = start.tzinfo
-        self._now = start.astimezone(timezone.utc)
-        self._locks = MemoryTaskLocks(lambda: self._now + self._slept)
+        self._world = World(seed, start.astimezone(timezone.utc))
+        self._locks = MemoryTaskLocks(self._world.database_time)
         self._latency = parse_seconds(latency, "latency", where)
         self._add_jobs = add_jobs
         self._options = options
@@ -167,20 +170,20 @@ class SimulatedReplicas:
         self._random = random.Random(seed)  # noqa: S311  # repeatable, not secret
         self._shared_random = self._random.getstate()
         self._replicas: list[SimulatedReplica] = []
-        self._agenda: list[tuple[datetime, int, Callable[[], None]]] = []
-        self._order = count()
         self._changes = 0
-        self._current: SimulatedRun | None = None
         self._under_way: dict[ReplicaRun, SimulatedRun] = {}
-        self._slept = timedelta()
         for number in range(replicas):
             offset = clock_offsets[number] if number < len(clock_offsets) else 0.0
             self.start_replica(clock_offset=offset)
 
     @property
     def now(self) -> datetime:
-        """The time, by a clock that is right. In a job, with what it has slept."""
-        return (self._now + self._slept).astimezone(self._zone)
+        """The time, by a clock that is right."""
+        return self._now.astimezone(self._zone)
+
+    @property
+    def _now(self) -> datetime:
+        return self._world.database_time()
 
     def __iter__(self) -> Iterator[SimulatedReplica]:
         """Iterate over the replicas that are alive."""
@@ -222,21 +225,24 @@ class SimulatedReplicas:
         started_at = self._now + timedelta(seconds=self._random.uniform(0.001, STARTS_WITHIN))
 
         def local_now() -> datetime:
-            return (max(self._now, started_at) + self._slept + offset).astimezone(self._zone)
+            return (max(self._now, started_at) + offset).astimezone(self._zone)
 
-        executor = SimulatedExecutor(self, self._locks, name, local_now, **self._options)
-        executor.on_ended = self._ended
+        process = Process(name, skew=offset.total_seconds())
+        self._world.processes.append(process)
         stable_from = started_at + timedelta(seconds=attempt_limit(10) + Timings().recovery_grace)
-        executor.client.is_stable = lambda: self._now >= stable_from
-        scheduler = SimulatedScheduler(
-            local_now, executors={"default": executor}, timezone=self._zone
-        )
-        scheduler.start()
-        replica = SimulatedReplica(name, scheduler, executor, started_at, offset)
-        scheduler.on_shutdown = partial(self._gone, replica)
-        self._replicas.append(replica)
-        if self._add_jobs is not None:
-            with self._seeded():
+        with self._seeded(), simulating(self._world), self._world.acting(process):
+            executor = SimulatedExecutor(
+                self, self._world, process, self._locks, local_now, **self._options
+            )
+            executor.client.is_stable = lambda: self._now >= stable_from
+            scheduler = SimulatedScheduler(
+                local_now, executors={"default": executor}, timezone=self._zone
+            )
+            scheduler.start()
+            replica = SimulatedReplica(name, scheduler, executor, process, started_at, offset)
+            scheduler.on_shutdown = partial(self._gone, replica)
+            self._replicas.append(replica)
+            if self._add_jobs is not None:
                 self._add_jobs(scheduler)
         return replica
 
@@ -257,11 +263,12 @@ class SimulatedReplicas:
         It may be stopping, as at the end of a container's grace period.
         """
         found = self._find(replica)
-        if not found.is_alive and not found.executor.running:
+        is_gone = not (found.is_alive or found.executor.running)
+        if is_gone or found.process.is_dead:
             raise _gone_already(found)
-        found.executor.is_alive = False
-        for run in list(found.executor.running):
-            run.die()
+        found.process.killed_at = self._world.now
+        for run in found.executor.running:
+            self._note_end(run, "died")
         self._gone(found)
         self.changed()
 
@@ -274,7 +281,8 @@ class SimulatedReplicas:
         found = self._find(replica)
         if not found.is_alive:
             raise _gone_already(found)
-        found.scheduler.shutdown(wait=False)
+        with simulating(self._world), self._world.acting(found.process):
+            found.scheduler.shutdown(wait=False)
         self.changed()
 
     def _find(self, replica: SimulatedReplica | str) -> SimulatedReplica:
@@ -285,15 +293,14 @@ class SimulatedReplicas:
             replica.gone_at = self._now
 
     def sleep(self, duration: float | timedelta) -> None:
-        """Let the job that calls this take longer. Returns at once.
+        """Let the job that calls this take longer.
 
         :param duration: seconds or ``timedelta``
         :raises TaskLockStateError: no job of the simulation calls it
         """
-        if self._current is None:
+        if not is_in_a_job():
             raise TaskLockStateError("sleep() is for a job; call advance() outside of one")
-        seconds = parse_seconds(duration, "duration", "sleep()")
-        self._slept += timedelta(seconds=seconds)
+        sleep(self._world, parse_seconds(duration, "duration", "sleep()"))
 
     def advance(self, duration: timedelta | None = None, **units: float) -> list[SimulatedRun]:
         """Move the clock on, and let all happen that comes due until then.
@@ -304,39 +311,43 @@ class SimulatedReplicas:
         :raises TaskLockStateError: a job calls it
         :raises TaskLockOptionError: it is not above 0
         """
-        if self._current is not None:
+        if is_in_a_job():
             raise TaskLockStateError("a job cannot advance the clock; it can sleep()")
         duration = (duration or timedelta()) + timedelta(**units)
         parse_positive_seconds(duration, "duration", "advance()")
         until, before = self._now + duration, len(self.runs)
-        with self._seeded():
-            while (step := self._next()) is not None and step[0] <= until:
-                at, action = step
-                self._now = max(self._now, at)
-                action()
-        self._now = until
+        with self._seeded(), simulating(self._world):
+            while True:
+                step = self._next()
+                at = self._monotonic(until if step is None else min(until, step[0]))
+                if self._world.next_at <= at:
+                    self._world.run(self._world.next_at)
+                    continue
+                self._world.run(max(at, self._world.now))
+                if step is None or step[0] > until:
+                    break
+                _, process, action = step
+                with self._world.acting(process):
+                    action()
         return self.runs[before:]
 
-    def _next(self) -> tuple[datetime, Callable[[], None]] | None:
-        """Return what happens next, and when; the first of these, of what happens at once."""
-        found: list[tuple[datetime, Callable[[], None]]] = []
-        if self._agenda:
-            found.append((self._agenda[0][0], self._act))
+    def _monotonic(self, moment: datetime) -> float:
+        return BEGIN + (moment - self._world.start_time).total_seconds()
+
+    def _next(self) -> tuple[datetime, Process, Callable[[], None]] | None:
+        """Return what a scheduler or a look does next, and when."""
+        found: list[tuple[datetime, Process, Callable[[], None]]] = []
         calls_at = self._calls_at()
         for replica in self._replicas:
             if replica.is_alive:
                 due_at = replica.scheduler.due_at
                 if due_at is not None:
                     at = max(due_at - replica.clock_offset, replica.started_at)
-                    found.append((at, replica.scheduler.process_jobs))
+                    found.append((at, replica.process, replica.scheduler.process_jobs))
                 look_at = self._looks_at(replica, calls_at)
                 if look_at is not None:
-                    found.append((look_at, partial(self._look, replica)))
+                    found.append((look_at, replica.process, partial(self._look, replica)))
         return min(found, key=lambda step: step[0], default=None)
-
-    def _act(self) -> None:
-        _, _, action = heapq.heappop(self._agenda)
-        action()
 
     def _calls_at(self) -> datetime | None:
         """Return from when on a row calls for something, as the poll's statement has it."""
@@ -367,23 +378,18 @@ class SimulatedReplicas:
         replica.looked_at, replica.seen = self._now, self._changes
         replica.executor.look()
 
-    # What a replica asks of the simulation, as of ``Clock``.
-
-    def plan(self, after: float, action: Callable[[], None]) -> None:
-        """Call something so many seconds later. For the simulation's own use."""
-        at = self._now + timedelta(seconds=after)
-        heapq.heappush(self._agenda, (at, next(self._order), action))
+    # What a replica asks of the simulation, as of ``Simulation``.
 
     def latency(self) -> float:
-        """Return the seconds until a worker begins. For the simulation's own use."""
+        """Return the seconds that a claim takes to the database. For the simulation's own use."""
         return self._random.uniform(0, self._latency)
 
     def changed(self) -> None:
         """Note that rows have changed. For the simulation's own use."""
         self._changes += 1
 
-    def run(self, run: ReplicaRun) -> float:
-        """Let a run's function be called; return how long it takes. For the simulation's own."""
+    def begin(self, run: ReplicaRun) -> None:
+        """Note that a run's function is called. For the simulation's own use."""
         held = run.held
         entry = SimulatedRun(
             run.job_id,
@@ -397,17 +403,17 @@ class SimulatedReplicas:
         )
         self.runs.append(entry)
         self._under_way[run] = entry
-        self._current = entry
-        try:
-            run.call()
-            slept = self._slept
-        finally:
-            self._current = None
-            self._slept = timedelta()
-        duration = self.durations.get(run.job_id, 0.0)
-        return parse_seconds(duration, "duration", run.job_id) + slept.total_seconds()
 
-    def _ended(self, run: ReplicaRun, outcome: str) -> None:
+    def duration(self, run: ReplicaRun) -> float:
+        """Return how long a run goes on. For the simulation's own use."""
+        return parse_seconds(self.durations.get(run.job_id, 0.0), "duration", run.job_id)
+
+    def end(self, run: ReplicaRun, outcome: str) -> None:
+        """Note that a run is over. For the simulation's own use."""
+        if not self[run.replica].process.is_dead:
+            self._note_end(run, outcome)
+
+    def _note_end(self, run: ReplicaRun, outcome: str) -> None:
         entry = self._under_way.pop(run)
         entry.ended_at, entry.outcome = self.now, outcome
 

@@ -87,13 +87,15 @@ class _Wait:
 class World:
     """What several processes do on one clock.
 
+    :param start: the date at which it begins
     :ivar database_ahead: seconds by which the database's clock is ahead
     :ivar steps_ahead: when that clock was set ahead
     :ivar slow_until: until when the database answers late
     :ivar trace: what happened: when, where, and what
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, start: datetime = START) -> None:
+        self.start_time = start
         self.now = BEGIN
         self.database_ahead = 0.0
         self.steps_ahead: list[float] = []
@@ -112,7 +114,7 @@ class World:
 
     def database_time(self) -> datetime:
         """Return what the database's clock says."""
-        return START + timedelta(seconds=self.now - BEGIN + self.database_ahead)
+        return self.start_time + timedelta(seconds=self.now - BEGIN + self.database_ahead)
 
     def step_database(self, seconds: float) -> None:
         """Set the database's clock ahead, or back if the seconds are negative."""
@@ -123,7 +125,26 @@ class World:
     def wall_time(self) -> float:
         """Return what the wall clock of the process says that goes on now."""
         skew = 0.0 if self._current is None else self._current.skew
-        return START.timestamp() + self.now - BEGIN + skew
+        return self.start_time.timestamp() + self.now - BEGIN + skew
+
+    @property
+    def current(self) -> Process | None:
+        """The process that goes on now."""
+        return self._current
+
+    @contextmanager
+    def acting(self, process: Process) -> Iterator[None]:
+        """Let what is called within be the process's. It must not wait."""
+        before, self._current = self._current, process
+        try:
+            yield
+        finally:
+            self._current = before
+
+    @property
+    def next_at(self) -> float:
+        """When something happens next; ``inf``: nothing does."""
+        return self._heap[0][0] if self._heap else inf
 
     def note(self, who: str, what: str) -> None:
         """Add a line to the trace."""

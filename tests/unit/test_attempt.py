@@ -77,9 +77,8 @@ def test_a_run_begins_while_its_lease_stands_when_the_renewal_is_answered(
         return True
 
     locks = MagicMock(closed=False, renew_now=renew, renew_now_async=AsyncMock(side_effect=renew))
-    locks.claim.return_value = held
-    attempt = RunAttempt(MagicMock(), NOW, held.claim_id, locks, MagicMock(), MagicMock())
-    attempt.begin()
+    attempt = RunAttempt(MagicMock(), NOW, held.claim_id, locks, MagicMock())
+    assert attempt.take_in(held, time.monotonic())
     assert attempt.held is held
     stands = asyncio.run(attempt.stands_async()) if in_coroutine else attempt.stands()
     assert stands == (left > 0)
