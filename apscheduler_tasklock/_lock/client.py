@@ -336,14 +336,12 @@ class LockClient:
             wanted = self.attempt(wanted)
         return self._database.get(self._asked(wanted, since))
 
-    def begin_claim(
-        self, wanted: AnyRequest, since: float | None = None
-    ) -> Asked[Decision, HeldLock | Refusal | None]:
+    def begin_claim(self, wanted: AnyRequest) -> Asked[Decision, HeldLock | Refusal | None]:
         """Begin a claim in a coroutine, which awaits its ``result``: see :meth:`claim`.
 
         What is granted to one that is cancelled is given back.
         """
-        asked = self._asked(self.attempt(wanted), since, asyncio.get_running_loop())
+        asked = self._asked(self.attempt(wanted), None, asyncio.get_running_loop())
         self.claiming.begin()
         self._database.submit(asked)
         return asked

@@ -82,7 +82,8 @@ class RunAttempt:
 
     def request(self) -> AnyRequest:
         """Return what is claimed. It asks the job's trigger, which may be the application's own."""
-        self._asked = self._asked or self._request()
+        if self._asked is None:
+            self._asked = request_of(self._submission, self.run_time, self._claim_id)
         return self._asked
 
     def take_in(self, claimed: HeldLock | Refusal | TaskLockError | None, wanted_at: float) -> bool:
@@ -142,7 +143,7 @@ class RunAttempt:
     def begin_give_back(self) -> ReleaseTicket | None:
         """Begin to hand over what was claimed for a job that does not run here."""
         end = self._cut_short(begun=False)
-        return self._begin_release(end) if self.take_end() else None
+        return self._begin_release(end) if self._take_end() else None
 
     def begin_give_up_lost(self) -> ReleaseTicket | None:
         """Begin to give up a lock that was lost before its job began."""
@@ -151,7 +152,7 @@ class RunAttempt:
 
     def begin_end_of_lease(self) -> ReleaseTicket | None:
         """Begin to end the lease of a run whose worker process is dead; it may have run in part."""
-        if not self.take_end():
+        if not self._take_end():
             return None
         assert self._held is not None
         self._telemetry.ended(RunEnd(outcome="died"))
@@ -177,7 +178,7 @@ class RunAttempt:
         :return: the release; that of a shutdown which has ended it before
         """
         end = self._cut_short(begun=True) if cut else None
-        if not self.take_end():
+        if not self._take_end():
             return self._release
         return self._begin_release(end or self._end_of(raised))
 
@@ -280,7 +281,7 @@ class RunAttempt:
     def begin_cut(self) -> ReleaseTicket | None:
         """Begin to end the claim of a coroutine which a shutdown cancels."""
         end = self._cut_short(begun=self.running)
-        if self.is_being_released or not self.take_end():
+        if self.is_being_released or not self._take_end():
             return None
         return self._begin_release(end)
 
@@ -288,14 +289,6 @@ class RunAttempt:
     def is_being_released(self) -> bool:
         """Whether its job has ended, so that its release is on the way."""
         return self._job_ended
-
-    def wait_for_release(self, seconds: float) -> None:
-        """Wait until it is released, for so long at most."""
-        with self._end_lock:
-            released = self._wants_release = self._wants_release or threading.Event()
-            if self._is_released:
-                return
-        released.wait(seconds)
 
     def _take_report(self) -> bool:
         """Take it on to tell of the release; return ``False`` if somebody else has."""
@@ -379,9 +372,6 @@ class RunAttempt:
                 follows=refusal.manual and refusal.blocked,
             )
 
-    def _request(self) -> AnyRequest:
-        return request_of(self._submission, self.run_time, self._claim_id)
-
     def _note_run_time(self, held: HeldLock) -> None:
         if not held.is_takeover or held.run_time is None:
             held.run_time = self.run_time
@@ -463,7 +453,7 @@ class RunAttempt:
             return RunEnd(ending, "overran")
         return RunEnd(ending, "cancelled")
 
-    def take_end(self) -> bool:
+    def _take_end(self) -> bool:
         """Take it on to end the claim; return ``False`` if another one has, or none is held."""
         with self._end_lock:
             if self._ended or self._held is None or self._held.inherited:
@@ -484,8 +474,12 @@ class RunAttempt:
         """
         if self._release is not None:
             self.report_end(self._release, seconds)
-        else:
-            self.wait_for_release(seconds)
+            return
+        with self._end_lock:
+            released = self._wants_release = self._wants_release or threading.Event()
+            if self._is_released:
+                return
+        released.wait(seconds)
 
     def report_end(self, ticket: ReleaseTicket, seconds: float | None = None) -> None:
         """Wait for a release that was begun, for so long at most, and tell of it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 from apscheduler.job import Job as SchedulerJob
@@ -27,7 +27,7 @@ from apscheduler_tasklock._lock.messages import (
     RunState,
 )
 from apscheduler_tasklock._lock.stand_in import LockProtocol
-from apscheduler_tasklock._scheduler.attempt import RunAttempt
+from apscheduler_tasklock._scheduler import request
 from apscheduler_tasklock._scheduler.jobs import ExecutorJobs
 from apscheduler_tasklock._scheduler.known import KnownTasks
 from apscheduler_tasklock._scheduler.notices import JobNotices
@@ -194,9 +194,8 @@ class ReplicaExecutor:
 
 def request_of(fire: Fire) -> ClaimRequest:
     """Return what a worker claims for a submission."""
-    submission, nobody = fire.submission, cast(Any, None)
+    submission = fire.submission
     assert submission is not None
-    attempt = RunAttempt(submission, submission.run_times[0], uuid4(), nobody, nobody)
-    request = attempt._request()
-    assert isinstance(request, ClaimRequest)
-    return request
+    asked = request.request_of(submission, submission.run_times[0], uuid4())
+    assert isinstance(asked, ClaimRequest)
+    return asked
