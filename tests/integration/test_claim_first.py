@@ -21,7 +21,7 @@ from apscheduler_tasklock import (
     EVENT_TASK_LOCK_RELEASED,
     current_lock,
 )
-from tests.support.internals import pool_of
+from tests.support.internals import pool_of, waiting_in_pool
 from tests.support.polling import eventually
 from tests.support.proxy import Proxy
 from tests.support.schedulers import Replica
@@ -143,9 +143,9 @@ def test_while_something_given_has_not_begun_nothing_more_is_claimed(
 
 
 def test_what_was_given_and_has_not_begun_is_handed_over_at_a_stop(
-    busy_pool: Replica, connection: Connection, go_on: threading.Event
+    busy_pool: Replica, go_on: threading.Event
 ) -> None:
-    eventually(lambda: claimed(connection) == ["job"])
+    eventually(lambda: waiting_in_pool(busy_pool.executor))
     busy_pool.scheduler.shutdown(wait=False)
     go_on.set()
     pool_of(busy_pool.executor).shutdown(wait=True)

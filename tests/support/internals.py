@@ -50,6 +50,11 @@ def pool_of(executor: Any) -> Any:
     return inner_of(executor)._pool
 
 
+def waiting_in_pool(executor: TaskLockExecutor) -> int:
+    """Return how much waits for a thread in the pool of a wrapped executor."""
+    return int(pool_of(executor)._work_queue.qsize())
+
+
 def worker_count(executor: Any) -> int:
     """Return how many workers the pool has at most."""
     count: int = pool_of(executor)._max_workers
