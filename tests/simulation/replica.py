@@ -46,7 +46,7 @@ from apscheduler_tasklock._lock.messages import (
 )
 from apscheduler_tasklock._runs import jobs
 from apscheduler_tasklock._scheduler import attempt, lateness, runs
-from apscheduler_tasklock._scheduler.adapter import UNKNOWN_WORKERS, report_runs, wrap
+from apscheduler_tasklock._scheduler.adapter import UNKNOWN_WORKERS, jobstore_of, report_runs, wrap
 from apscheduler_tasklock._scheduler.submission import Submission
 from apscheduler_tasklock.errors import TaskLockError, TaskLockStateError
 from apscheduler_tasklock.executor import TaskLockExecutor
@@ -514,7 +514,7 @@ class SimulatedWorkers(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._loop.call_soon_threadsafe(future.cancel)
 
     def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
-        arguments = (job, job._jobstore_alias, run_times, self._logger.name)
+        arguments = (job, jobstore_of(job), run_times, self._logger.name)
         run = ReplicaRun(str(job.id), run_times[0], self._process.name)
         if not iscoroutinefunction_partial(job.func):
             self._workers.submit(partial(self._work, run, job.id, arguments))

@@ -50,7 +50,7 @@ def pool_of(executor: Any) -> Any:
     return inner_of(executor)._pool
 
 
-def waiting_in_pool(executor: TaskLockExecutor) -> int:
+def waiting_in_pool(executor: Any) -> int:
     """Return how much waits for a thread in the pool of a wrapped executor."""
     return int(pool_of(executor)._work_queue.qsize())
 
