@@ -316,6 +316,7 @@ class TaskLockExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has n
             self._log_start(alias)  # a handler of the application's may raise
         except BaseException:
             self.locks.close()  # the check has left a connection
+            self._started_in = None  # its looks, if it had been started, end with the connection
             raise
         wrap(self, self._inner)
         report_jobs(self._inner, self._ended, self._failed)

@@ -9,6 +9,7 @@ from datetime import timezone
 from typing import Any
 
 import pytest
+from apscheduler.executors.base import BaseExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from apscheduler_tasklock import TaskLockDatabaseError, TaskLockExecutor, TaskLocks
@@ -126,6 +127,45 @@ def test_a_start_that_fails_in_one_leaves_nothing_behind(database_url: str) -> N
     scheduler.start()
     assert executor.health().live
     scheduler.shutdown()
+
+
+class FailingExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no types
+    """Another executor of the same scheduler, whose start fails."""
+
+    fails = True
+
+    def start(self, scheduler: Any, alias: str) -> None:
+        if self.fails:
+            raise LookupError("another executor")
+        super().start(scheduler, alias)
+
+    def _do_submit_job(self, job: Any, run_times: list[Any]) -> None: ...
+
+
+def test_after_two_starts_that_failed_in_two_places_it_looks_at_the_rows(database_url: str) -> None:
+    """The first one had begun the looks, and the second one ended them."""
+    handler, other = RaisingHandler(), FailingExecutor()
+    executor = TaskLockExecutor(database_url)
+    scheduler = BackgroundScheduler(
+        executors={"default": executor, "other": other}, timezone=timezone.utc
+    )
+    level = LOGGER.level
+    with pytest.raises(LookupError, match="another executor"):
+        scheduler.start()
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
+    try:
+        with pytest.raises(ValueError, match="wrote badly"):
+            scheduler.start()
+    finally:
+        LOGGER.removeHandler(handler)
+        LOGGER.setLevel(level)
+    other.fails = False
+    scheduler.start()
+    try:
+        eventually(lambda: executor.health().ready)
+    finally:
+        scheduler.shutdown()
 
 
 def no_thread_is_left() -> bool:
