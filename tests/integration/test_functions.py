@@ -140,6 +140,7 @@ def test_a_function_that_was_modified_into_one_that_never_runs_is_told_of(
 @pytest.mark.parametrize(
     ("function", "told"),
     [
+        # A lambda that could be left out is what is tried here.
         pytest.param(lambda: coroutine(), "a coroutine", id="coroutine"),  # noqa: PLW0108
         pytest.param(lambda: async_generator(), "an async generator", id="generator"),  # noqa: PLW0108
     ],

@@ -270,6 +270,7 @@ def test_each_holds_locks_under_its_own_name(
     assert [holders[f"memory:{task}"] for task in tasks] == expected * 10
 
 
+# What Python 3.12 and later say of a fork beside threads, which is what is tested here.
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_has_connections_of_its_own_and_the_parent_keeps_its_own(
     make: Make, direct_url: str, key: str, connections: Callable[[], int]

@@ -216,6 +216,7 @@ class TestTheThread:
             eventually(lambda: threads() == [])
         assert handler.messages == [str(number) for number in range(20)]
 
+    # That what is called raises is what is tried here.
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     def test_goes_on_after_an_error(self) -> None:
         called: list[int] = []

@@ -7,7 +7,6 @@ import random
 from contextlib import suppress
 from typing import Any
 
-import pytest
 from apscheduler.triggers.base import BaseTrigger
 
 from apscheduler_tasklock._scheduler.names import canonical_schedule
@@ -58,7 +57,6 @@ def use(rng: random.Random, columns: dict[str, Any]) -> bool:
     return True
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_random_rows_are_jobs_or_unreadable(rng: random.Random) -> None:
     readable = 0
     for _ in range(CASES):

@@ -190,6 +190,7 @@ def miss_a_job(executor: Any) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
+# What Python 3.12 and later say of a fork beside threads, which is what is tested here.
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_fork_knows_of_no_worker(
     database_url: str, direct_url: str, connection: psycopg.Connection[Any]
